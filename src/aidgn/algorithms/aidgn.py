@@ -1,0 +1,106 @@
+"""AIDGN: classify by angle, perturb the true class's angle by the density ratio of norms, keep the norms up.
+
+The objective itself is `aidgn.objective`; here are its hyper-parameters, the paper's ablations and the variant of the
+authors' released code.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join
+from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, one_of, uniform
+from aidgn.objective import AngularClassifier, aidgn_loss
+
+
+class AIDGN(Algorithm):
+    """loss = mean_i CE(kappa [cos theta_1 .. cos(theta_y + m_i) .. cos theta_C], y_i) + eta mean_d R(mu_d),
+    m_i = gamma (r_i + beta mu_d), R(mu) = mu / mu_star + mu_star / mu, mu_d the mean feature norm of domain d."""
+
+    title = "classify by angle, with a margin from feature norms; keep the norms from collapsing"
+    paper = "Jin et al., IJCAI 2022"
+    lr_milestones = True
+    search_space: ClassVar[SearchSpace] = {
+        **COMMON,
+        "lr": (2.5e-5, one_of(1e-5, 2.5e-5, 5e-5, above=True)),
+        "batch_size": (32, fixed(32, kind=int, least=1)),
+        "weight_decay": (1e-6, fixed(1e-6)),
+        "resnet_dropout": (0.0, fixed(0.0, most=1.0)),
+        "kappa": (110.0, fixed(110.0, above=True)),
+        "gamma": (1e-3, fixed(1e-3)),
+        "beta": (0.3, uniform(0.05, 0.5)),
+        "eta": (0.04, uniform(0.02, 0.06)),
+        "mu_star": (410.0, fixed(410.0, above=True)),
+        "ratio": ("linear", fixed("linear", kind=str, options=("linear", "exact"))),
+        "regularizer": ("linear", fixed("linear", kind=str, options=("linear", "exact"))),
+    }
+    variant: ClassVar[str] = "paper"
+
+    def build_classifier(self) -> AngularClassifier:
+        return AngularClassifier(self.num_features, self.num_classes, kappa=self.number("kappa"))
+
+    def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        x, y = join(minibatches)
+        z = self.features(x)
+        loss = aidgn_loss(z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant,
+                          **{name: self.hyper_parameters[name] for name in LOSS_ARGUMENTS & self.search_space.keys()})
+        return {"loss": loss.total, "classification": loss.classification, "regularizer": loss.regularizer,
+                "norm": torch.linalg.vector_norm(z.detach(), dim=1).mean()}
+
+
+LOSS_ARGUMENTS = {"kappa", "gamma", "beta", "eta", "mu_star", "ratio", "regularizer", "ratio_threshold"}
+
+
+class AIDGNnoR(AIDGN):
+    """AIDGN without the regulariser of the norms: eta = 0."""
+
+    title = "ablation: AIDGN without the regulariser of the norms"
+    search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "eta": (0.0, fixed(0.0, most=0.0))}
+
+    @classmethod
+    def name(cls) -> str:
+        return "AIDGN-noR"
+
+
+class AIDGNnoD(AIDGN):
+    """AIDGN without the domain's mean norm in the margin: beta = 0."""
+
+    title = "ablation: AIDGN without the domain's mean norm in the margin"
+    search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "beta": (0.0, fixed(0.0, most=0.0))}
+
+    @classmethod
+    def name(cls) -> str:
+        return "AIDGN-noD"
+
+
+class AIDGNnoRD(AIDGN):
+    """AIDGN without both: eta = beta = 0."""
+
+    title = "ablation: AIDGN without both"
+    search_space: ClassVar[SearchSpace] = {**AIDGNnoR.search_space, "beta": (0.0, fixed(0.0, most=0.0))}
+
+    @classmethod
+    def name(cls) -> str:
+        return "AIDGN-noRD"
+
+
+class AIDGNRelease(AIDGN):
+    """The objective of the authors' published code: a fixed margin of 0.4 rad besides, clamped norms, the regulariser
+    per sample and weighted by how far the sample's norm exceeds its domain's (threshold `ratio_threshold`)."""
+
+    title = "the objective that the authors' released code trains"
+    paper = "released code of Jin et al., IJCAI 2022"
+    lr_milestones = False
+    variant = "release"
+    search_space: ClassVar[SearchSpace] = {
+        **{name: entry for name, entry in AIDGN.search_space.items() if name not in ("ratio", "regularizer")},
+        "lr": (2.5e-5, one_of(1.25e-5, 2.5e-5, above=True)),
+        "ratio_threshold": (1.0, uniform(1, 3)),
+    }
+
+    @classmethod
+    def name(cls) -> str:
+        return "AIDGN-release"
+
+

@@ -1,0 +1,192 @@
+"""What every algorithm is: an objective over one batch per source domain, and the one form they all take."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from aidgn.algorithms.hyper_parameters import SearchSpace, Value, draw, floor_power, log_uniform, one_of, resolve
+from aidgn.errors import UserError
+
+Minibatches = Sequence[tuple[Tensor, Tensor]]
+
+# The data sets of 28-pixel images, trained from scratch; every other data set has 224-pixel images.
+SMALL_IMAGES = frozenset({"digits", "RotatedMNIST", "ColoredMNIST"})
+
+RATE = log_uniform(-5, -3.5, above=True)
+SMALL_RATE = log_uniform(-4.5, -2.5, above=True)
+COMMON: SearchSpace = {
+    "lr": (5e-5, RATE),
+    "batch_size": (32, floor_power(2, 3, 5.5, least=1)),
+    "weight_decay": (0.0, log_uniform(-6, -2)),
+    "resnet_dropout": (0.0, one_of(0.0, 0.1, 0.5, most=1.0)),
+}
+COMMON_SMALL: SearchSpace = {
+    "lr": (1e-3, SMALL_RATE),
+    "batch_size": (64, floor_power(2, 3, 9, least=1)),
+    "weight_decay": (0.0, one_of(0.0)),
+}
+
+
+class Algorithm(nn.Module):
+    """An objective over one batch per source domain, with the parts that it trains.
+
+    A subclass gives its hyper-parameters and `objective`; one with several steps per update overrides `update` and
+    `build_optimizers`. Everything that must survive an interruption is a parameter, a buffer, an optimiser in
+    `optimizers`, or `updates`, the number of updates done.
+    """
+
+    title: ClassVar[str]  # one line: what it does
+    paper: ClassVar[str]  # who, where, year
+    search_space: ClassVar[SearchSpace] = COMMON  # name -> (default, distribution), 224-pixel images
+    small_images: ClassVar[SearchSpace] = COMMON_SMALL  # what differs for images of 28 to 64 pixels
+    min_domains: ClassVar[int] = 1  # source domains it needs
+    min_batch: ClassVar[int] = 1  # samples per domain it needs
+    extra_channels: ClassVar[int] = 0  # input channels its featuriser must have beyond the image's
+    lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones are part of its recipe
+
+    def __init__(self, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any):
+        super().__init__()
+        if num_domains < self.min_domains:
+            raise UserError(f"{self.name()} needs at least {self.min_domains} source domains; there is {num_domains}.")
+        self.hyper_parameters = resolve(self.name(), self.search_space, hyper_parameters)
+        self.num_features = int(featurizer.num_features)  # type: ignore[arg-type]
+        self.num_classes = num_classes
+        self.num_domains = num_domains
+        self.featurizer = featurizer
+        self.dropout = nn.Dropout(self.number("resnet_dropout"))
+        self.classifier = self.build_classifier()
+        self.build()
+        self.updates = 0
+        self.lr_factor = 1.0
+        self.optimizers = self.build_optimizers()
+
+    # What a subclass says ------------------------------------------------------------------------------------------
+
+    def build_classifier(self) -> nn.Module:
+        return nn.Linear(self.num_features, self.num_classes)
+
+    def build(self) -> None:
+        """Make auxiliary networks and buffers."""
+
+    def build_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"main": self.adam([self.featurizer, self.classifier])}
+
+    def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        """The terms of the objective as scalars; `loss` is what the update minimises."""
+        raise NotImplementedError
+
+    # What it gets --------------------------------------------------------------------------------------------------
+
+    def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        """One optimiser step on one (x, y) per source domain; the terms of the objective before it."""
+        self.check(minibatches)
+        self.updates += 1
+        terms = self.objective(minibatches)
+        self.descend("main", terms["loss"])
+        return {name: term.detach() for name, term in terms.items()}
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the classifier sees of x."""
+        return self.dropout(self.featurizer(x))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.classifier(self.features(x))
+
+    def number(self, name: str) -> float:
+        return float(self.hyper_parameters[name])  # type: ignore[arg-type]
+
+    def integer(self, name: str) -> int:
+        return int(self.hyper_parameters[name])  # type: ignore[arg-type]
+
+    def adam(self, modules: Iterable[nn.Module], *, lr: str = "lr", weight_decay: str = "weight_decay",
+             betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
+        """Adam over the parameters of `modules`, its rate and decay taken from the hyper-parameters of these names."""
+        parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+        rate = self.number(lr)
+        optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=self.number(weight_decay), betas=betas,
+                                     fused=True)
+        for group in optimizer.param_groups:
+            group["initial_lr"] = rate
+            group["lr"] = rate * self.lr_factor
+        return optimizer
+
+    def descend(self, optimizer: str, loss: Tensor) -> None:
+        """One step of the named optimiser down the gradient of `loss`."""
+        self.optimizers[optimizer].zero_grad()
+        loss.backward()
+        self.optimizers[optimizer].step()
+
+    def check(self, minibatches: Minibatches) -> None:
+        if len(minibatches) < self.min_domains:
+            raise UserError(f"{self.name()} needs at least {self.min_domains} source domains, got {len(minibatches)}.")
+        smallest = min(len(y) for _, y in minibatches)
+        if smallest < self.min_batch:
+            raise UserError(f"{self.name()} needs at least {self.min_batch} samples per domain, got {smallest}: "
+                            "raise the batch size.")
+
+    # What the training loop does with it ---------------------------------------------------------------------------
+
+    def scale_lr(self, factor: float) -> None:
+        """Set every learning rate to `factor` times its initial value."""
+        self.lr_factor = factor
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+
+    def training_state(self) -> dict[str, Any]:
+        """All that `update` depends on and changes, apart from the global random state."""
+        return {"weights": self.state_dict(), "updates": self.updates, "lr_factor": self.lr_factor,
+                "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}}
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        self.load_state_dict(state["weights"])
+        self.updates, self.lr_factor = int(state["updates"]), float(state["lr_factor"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+
+    # Hyper-parameters ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.__name__
+
+    @classmethod
+    def space(cls, dataset: str, small: bool | None = None) -> SearchSpace:
+        """The search space on a data set: defaults for 224 pixels, or for small images trained from scratch."""
+        small = dataset in SMALL_IMAGES if small is None else small
+        space = {**cls.search_space, **({key: value for key, value in cls.small_images.items()
+                                         if key in cls.search_space} if small else {})}
+        if dataset == "DomainNet" and cls.search_space["batch_size"] == COMMON["batch_size"]:
+            space["batch_size"] = (32, floor_power(2, 3, 5, least=1))
+        return space
+
+    @classmethod
+    def sample(cls, dataset: str, trial: int, draw_number: int, small: bool | None = None) -> dict[str, Value]:
+        """Hyper-parameters of one run of a random search; draw 0 is the defaults."""
+        space = cls.space(dataset, small)
+        if draw_number == 0:
+            return {name: default for name, (default, _) in space.items()}
+        return draw(space, cls.name(), dataset, trial, draw_number)
+
+
+def join(minibatches: Minibatches) -> tuple[Tensor, Tensor]:
+    """All domains in one batch, so that the network runs once."""
+    return torch.cat([x for x, _ in minibatches]), torch.cat([y for _, y in minibatches])
+
+
+def domain_ids(minibatches: Minibatches) -> Tensor:
+    """The domain number of every sample of the joined batch."""
+    device = minibatches[0][1].device
+    sizes = [len(y) for _, y in minibatches]
+    return torch.arange(len(sizes), device=device).repeat_interleave(
+        torch.tensor(sizes, device=device), output_size=sum(sizes))
+
+
+def split(joined: Tensor, minibatches: Minibatches) -> tuple[Tensor, ...]:
+    """A tensor over the joined batch, cut per domain again."""
+    return joined.split([len(y) for _, y in minibatches])
+
+

@@ -1,0 +1,44 @@
+"""Files that are never half written: written to a temporary name beside the target, then renamed over it."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from aidgn.errors import UserError
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; rename it to `path` if the block succeeds, remove it if not.
+
+    The data reaches the disk before the name does (fsync), so that `path` holds either its old content or the new.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with written_aside(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def storage_error(path: Path, error: OSError) -> UserError:
+    """An operating-system error on writing `path`, in words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"The disk is full: {path} could not be written. What was saved before is intact; "
+                         "free some space and run the same command again to continue.")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(f"{path} cannot be written ({error.strerror}). Choose another folder with --out.")
+    return UserError(f"{path} could not be written: {error.strerror or error}.")
