@@ -1,0 +1,288 @@
+"""A data set: images of classes in domains, from folders ROOT/<domain>/<class>/<image> or embedded; and its check."""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from aidgn.data.catalogue import CATALOGUE, Entry, find_entry, squash
+from aidgn.data.images import IMAGE_SUFFIXES, read_image
+from aidgn.errors import UserError, did_you_mean
+
+LAYOUT = "A data set is a folder with one folder per domain, in each one folder per class, in these the images."
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Files sorted by domain, class folder and file name (the order of DomainBed), with the settings of a run."""
+
+    name: str
+    root: Path | None  # None: embedded
+    domains: list[str]
+    classes: list[str]
+    letters: list[str]  # the domains' short names in tables
+    files: list[str]  # below root, with /
+    labels: np.ndarray  # int64 [N]
+    domain_of: np.ndarray  # int64 [N]
+    image_size: int
+    augment: bool
+    eval_every: int
+    steps: int
+    lr_milestones: tuple[int, ...] = ()
+    pixels: np.ndarray | None = None  # uint8 [N, S, S, 3], of embedded data
+    ignored: list[str] = field(default_factory=list)  # files and folders that are not part of it
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def indices(self, domain: int) -> np.ndarray:
+        """Where the images of a domain are, in order."""
+        return np.flatnonzero(self.domain_of == domain)
+
+    def find_domain(self, name: str) -> int:
+        """The number of a domain given by its name or letter."""
+        for same in (str, str.casefold):
+            for known in (self.domains, self.letters):
+                for number, candidate in enumerate(known):
+                    if same(candidate) == same(name):
+                        return number
+        choices = ", ".join(domain if letter == domain else f"{domain} ({letter})"
+                            for domain, letter in zip(self.domains, self.letters, strict=True))
+        raise UserError(f"{self.name} has no domain {name}.{did_you_mean(name, self.domains)} Its domains: {choices}.")
+
+    def without(self, indices: Iterable[int]) -> "Dataset":
+        """The data set less these images."""
+        removed = set(map(int, indices))
+        kept = np.array([index for index in range(len(self)) if index not in removed], dtype=np.int64)
+        return replace(self, files=[self.files[index] for index in kept], labels=self.labels[kept],
+                       domain_of=self.domain_of[kept], pixels=None if self.pixels is None else self.pixels[kept])
+
+    @property
+    def small(self) -> bool:
+        """Whether a small network trained from scratch suits the images."""
+        return self.image_size <= 64
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of domains, classes and file names: the same wherever the folder lies and whatever it is called."""
+        digest = hashlib.sha256()
+        for part in (*self.domains, "", *self.classes, ""):
+            digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+        for domain, file in zip(self.domain_of.tolist(), self.files, strict=True):
+            below = file.partition("/")[2]  # the domain's folder may bear another of its names
+            digest.update(f"{domain}/{below}".encode("utf-8", "surrogateescape") + b"\0")
+        return digest.hexdigest()
+
+
+# Loading ------------------------------------------------------------------------------------------------------------
+
+def load_dataset(name_or_folder: str | Path, data_dir: str | Path | None = None) -> Dataset:
+    """The data set of a name in the catalogue, looked for below `data_dir`, $AIDGN_DATA and ./data, or of a folder."""
+    given = str(name_or_folder)
+    if isinstance(name_or_folder, Path) or "/" in given or os.sep in given:
+        return load_folder(Path(name_or_folder))
+    entry = next((entry for entry in CATALOGUE.values() if squash(entry.name) == squash(given)), None)
+    if entry is None:
+        if not Path(given).exists():
+            find_entry(given)  # says that there is none
+        return load_folder(Path(given))
+    if entry.name == "digits":
+        from aidgn.data.digits import load_digits
+
+        return load_digits()
+    places = [Path(place) for place in (data_dir, os.environ.get("AIDGN_DATA"), "data") if place]
+    for place in places:
+        for folder in subfolders(place, "", []) if place.is_dir() else ():
+            if squash(folder) == squash(entry.name):
+                return load_folder(place / folder, entry)
+    if Path(given).is_dir():
+        return load_folder(Path(given), entry)
+    looked = " and ".join(str(place / entry.folder) for place in places)
+    raise UserError(f"{entry.name} is not on this disk; looked for {looked}. Get it with "
+                    f"`aidgn data download {entry.name}`, or say where it is with --data-dir or $AIDGN_DATA.")
+
+
+def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
+    """The data set in ROOT/<domain>/<class>/<image>.
+
+    It gets the settings, domain order and letters of `entry`, or of the catalogue's entry if both its name and its
+    domains are that entry's.
+    """
+    if not root.exists():
+        raise UserError(f"The folder {root} does not exist. {LAYOUT}")
+    if not root.is_dir():
+        raise UserError(f"{root} is not a folder. {LAYOUT}")
+    ignored: list[str] = []
+    folders = subfolders(root, "", ignored)
+    if not folders:
+        raise UserError(f"{root} has no folders, so no domains. {LAYOUT}")
+    entry = entry or next((known for known in CATALOGUE.values() if squash(known.name) == squash(root.resolve().name)
+                           and known.order(folders)), None)
+    if entry:
+        found, folders = folders, entry.order(folders) or []
+        if not folders:
+            raise UserError(f"{root} should have the domains {', '.join(entry.domains)} of {entry.name}, but has "
+                            f"{', '.join(found)}. Get it anew with `aidgn data download {entry.name}`, or give the "
+                            "folder's path to take it as your own data set.")
+
+    class_folders = {folder: subfolders(root, folder, ignored) for folder in folders}
+    classes = sorted(set().union(*class_folders.values()))
+    if len(classes) < 2:
+        what = f"only the class {classes[0]}" if classes else "no class folders"
+        raise UserError(f"{root} has {what} in its domains {', '.join(folders)}; two classes are needed. {LAYOUT}")
+    differences = [f"{folder} lacks {', '.join(missing)}" for folder in folders
+                   if (missing := sorted(set(classes) - set(class_folders[folder])))]
+    if differences:
+        raise UserError(f"The domains of {root} must have the same class folders, but {'; '.join(differences)}. Rename "
+                        "or remove what is wrong; an empty folder says that a domain has no image of a class.")
+
+    files: list[str] = []
+    counts = np.zeros((len(folders), len(classes)), dtype=np.int64)
+    for domain, folder in enumerate(folders):
+        for label, name in enumerate(classes):
+            images = sorted(walk(root, f"{folder}/{name}", ignored))
+            counts[domain, label] = len(images)
+            files += [f"{parent}/{image}" for parent, image in images]
+    for domain, folder in enumerate(folders):
+        if not counts[domain].any():
+            raise UserError(f"The domain {folder} in {root} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+    for label, name in enumerate(classes):
+        if not counts[:, label].any():
+            raise UserError(f"The class {name} in {root} has no images in any domain: remove its folders.")
+
+    own_name = root.resolve().name
+    if any(squash(known) == squash(own_name) for known in CATALOGUE):
+        own_name = f"own-{own_name}"  # its results must not be taken for those of the published data set
+    settings = entry or Entry(own_name, "", tuple(folders), short_names(folders), len(classes), {}, eval_every=100)
+    return Dataset(
+        name=settings.name, root=root, domains=list(settings.domains), classes=classes, letters=list(settings.letters),
+        files=files, labels=np.tile(np.arange(len(classes)), len(folders)).repeat(counts.ravel()),
+        domain_of=np.arange(len(folders)).repeat(counts.sum(1)), image_size=settings.image_size,
+        augment=settings.augment, eval_every=settings.eval_every, steps=settings.steps,
+        lr_milestones=settings.lr_milestones, ignored=sorted(ignored))
+
+
+def scan(root: Path, below: str) -> list[os.DirEntry[str]]:
+    """What lies in a folder and is not hidden."""
+    try:
+        with os.scandir(root / below) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except PermissionError:
+        raise UserError(f"The folder {root / below} cannot be read: permission denied.") from None
+
+
+def subfolders(root: Path, below: str, ignored: list[str]) -> list[str]:
+    """The names of the folders in a folder, sorted; its files are added to `ignored`."""
+    names = []
+    for entry in scan(root, below):
+        if entry.is_dir():
+            names.append(entry.name)
+        else:
+            ignored.append(f"{below}/{entry.name}" if below else entry.name)
+    return sorted(names)
+
+
+def walk(root: Path, below: str, ignored: list[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """(folder, name) of the images below a folder, in folders below it too; links are followed, but not in circles."""
+    real = os.path.realpath(root / below)
+    if real in above:
+        return
+    for entry in scan(root, below):
+        if entry.is_dir():
+            yield from walk(root, f"{below}/{entry.name}", ignored, (*above, real))
+        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:  # noqa: PTH122, for half a million names
+            yield below, entry.name
+        else:
+            ignored.append(f"{below}/{entry.name}")
+
+
+def short_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The shortest beginnings that tell the names apart, in capitals; the whole name where that takes more than 3."""
+    def shorten(name: str) -> str:
+        others = [other.upper() for other in names if other != name]
+        for length in range(1, 4):
+            if not any(other.startswith(name.upper()[:length]) for other in others):
+                return name.upper()[:length]
+        return name
+    return tuple(map(shorten, names))
+
+
+# Checking -----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """What `check` found."""
+
+    counts: np.ndarray  # images [domains, classes]
+    expected: str | None  # what it was compared with; None where no counts are known
+    differences: list[str]  # from the expected counts, one sentence each
+    broken: list[tuple[str, str]]  # (file, what is wrong with it)
+    duplicates: list[list[str]]  # files of the same content in different domains: a target image among the sources
+
+    @property
+    def fine(self) -> bool:
+        return not (self.differences or self.broken or self.duplicates)
+
+
+def check(dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> Check:
+    """Decode every file, count images, compare with what is published, look for copies across domains."""
+    def examine(index: int) -> tuple[bytes, str]:
+        if dataset.pixels is not None:
+            return hashlib.sha256(dataset.pixels[index].tobytes()).digest(), ""
+        path = Path(dataset.root or "") / dataset.files[index]
+        try:
+            read_image(path)
+            return hashlib.sha256(path.read_bytes()).digest(), ""
+        except UserError as error:
+            return b"", str(error)
+
+    broken, same = [], defaultdict(list)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads: decoders and hashes release the interpreter lock
+        for index, (digest, reason) in enumerate(pool.map(examine, range(len(dataset)))):
+            if reason:
+                broken.append((dataset.files[index], reason))
+            else:
+                same[digest].append(index)
+            if on_progress:
+                on_progress(index + 1, len(dataset))
+    duplicates = [[dataset.files[index] for index in group] for group in same.values()
+                  if len(set(dataset.domain_of[group].tolist())) > 1]
+    counts = np.zeros((len(dataset.domains), len(dataset.classes)), dtype=np.int64)
+    np.add.at(counts, (dataset.domain_of, dataset.labels), 1)
+    expected, differences = compare(dataset, counts)
+    return Check(counts, expected, differences, broken, duplicates)
+
+
+def compare(dataset: Dataset, counts: np.ndarray) -> tuple[str | None, list[str]]:
+    """The counts against the catalogue's: which published copy this is compared with, and where it differs."""
+    entry = CATALOGUE.get(dataset.name)
+    if entry is None:
+        return None, []
+    totals = dict(zip(dataset.domains, counts.sum(1).tolist(), strict=True))
+    expected, label = entry.counts, "published"
+    if entry.other_counts and distance(totals, entry.other_counts) < distance(totals, entry.counts):
+        expected, label = entry.other_counts, "downloadable today"
+    differences = []
+    if len(dataset.classes) != entry.number_of_classes:
+        differences.append(f"{len(dataset.classes)} classes, expected {entry.number_of_classes}")
+    elif entry.classes and tuple(dataset.classes) != entry.classes:
+        differences.append(f"classes {', '.join(dataset.classes)}, expected {', '.join(entry.classes)}")
+    same_classes = not differences
+    for domain, name in enumerate(dataset.domains):
+        if totals[name] != expected[name]:
+            differences.append(f"{name}: {totals[name]} images, expected {expected[name]}")
+        if same_classes and name in entry.class_counts:
+            differences += [f"{name}/{class_name}: {found} images, expected {wanted}" for class_name, found, wanted
+                            in zip(entry.classes, counts[domain].tolist(), entry.class_counts[name], strict=True)
+                            if found != wanted]
+    return f"the copy of {entry.name} {label} ({sum(expected.values())} images)", differences
+
+
+def distance(totals: dict[str, int], expected: Mapping[str, int]) -> int:
+    return sum(abs(totals[name] - count) for name, count in expected.items())
