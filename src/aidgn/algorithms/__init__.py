@@ -5,8 +5,25 @@ from typing import Any
 from torch import nn
 
 from aidgn.algorithms.aidgn import AIDGN, AIDGNnoD, AIDGNnoR, AIDGNnoRD, AIDGNRelease
+from aidgn.algorithms.arm import ARM
 from aidgn.algorithms.base import Algorithm
+from aidgn.algorithms.cdann import CDANN
+from aidgn.algorithms.coral import CORAL
+from aidgn.algorithms.dann import DANN
+from aidgn.algorithms.eqrm import EQRM
 from aidgn.algorithms.erm import ERM
+from aidgn.algorithms.fishr import Fishr
+from aidgn.algorithms.group_dro import GroupDRO
+from aidgn.algorithms.irm import IRM
+from aidgn.algorithms.mixup import Mixup
+from aidgn.algorithms.mldg import MLDG
+from aidgn.algorithms.mmd import MMD
+from aidgn.algorithms.mtl import MTL
+from aidgn.algorithms.own import is_own, load_own
+from aidgn.algorithms.rsc import RSC
+from aidgn.algorithms.sagnet import SagNet
+from aidgn.algorithms.sd import SD
+from aidgn.algorithms.vrex import VREx
 from aidgn.errors import UserError, did_you_mean
 
 __all__ = ["ALGORITHMS", "Algorithm", "create", "find"]
@@ -14,18 +31,21 @@ __all__ = ["ALGORITHMS", "Algorithm", "create", "find"]
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name(): algorithm
     for algorithm in (
-        ERM,
-        AIDGN,
-        AIDGNnoR,
-        AIDGNnoD,
-        AIDGNnoRD,
-        AIDGNRelease,
+        ERM, IRM, GroupDRO, Mixup, MLDG, CORAL, MMD, DANN, CDANN, MTL, SagNet, ARM, VREx, RSC,
+        AIDGN, AIDGNnoR, AIDGNnoD, AIDGNnoRD, AIDGNRelease,
+        SD, Fishr, EQRM,
     )
 }
 
 
 def find(name: str) -> type[Algorithm]:
-    """The algorithm of this name, or an error that suggests the nearest."""
+    """The algorithm of this name, or the user's own if it is path/to/file.py:Class."""
+    if is_own(name):
+        algorithm = load_own(name)
+        if algorithm.name() in ALGORITHMS:
+            raise UserError(f"{name} calls itself {algorithm.name()}, as an algorithm of the package does, and records "
+                            "could not tell them apart. Give the class another name.")
+        return algorithm
     if name not in ALGORITHMS:
         raise UserError(f"There is no algorithm {name}.{did_you_mean(name, ALGORITHMS)} "
                         f"`aidgn algorithms` lists them.")

@@ -5,8 +5,18 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.hyper_parameters import SearchSpace, Value, draw, floor_power, log_uniform, one_of, resolve
+from aidgn.algorithms.hyper_parameters import (
+    SearchSpace,
+    Value,
+    draw,
+    fixed,
+    floor_power,
+    log_uniform,
+    one_of,
+    resolve,
+)
 from aidgn.errors import UserError
 
 Minibatches = Sequence[tuple[Tensor, Tensor]]
@@ -25,7 +35,8 @@ COMMON: SearchSpace = {
 COMMON_SMALL: SearchSpace = {
     "lr": (1e-3, SMALL_RATE),
     "batch_size": (64, floor_power(2, 3, 9, least=1)),
-    "weight_decay": (0.0, one_of(0.0)),
+    "weight_decay": (0.0, fixed(0.0)),
+    "resnet_dropout": (0.0, fixed(0.0, most=1.0)),  # these networks have none
 }
 
 
@@ -37,20 +48,21 @@ class Algorithm(nn.Module):
     `optimizers`, or `updates`, the number of updates done.
     """
 
-    title: ClassVar[str]  # one line: what it does
-    paper: ClassVar[str]  # who, where, year
+    title: ClassVar[str] = "an algorithm of your own"  # one line: what it does
+    paper: ClassVar[str] = "unpublished"  # who, where, year
     search_space: ClassVar[SearchSpace] = COMMON  # name -> (default, distribution), 224-pixel images
     small_images: ClassVar[SearchSpace] = COMMON_SMALL  # what differs for images of 28 to 64 pixels
     min_domains: ClassVar[int] = 1  # source domains it needs
     min_batch: ClassVar[int] = 1  # samples per domain it needs
     extra_channels: ClassVar[int] = 0  # input channels its featuriser must have beyond the image's
+    predicts_by_batch: ClassVar[bool] = False  # whether a prediction depends on the images beside it
     lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones are part of its recipe
 
     def __init__(self, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any):
         super().__init__()
         if num_domains < self.min_domains:
             raise UserError(f"{self.name()} needs at least {self.min_domains} source domains; there is {num_domains}.")
-        self.hyper_parameters = resolve(self.name(), self.search_space, hyper_parameters)
+        self.hyper_parameters = resolve(self.name(), self.search_space, self.implied(hyper_parameters))
         self.num_features = int(featurizer.num_features)  # type: ignore[arg-type]
         self.num_classes = num_classes
         self.num_domains = num_domains
@@ -84,7 +96,7 @@ class Algorithm(nn.Module):
         self.check(minibatches)
         self.updates += 1
         terms = self.objective(minibatches)
-        self.descend("main", terms["loss"])
+        self.descend(terms["loss"], "main")
         return {name: term.detach() for name, term in terms.items()}
 
     def features(self, x: Tensor) -> Tensor:
@@ -94,6 +106,11 @@ class Algorithm(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         """Logits."""
         return self.classifier(self.features(x))
+
+    @property
+    def group_size(self) -> int:
+        """How many consecutive images are predicted together; 1: each on its own."""
+        return 1
 
     def number(self, name: str) -> float:
         return float(self.hyper_parameters[name])  # type: ignore[arg-type]
@@ -113,15 +130,18 @@ class Algorithm(nn.Module):
             group["lr"] = rate * self.lr_factor
         return optimizer
 
-    def descend(self, optimizer: str, loss: Tensor) -> None:
-        """One step of the named optimiser down the gradient of `loss`."""
-        self.optimizers[optimizer].zero_grad()
+    def descend(self, loss: Tensor, *optimizers: str) -> None:
+        """One step of the named optimisers down the gradient of `loss`."""
+        for name in optimizers:
+            self.optimizers[name].zero_grad()
         loss.backward()
-        self.optimizers[optimizer].step()
+        for name in optimizers:
+            self.optimizers[name].step()
 
     def check(self, minibatches: Minibatches) -> None:
-        if len(minibatches) < self.min_domains:
-            raise UserError(f"{self.name()} needs at least {self.min_domains} source domains, got {len(minibatches)}.")
+        if len(minibatches) != self.num_domains:
+            raise UserError(f"{self.name()} was made for {self.num_domains} source domains and needs one batch of "
+                            f"each; got {len(minibatches)}.")
         smallest = min(len(y) for _, y in minibatches)
         if smallest < self.min_batch:
             raise UserError(f"{self.name()} needs at least {self.min_batch} samples per domain, got {smallest}: "
@@ -154,6 +174,11 @@ class Algorithm(nn.Module):
         return cls.__name__
 
     @classmethod
+    def implied(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """`given` hyper-parameters and those that follow from them."""
+        return dict(given)
+
+    @classmethod
     def space(cls, dataset: str, small: bool | None = None) -> SearchSpace:
         """The search space on a data set: defaults for 224 pixels, or for small images trained from scratch."""
         small = dataset in SMALL_IMAGES if small is None else small
@@ -179,10 +204,7 @@ def join(minibatches: Minibatches) -> tuple[Tensor, Tensor]:
 
 def domain_ids(minibatches: Minibatches) -> Tensor:
     """The domain number of every sample of the joined batch."""
-    device = minibatches[0][1].device
-    sizes = [len(y) for _, y in minibatches]
-    return torch.arange(len(sizes), device=device).repeat_interleave(
-        torch.tensor(sizes, device=device), output_size=sum(sizes))
+    return torch.cat([torch.full_like(y, domain) for domain, (_, y) in enumerate(minibatches)])
 
 
 def split(joined: Tensor, minibatches: Minibatches) -> tuple[Tensor, ...]:
@@ -190,3 +212,20 @@ def split(joined: Tensor, minibatches: Minibatches) -> tuple[Tensor, ...]:
     return joined.split([len(y) for _, y in minibatches])
 
 
+def risks(logits: Tensor, minibatches: Minibatches) -> Tensor:
+    """CE_1 .. CE_N: the mean cross entropy of each domain, from the logits of the joined batch."""
+    _, y = join(minibatches)
+    return torch.stack([each.mean() for each in split(cross_entropy(logits, y, reduction="none"), minibatches)])
+
+
+def paired(minibatches: Minibatches, i: int, j: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x_i, y_i, x_j, y_j of two domains, cut to the shorter batch."""
+    (x_i, y_i), (x_j, y_j) = minibatches[i], minibatches[j]
+    n = min(len(y_i), len(y_j))
+    return x_i[:n], y_i[:n], x_j[:n], y_j[:n]
+
+
+def random_cycle(n: int) -> list[tuple[int, int]]:
+    """The n pairs of neighbours of n domains put in a circle at random."""
+    order = torch.randperm(n).tolist()
+    return [(order[k], order[(k + 1) % n]) for k in range(n)]

@@ -23,12 +23,13 @@ class Distribution:
     least: float = 0.0
     most: float = math.inf
     above: bool = False  # strictly above `least`
+    below: bool = False  # strictly below `most`
     options: tuple[Value, ...] | None = None  # the only values that are possible
     optional: bool = False  # None is a value
 
     def check(self, owner: str, name: str, value: Any) -> Value:
         """`value` as this hyper-parameter's type, or an error that says what was expected."""
-        if value is None and self.optional:
+        if self.optional and (value is None or str(value).lower() == "none"):
             return None
         expected = self.expected()
         try:
@@ -44,7 +45,8 @@ class Distribution:
         elif self.kind is str:
             inside = True
         else:
-            inside = math.isfinite(typed) and self.least <= typed <= self.most and not (self.above and typed == self.least)
+            inside = (math.isfinite(typed) and self.least <= typed <= self.most
+                      and not (self.above and typed == self.least) and not (self.below and typed == self.most))
         if not inside:
             raise UserError(f"{owner}: {name}={value} is out of range, expected {expected}.")
         return typed
@@ -55,7 +57,7 @@ class Distribution:
         words = {float: "a number", int: "a whole number", str: "a word"}[self.kind]
         if self.kind is not str:
             words += f" {'above' if self.above else 'of at least'} {self.least:g}"
-            words += f" and at most {self.most:g}" if self.most < math.inf else ""
+            words += f" and {'below' if self.below else 'at most'} {self.most:g}" if self.most < math.inf else ""
         return words + (" or none" if self.optional else "")
 
 

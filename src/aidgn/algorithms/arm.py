@@ -1,0 +1,53 @@
+"""Adaptive risk minimisation: give the network a context, averaged over images of one domain, as another channel."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
+from aidgn.algorithms.hyper_parameters import SearchSpace, fixed
+
+
+class ARM(Algorithm):
+    """loss = CE(g(f([x, c_d])), y) over all samples,   c_d = mean of context(x) over the batch of domain d
+
+    context is a convolutional network from the image to one channel, which f gets beside the image's. As in DomainBed,
+    whose numbers one compares with, it keeps its initial weights: Adam holds f and g. Unseen images share a context in
+    consecutive groups of batch_size."""
+
+    title = "the network sees a context, averaged over images of the domain, beside the image"
+    paper = "Zhang et al., NeurIPS 2021"
+    extra_channels = 1
+    predicts_by_batch = True
+    search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, kind=int, least=1))}
+
+    def build(self) -> None:
+        self.context_net = nn.Sequential(
+            nn.Conv2d(image_channels(self.featurizer), 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.Conv2d(64, 1, 5, padding=2))
+
+    @property
+    def group_size(self) -> int:
+        return self.integer("batch_size")
+
+    def features(self, x: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
+        """Features of x, where consecutive groups of these sizes (default: batch_size each) share a context."""
+        with torch.no_grad():
+            contexts = self.context_net(x).split(list(sizes) if sizes else self.group_size)
+            context = torch.cat([each.mean(0, keepdim=True).expand_as(each) for each in contexts])
+        return super().features(torch.cat([x, context], dim=1))
+
+    def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        x, y = join(minibatches)
+        z = self.features(x, [len(each) for _, each in minibatches])
+        return {"loss": cross_entropy(self.classifier(z), y)}
+
+
+def image_channels(featurizer: nn.Module) -> int:
+    """The channels of an image: one less than the featuriser's first convolution takes; 3 if it has none."""
+    first = next((module for module in featurizer.modules() if isinstance(module, nn.Conv2d)), None)
+    return 3 if first is None else first.in_channels - ARM.extra_channels

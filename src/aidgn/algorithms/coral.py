@@ -1,0 +1,45 @@
+"""Deep CORAL: match the means and covariances of the domains' features."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join, risks, split
+from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
+
+
+class CORAL(Algorithm):
+    """loss = mean_d CE_d + mmd_gamma mean over pairs of domains of  ( mean (m_i - m_j)^2 + mean (C_i - C_j)^2 )
+
+    m_d and C_d are the mean and the covariance (n - 1 in the denominator) of the domain's features in the batch; the
+    inner means are over the entries."""
+
+    title = "match the means and covariances of the domains' features"
+    paper = "Sun & Saenko, ECCV workshops 2016"
+    min_domains = 2
+    min_batch = 2
+    search_space: ClassVar[SearchSpace] = {**COMMON, "mmd_gamma": (1.0, log_uniform(-1, 1))}
+
+    def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        x, _ = join(minibatches)
+        z = self.features(x)
+        risk, penalty = risks(self.classifier(z), minibatches).mean(), self.distance(z, minibatches)
+        return {"loss": risk + self.number("mmd_gamma") * penalty, "risk": risk, "penalty": penalty}
+
+    def distance(self, z: Tensor, minibatches: Minibatches) -> Tensor:
+        """The mean over pairs of domains of the distance between their features z."""
+        domains = split(z, minibatches)
+        means = torch.stack([each.mean(0) for each in domains])
+        covariances = torch.stack([covariance(each) for each in domains])
+        return mean_square_of_pairs(means) + mean_square_of_pairs(covariances)
+
+
+def covariance(z: Tensor) -> Tensor:
+    centred = z - z.mean(0)
+    return centred.T @ centred / (len(z) - 1)
+
+
+def mean_square_of_pairs(values: Tensor) -> Tensor:
+    """The mean over all pairs i < j of the mean of (values_i - values_j)^2: twice the variance over i."""
+    return 2 * values.var(0).mean()

@@ -1,0 +1,101 @@
+"""Domain-adversarial training: features from which a discriminator cannot tell the domain."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from aidgn.algorithms.base import COMMON, COMMON_SMALL, RATE, SMALL_RATE, Algorithm, Minibatches, domain_ids, join
+from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, floor_power, log_uniform, one_of
+
+
+class DANN(Algorithm):
+    """discriminator: minimise D = CE(h(f(x)), domain) + grad_penalty mean |d sum CE / d f(x)|^2
+    network:       minimise CE(g(f(x)), y) - dann_lambda D
+
+    Update t = 1, 2 .. is the discriminator's where t mod (1 + d_steps_per_g_step) < d_steps_per_g_step. h is an MLP of
+    mlp_depth linear layers, with dropout and ReLU between. Each side has its own Adam, with betas (beta1, 0.9), rates
+    lr_g (network) and lr_d (discriminator); where they are not given they are as lr, and weight_decay_g as
+    weight_decay."""
+
+    title = "features from which a discriminator cannot tell the domain"
+    paper = "Ganin et al., JMLR 2016"
+    min_domains = 2
+    search_space: ClassVar[SearchSpace] = {
+        **COMMON,
+        "dann_lambda": (1.0, log_uniform(-2, 2)),
+        "d_steps_per_g_step": (1, floor_power(2, 0, 3, least=1)),
+        "grad_penalty": (0.0, log_uniform(-2, 1)),
+        "beta1": (0.5, one_of(0.0, 0.5, most=1.0, below=True)),
+        "mlp_width": (256, floor_power(2, 6, 10, least=1)),
+        "mlp_depth": (3, one_of(3, 4, 5, kind=int, least=1)),
+        "mlp_dropout": (0.0, one_of(0.0, 0.1, 0.5, most=1.0)),
+        "lr_g": (5e-5, RATE),
+        "lr_d": (5e-5, RATE),
+        "weight_decay_g": (0.0, log_uniform(-6, -2)),
+        "weight_decay_d": (0.0, log_uniform(-6, -2)),
+    }
+    small_images: ClassVar[SearchSpace] = {
+        **COMMON_SMALL,
+        "lr_g": (1e-3, SMALL_RATE),
+        "lr_d": (1e-3, SMALL_RATE),
+        "weight_decay_g": (0.0, fixed(0.0)),
+    }
+
+    @classmethod
+    def implied(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        follows = {"lr_g": "lr", "lr_d": "lr", "weight_decay_g": "weight_decay"}
+        return {**{name: given[common] for name, common in follows.items() if common in given}, **given}
+
+    def build(self) -> None:
+        widths = [self.num_features] + [self.integer("mlp_width")] * (self.integer("mlp_depth") - 1)
+        hidden = [layer for n, m in pairwise(widths)
+                  for layer in (nn.Linear(n, m), nn.Dropout(self.number("mlp_dropout")), nn.ReLU())]
+        self.discriminator = nn.Sequential(*hidden, nn.Linear(widths[-1], self.num_domains))
+
+    def discriminator_parts(self) -> list[nn.Module]:
+        return [self.discriminator]
+
+    def build_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        betas = (self.number("beta1"), 0.9)
+        return {"main": self.adam([self.featurizer, self.classifier], lr="lr_g", weight_decay="weight_decay_g",
+                                  betas=betas),
+                "discriminator": self.adam(self.discriminator_parts(), lr="lr_d", weight_decay="weight_decay_d",
+                                           betas=betas)}
+
+    def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        self.check(minibatches)
+        self.updates += 1
+        x, y = join(minibatches)
+        domains = domain_ids(minibatches)
+        z = self.features(x)
+        steps = self.integer("d_steps_per_g_step")
+        if self.updates % (1 + steps) < steps:
+            loss = self.discriminator_loss(z.detach().requires_grad_(), y, domains)
+            self.descend(loss, "discriminator")
+            return {"loss": loss.detach(), "discriminator": loss.detach()}
+        classification = cross_entropy(self.classifier(z), y)
+        discriminator = self.discriminator_loss(z, y, domains)
+        loss = classification - self.number("dann_lambda") * discriminator
+        self.descend(loss, "main")
+        return {"loss": loss.detach(), "classification": classification.detach(),
+                "discriminator": discriminator.detach()}
+
+    def discriminator_loss(self, z: Tensor, y: Tensor, domains: Tensor) -> Tensor:
+        seen = self.discriminator_input(z, y)
+        each = cross_entropy(self.discriminator(seen), domains, reduction="none")
+        loss = self.average(each, y)
+        if self.number("grad_penalty") > 0:
+            gradient, = torch.autograd.grad(each.sum(), seen, create_graph=True)
+            loss = loss + self.number("grad_penalty") * gradient.square().sum(1).mean()
+        return loss
+
+    def discriminator_input(self, z: Tensor, y: Tensor) -> Tensor:
+        return z
+
+    def average(self, each: Tensor, y: Tensor) -> Tensor:
+        """Of the discriminator's cross entropy over samples."""
+        return each.mean()

@@ -1,0 +1,31 @@
+"""Group distributionally robust optimisation: weigh the domains by how badly they do."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join, risks
+from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
+
+
+class GroupDRO(Algorithm):
+    """loss = sum_d q_d CE_d
+
+    q_d starts at 1; in every update, before the loss, q_d <- q_d exp(groupdro_eta CE_d), then q <- q / sum q."""
+
+    title = "weigh the domains by their risk, the worst the most"
+    paper = "Sagawa et al., ICLR 2020"
+    search_space: ClassVar[SearchSpace] = {**COMMON, "groupdro_eta": (0.01, log_uniform(-3, -1))}
+    q: Tensor
+
+    def build(self) -> None:
+        self.register_buffer("q", torch.ones(self.num_domains))
+
+    def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        x, _ = join(minibatches)
+        each = risks(self.predict(x), minibatches)
+        with torch.no_grad():
+            self.q *= (self.number("groupdro_eta") * each).exp()
+            self.q /= self.q.sum()
+        return {"loss": (self.q * each).sum(), "worst_risk": each.max()}

@@ -1,0 +1,78 @@
+"""Meta-learning for domain generalisation: a step on one domain should also help another."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
+from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform, one_of
+
+
+class MLDG(Algorithm):
+    """gradient = 1/N sum over pairs (i, j) of  grad CE_i + mldg_beta grad CE_j at the weights after one step on CE_i
+
+    That inner step is a fresh Adam's, and nothing is differentiated through it (first order). Pairs are neighbours in
+    a random circle of the N domains, cut to the shorter batch. With n_meta_test, that many domains (at most N - 1)
+    are drawn for meta-testing instead, and the others are paired with them in turn."""
+
+    title = "a step on one domain should also lower the risk of another"
+    paper = "Li et al., AAAI 2018"
+    min_domains = 2
+    search_space: ClassVar[SearchSpace] = {
+        **COMMON,
+        "mldg_beta": (1.0, log_uniform(-1, 1)),
+        "n_meta_test": (None, one_of(1, 2, kind=int, least=1, optional=True)),
+    }
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(meta-train, meta-test) domains."""
+        if self.hyper_parameters["n_meta_test"] is None:
+            return random_cycle(self.num_domains)
+        order = torch.randperm(self.num_domains).tolist()
+        train = self.num_domains - min(self.integer("n_meta_test"), self.num_domains - 1)
+        test = order[train:]
+        return [(domain, test[k % len(test)]) for k, domain in enumerate(order[:train])]
+
+    def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        self.check(minibatches)
+        self.updates += 1
+        beta, total_loss = self.number("mldg_beta"), torch.zeros((), device=minibatches[0][1].device)
+        optimizer = self.optimizers["main"]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradient = [torch.zeros_like(parameter) for parameter in parameters]
+        before = [parameter.detach().clone() for parameter in parameters]
+
+        def accumulate(loss: Tensor, weight: float) -> None:
+            """Leave the loss's gradient on the parameters and add it, weighted, to the sum."""
+            nonlocal total_loss
+            optimizer.zero_grad()
+            loss.backward()
+            used = [(total, parameter.grad) for total, parameter in zip(gradient, parameters, strict=True)
+                    if parameter.grad is not None]
+            torch._foreach_add_([total for total, _ in used], [grad for _, grad in used], alpha=weight)
+            total_loss = total_loss + weight * loss.detach()
+
+        for i, j in self.pairs():
+            x_i, y_i, x_j, y_j = paired(minibatches, i, j)
+            accumulate(cross_entropy(self.predict(x_i), y_i), 1 / self.num_domains)
+            # The copy is the network itself for a while: weights and running statistics are put back afterwards.
+            statistics = [(buffer, buffer.clone()) for buffer in self.running_statistics()]
+            self.adam([self.featurizer, self.classifier]).step()
+            accumulate(cross_entropy(self.predict(x_j), y_j), beta / self.num_domains)
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, before)
+                for buffer, saved in statistics:
+                    buffer.copy_(saved)
+
+        for parameter, total in zip(parameters, gradient, strict=True):
+            parameter.grad = total
+        optimizer.step()
+        return {"loss": total_loss}
+
+    def running_statistics(self) -> list[Tensor]:
+        """Buffers that a forward pass changes."""
+        return [buffer for module in self.featurizer.modules()
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+                for buffer in module.buffers(recurse=False)]

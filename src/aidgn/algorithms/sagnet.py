@@ -1,0 +1,75 @@
+"""Style-agnostic networks: decide by content where style is random, and forget the style that tells the class."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax
+
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
+from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
+
+EPSILON = 1e-5  # under the square root of the variance
+
+
+class SagNet(Algorithm):
+    """1. f and content head:  minimise CE(content(z with random style), y)
+    2. style head:          minimise CE(style(z with random content), y)
+    3. f:                   minimise sag_w_adv mean of -log softmax(style(z with random content)), over classes too
+
+    Style is a feature vector's mean and (unbiased) variance over its entries, content what is left when they are
+    normalised away. Random style: a mixture, uniform in [0, 1], of the own and another sample's. Random content:
+    another sample's, as a constant. Each step has its own forward pass; f and the two heads have an Adam each."""
+
+    title = "decide by content under random style; make style useless for the class"
+    paper = "Nam et al., CVPR 2021"
+    search_space: ClassVar[SearchSpace] = {**COMMON, "sag_w_adv": (0.1, log_uniform(-2, 1))}
+
+    def build(self) -> None:
+        self.style_classifier = nn.Linear(self.num_features, self.num_classes)
+
+    def build_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"main": self.adam([self.featurizer]), "content": self.adam([self.classifier]),
+                "style": self.adam([self.style_classifier])}
+
+    def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        self.check(minibatches)
+        self.updates += 1
+        x, y = join(minibatches)
+
+        content = cross_entropy(self.classifier(random_style(self.features(x))), y)
+        self.descend(content, "main", "content")
+
+        style = cross_entropy(self.style_classifier(random_content(self.features(x).detach())), y)
+        self.descend(style, "style")
+
+        log_probabilities = log_softmax(self.style_classifier(random_content(self.features(x))), dim=1)
+        adversary = -self.number("sag_w_adv") * log_probabilities.mean()
+        self.descend(adversary, "main")
+        return {"loss": content.detach(), "style": style.detach(), "adversary": adversary.detach()}
+
+
+def random_style(z: Tensor) -> Tensor:
+    mean, variance, content = mean_variance_content(z)
+    share, other = draws(z)
+    mean = share * mean + (1 - share) * mean[other]
+    variance = share * variance + (1 - share) * variance[other]
+    return content * (variance + EPSILON).sqrt() + mean
+
+
+def random_content(z: Tensor) -> Tensor:
+    mean, variance, content = mean_variance_content(z)
+    _, other = draws(z)
+    return content[other].detach() * (variance + EPSILON).sqrt() + mean
+
+
+def mean_variance_content(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    mean, variance = z.mean(1, keepdim=True), z.var(1, keepdim=True)
+    return mean, variance, (z - mean) / (variance + EPSILON).sqrt()
+
+
+def draws(z: Tensor) -> tuple[Tensor, Tensor]:
+    """A share in [0, 1] and another sample for every sample. Both are drawn always and in this order, on the CPU, so
+    that a seed gives the draws it gives in DomainBed."""
+    share, other = torch.rand(len(z), 1), torch.randperm(len(z))
+    return share.to(z.device, non_blocking=True), other.to(z.device, non_blocking=True)

@@ -1,0 +1,23 @@
+"""Spectral decoupling: keep the logits small, so that a learned feature does not starve the others of gradient."""
+
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
+from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
+
+
+class SD(Algorithm):
+    """loss = CE over all samples + sd_reg mean of the squared logits"""
+
+    title = "cross entropy with a penalty on the logits"
+    paper = "Pezeshki et al., NeurIPS 2021"
+    search_space: ClassVar[SearchSpace] = {**COMMON, "sd_reg": (0.1, log_uniform(-5, -1))}
+
+    def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        x, y = join(minibatches)
+        logits = self.predict(x)
+        risk, penalty = cross_entropy(logits, y), logits.square().mean()
+        return {"loss": risk + self.number("sd_reg") * penalty, "risk": risk, "penalty": penalty}
