@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 from aidgn.errors import UserError
 
@@ -40,9 +40,11 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
             if at_least is not None:
                 image.draft(None, (at_least, at_least))  # type: ignore[arg-type]
             reduced = image.size != (width, height)
+            ImageFile.LOAD_TRUNCATED_IMAGES = False  # others set it for the whole process
             image.load()
             upright = to_rgb(image)
-            if turn := UPRIGHT.get(orientation(image)):
+            turn = UPRIGHT.get(orientation(image))
+            if turn is not None:
                 upright = upright.transpose(turn)
             if not reduced:
                 width, height = upright.size
