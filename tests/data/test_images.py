@@ -220,7 +220,8 @@ UPRIGHT = {  # EXIF: where row 0 and column 0 of the stored picture belong
 def test_exif_orientation(tmp_path, orientation, suffix):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(COLOUR).save(tmp_path / f"a.{suffix}", exif=exif, **({"lossless": True} if suffix == "webp" else {}))
+    options = {"lossless": True} if suffix == "webp" else {}
+    Image.fromarray(COLOUR).save(tmp_path / f"a.{suffix}", exif=exif, **options)
     expected = UPRIGHT[orientation](COLOUR)
     pixels, original = read(tmp_path / f"a.{suffix}")
     assert original == expected.shape[:2]

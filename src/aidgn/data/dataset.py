@@ -145,8 +145,9 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     files: list[str] = []
     counts = np.zeros((len(folders), len(classes)), dtype=np.int64)
     for domain, folder in enumerate(folders):
+        above = (os.path.realpath(root), os.path.realpath(root / folder))
         for label, name in enumerate(classes):
-            images = sorted(walk(root, f"{folder}/{name}", ignored))
+            images = sorted(walk(root, f"{folder}/{name}", ignored, above))
             counts[domain, label] = len(images)
             files += [f"{parent}/{image}" for parent, image in images]
     for domain, folder in enumerate(folders):
@@ -177,24 +178,32 @@ def scan(root: Path, below: str) -> list[os.DirEntry[str]]:
         raise UserError(f"The folder {root / below} cannot be read: permission denied.") from None
 
 
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def subfolders(root: Path, below: str, ignored: list[str]) -> list[str]:
     """The names of the folders in a folder, sorted; its files are added to `ignored`."""
     names = []
     for entry in scan(root, below):
-        if entry.is_dir():
+        if is_folder(entry):
             names.append(entry.name)
         else:
             ignored.append(f"{below}/{entry.name}" if below else entry.name)
     return sorted(names)
 
 
-def walk(root: Path, below: str, ignored: list[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """(folder, name) of the images below a folder, in folders below it too; links are followed, but not in circles."""
+def walk(root: Path, below: str, ignored: list[str], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(folder, name) of the images below a folder, in folders below it too. Links are followed, but not to a folder
+    they lie in (`above`)."""
     real = os.path.realpath(root / below)
     if real in above:
         return
     for entry in scan(root, below):
-        if entry.is_dir():
+        if is_folder(entry):
             yield from walk(root, f"{below}/{entry.name}", ignored, (*above, real))
         elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:  # noqa: PTH122, for half a million names
             yield below, entry.name

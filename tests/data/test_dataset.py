@@ -1,0 +1,335 @@
+"""Data sets in folders, written to disk: order, names, settings, mistakes of every kind, and the check."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aidgn.data.catalogue import CATALOGUE
+from aidgn.data.dataset import check, compare, load_dataset, short_names
+from aidgn.errors import UserError
+
+
+def write(path, seed=None):
+    """A small image; the same for the same seed, by default one of its own for every path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(list(str(path).encode()) if seed is None else seed)
+    Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).save(path)
+
+
+def make(root, domains=("camera", "phone"), classes=("cat", "dog"), images=3):
+    for domain in domains:
+        for name in classes:
+            for number in range(images):
+                write(root / domain / name / f"{number}.png")
+    return root
+
+
+def error_of(*arguments, **options):
+    with pytest.raises(UserError) as caught:
+        load_dataset(*arguments, **options)
+    return str(caught.value)
+
+
+# What is found ------------------------------------------------------------------------------------------------------
+
+def test_own_folder(tmp_path):
+    dataset = load_dataset(make(tmp_path / "animals"))
+    assert dataset.name == "animals"
+    assert dataset.root == tmp_path / "animals"
+    assert dataset.domains == ["camera", "phone"]
+    assert dataset.letters == ["C", "P"]
+    assert dataset.classes == ["cat", "dog"]
+    assert dataset.files == [f"{domain}/{name}/{number}.png" for domain in ("camera", "phone")
+                             for name in ("cat", "dog") for number in range(3)]
+    assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1] * 2
+    assert dataset.domain_of.tolist() == [0] * 6 + [1] * 6
+    assert dataset.labels.dtype == dataset.domain_of.dtype == np.int64
+    assert dataset.indices(1).tolist() == [6, 7, 8, 9, 10, 11]
+    assert (dataset.image_size, dataset.augment, dataset.eval_every, dataset.steps) == (224, True, 100, 5000)
+    assert not dataset.small
+    assert dataset.pixels is None
+    assert len(dataset) == 12
+
+
+def test_order_is_that_of_torchvision(tmp_path):
+    """DomainBed reads every domain with ImageFolder, the domains sorted by name."""
+    from torchvision.datasets import ImageFolder
+
+    root = make(tmp_path / "own", domains=("b 2", "a", "Z", "ä"), classes=("x", "B", "é", "b c"))
+    for name in ("10.png", "9.png", "A.PNG", "z/0.png", "z 1/0.png", "z/y/1.png", "z-/3.png", "ü.png"):
+        write(root / "a" / "x" / name)
+    dataset = load_dataset(root)
+    files, labels = [], []
+    for domain in sorted(folder.name for folder in os.scandir(root)):
+        folder = ImageFolder(str(root / domain))
+        assert folder.classes == dataset.classes
+        files += [Path(path).relative_to(root).as_posix() for path, _ in folder.samples]
+        labels += folder.targets
+    assert dataset.files == files
+    assert dataset.labels.tolist() == labels
+
+
+def test_what_is_not_an_image_is_left_out(tmp_path):
+    root = make(tmp_path / "own")
+    for name in ("notes.txt", "camera/readme.md", "camera/cat/Thumbs.db", "camera/cat/labels.csv", "phone/stray.png"):
+        (root / name).write_text("text")
+    for name in (".DS_Store", "camera/.DS_Store", "camera/cat/._0.png", ".git/config"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("hidden")
+    (root / "camera" / ".thumbnails").mkdir()
+    dataset = load_dataset(root)
+    assert len(dataset) == 12
+    assert dataset.classes == ["cat", "dog"]
+    assert dataset.ignored == ["camera/cat/Thumbs.db", "camera/cat/labels.csv", "camera/readme.md", "notes.txt",
+                               "phone/stray.png"]
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    root = make(tmp_path / "own")
+    make(tmp_path / "elsewhere", domains=("tablet",))
+    (root / "tablet").symlink_to(tmp_path / "elsewhere" / "tablet")
+    (root / "camera" / "cat" / "up").symlink_to(root / "camera")
+    (root / "camera" / "cat" / "here").symlink_to(root / "camera" / "cat")
+    (root / "camera" / "cat" / "self").symlink_to(root / "camera" / "cat" / "self")
+    dataset = load_dataset(root)
+    assert dataset.domains == ["camera", "phone", "tablet"]
+    assert [file for file in dataset.files if file.startswith("camera/cat/")] == [
+        f"camera/cat/{number}.png" for number in range(3)]
+    assert [file for file in dataset.files if file.startswith("tablet/cat/")] == [
+        f"tablet/cat/{number}.png" for number in range(3)]
+
+
+def test_an_empty_class_folder_says_that_a_domain_has_none(tmp_path):
+    root = make(tmp_path / "own")
+    make(root, classes=("fox",), domains=("phone",))
+    (root / "camera" / "fox").mkdir()
+    dataset = load_dataset(root)
+    assert dataset.classes == ["cat", "dog", "fox"]
+    assert np.bincount(dataset.labels[dataset.indices(0)], minlength=3).tolist() == [3, 3, 0]
+
+
+def test_short_names():
+    assert short_names(["art", "photo", "sketch"]) == ("A", "P", "S")
+    assert short_names(["cartoon", "clipart", "photo"]) == ("CA", "CL", "P")
+    assert short_names(["camera1", "camera2"]) == ("camera1", "camera2")
+    assert short_names(["a", "ab"]) == ("a", "AB")
+
+
+# Names --------------------------------------------------------------------------------------------------------------
+
+def test_find_domain(tmp_path):
+    dataset = load_dataset(make(tmp_path / "own", domains=("Camera", "phone", "P")))
+    assert dataset.find_domain("Camera") == dataset.find_domain("camera") == dataset.find_domain("c") == 0
+    assert dataset.find_domain("P") == dataset.find_domain("p") == 1  # a name goes before a letter
+    assert dataset.find_domain("PHONE") == 2
+    with pytest.raises(UserError, match=r"own has no domain phnoe. Did you mean phone\? .*Camera \(C\), P"):
+        dataset.find_domain("phnoe")
+
+
+def make_pacs(root):
+    return make(root, domains=CATALOGUE["PACS"].domains, classes=CATALOGUE["PACS"].classes, images=1)
+
+
+def test_a_known_data_set_by_name_and_by_folder(tmp_path, monkeypatch):
+    make_pacs(tmp_path / "store" / "PACS")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AIDGN_DATA", raising=False)
+    by_folder = load_dataset(tmp_path / "store" / "PACS")
+    by_name = load_dataset("pacs", "store")
+    monkeypatch.setenv("AIDGN_DATA", str(tmp_path / "store"))
+    by_variable = load_dataset("PACS")
+    for dataset in (by_folder, by_name, by_variable):
+        assert dataset.name == "PACS"
+        assert dataset.letters == ["A", "C", "P", "S"]
+        assert dataset.eval_every == 50
+        assert dataset.lr_milestones == (2000, 4000)
+        assert dataset.fingerprint == by_folder.fingerprint
+    (tmp_path / "store").rename("data")
+    assert load_dataset("PACS").root == Path("data/PACS")
+    monkeypatch.chdir("data")
+    assert load_dataset("PACS").root == Path("PACS")
+
+
+def test_the_given_folder_goes_first(tmp_path, monkeypatch):
+    for place in ("given", "variable", "data"):
+        make_pacs(tmp_path / place / "PACS")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AIDGN_DATA", "variable")
+    assert load_dataset("PACS", "given").root == Path("given/PACS")
+    assert load_dataset("PACS").root == Path("variable/PACS")
+    monkeypatch.delenv("AIDGN_DATA")
+    assert load_dataset("PACS").root == Path("data/PACS")
+
+
+def test_other_names_of_folders_and_domains(tmp_path):
+    """DomainBed's folder names; its environments are sorted folder names, which is the order of the tables too."""
+    make(tmp_path / "domain_net", domains=("sketch", "clipart", "infograph", "painting", "quickdraw", "real"), images=1)
+    dataset = load_dataset("DomainNet", tmp_path)
+    assert dataset.domains == ["clip", "info", "paint", "quick", "real", "sketch"]
+    assert dataset.files[0] == "clipart/cat/0.png"
+    assert dataset.files[-1] == "sketch/dog/0.png"
+    assert dataset.steps == 15000
+    make(tmp_path / "office_home", domains=("Art", "Clipart", "Product", "Real_World"), images=1)
+    office = load_dataset(tmp_path / "office_home")
+    assert office.name == "OfficeHome"
+    assert office.domains == ["Art", "Clipart", "Product", "Real World"]
+    assert (tmp_path / "office_home" / office.files[-1]).exists()
+
+
+def test_own_folder_with_a_known_name_is_not_taken_for_it(tmp_path):
+    dataset = load_dataset(make(tmp_path / "PACS"))
+    assert dataset.name == "own-PACS"
+    assert dataset.eval_every == 100
+
+
+def test_embedded(tmp_path, monkeypatch):
+    monkeypatch.chdir(make(tmp_path / "digits").parent)
+    assert load_dataset("digits").root is None
+    assert load_dataset("./digits").name == "own-digits"
+
+
+# Identity -----------------------------------------------------------------------------------------------------------
+
+def test_fingerprint(tmp_path):
+    dataset = load_dataset(make(tmp_path / "own"))
+    moved = load_dataset(make(tmp_path / "other place" / "name"))
+    assert dataset.fingerprint == moved.fingerprint
+    assert len(dataset.fingerprint) == 64
+    fewer = dataset.without([5])
+    assert fewer.fingerprint != dataset.fingerprint
+    (tmp_path / "own" / "camera" / "cat" / "0.png").rename(tmp_path / "own" / "camera" / "dog" / "00.png")
+    assert load_dataset(tmp_path / "own").fingerprint != dataset.fingerprint
+
+
+def test_without(tmp_path):
+    dataset = load_dataset(make(tmp_path / "own"))
+    fewer = dataset.without(np.array([0, 7]))
+    assert len(fewer) == 10
+    assert fewer.files == [file for index, file in enumerate(dataset.files) if index not in (0, 7)]
+    assert fewer.labels.tolist() == [0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
+    assert fewer.indices(1).tolist() == [5, 6, 7, 8, 9]
+    assert dataset.without([]).files == dataset.files
+    assert len(dataset) == 12
+
+
+# Mistakes -----------------------------------------------------------------------------------------------------------
+
+def test_missing_folder_file_and_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AIDGN_DATA", "/nowhere")
+    assert "does not exist" in error_of(tmp_path / "missing")
+    (tmp_path / "file").touch()
+    assert "not a folder" in error_of(tmp_path / "file")
+    assert "Did you mean VLCS?" in error_of("VCLS")
+    message = error_of("office_home", "given")
+    assert all(part in message for part in (
+        "given/office_home", "/nowhere/office_home", "data/office_home", "`aidgn data download OfficeHome`"))
+
+
+def test_no_domains_no_classes_one_class(tmp_path):
+    write(tmp_path / "flat" / "0.png")
+    assert "no domains" in error_of(tmp_path / "flat")
+    write(tmp_path / "classes" / "cat" / "0.png")
+    write(tmp_path / "classes" / "dog" / "0.png")
+    assert "no class folders in its domains cat, dog" in error_of(tmp_path / "classes")
+    assert "only the class cat" in error_of(make(tmp_path / "one", classes=("cat",)))
+
+
+def test_a_domain_or_class_without_images(tmp_path):
+    root = make(tmp_path / "own")
+    for name in ("cat", "dog"):
+        (root / "tablet" / name).mkdir(parents=True)
+    (root / "tablet" / "cat" / "movie.mp4").touch()
+    assert "domain tablet" in error_of(root)
+    (root / "tablet" / "cat" / "movie.mp4").unlink()
+    for name in ("cat", "dog"):
+        (root / "tablet" / name).rmdir()
+    (root / "tablet").rmdir()
+    for domain in ("camera", "phone"):
+        (root / domain / "fox").mkdir()
+    assert "class fox" in error_of(root)
+
+
+def test_classes_that_differ_are_all_named(tmp_path):
+    root = make(tmp_path / "own", domains=("camera", "phone", "tablet"), classes=("cat", "dog", "fox"))
+    for missing in ("camera/fox", "phone/cat", "phone/dog"):
+        (root / missing).rename(tmp_path / missing.replace("/", "-"))
+    message = error_of(root)
+    assert "camera lacks fox; phone lacks cat, dog" in message
+    assert "tablet" not in message
+
+
+def test_a_known_data_set_that_is_incomplete(tmp_path):
+    make(tmp_path / "PACS", domains=("photo", "sketch"))
+    message = error_of("PACS", tmp_path)
+    assert "art_painting, cartoon, photo, sketch" in message
+    assert "aidgn data download PACS" in message
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_no_permission(tmp_path):
+    root = make(tmp_path / "own")
+    (root / "phone").chmod(0)
+    try:
+        assert "permission" in error_of(root)
+    finally:
+        (root / "phone").chmod(0o755)
+
+
+# The check ----------------------------------------------------------------------------------------------------------
+
+def test_check_counts_and_finds_broken_files_and_copies(tmp_path):
+    root = make(tmp_path / "own", images=2)
+    write(root / "camera" / "cat" / "same.png", seed=1)
+    write(root / "phone" / "dog" / "also the same.png", seed=1)
+    write(root / "camera" / "dog" / "twice.png", seed=2)
+    write(root / "camera" / "dog" / "twice again.png", seed=2)  # within a domain: no leak
+    content = (root / "camera" / "cat" / "0.png").read_bytes()
+    (root / "camera" / "cat" / "1.png").write_bytes(content[:60])
+    (root / "phone" / "cat" / "1.png").write_bytes(b"")
+    seen = []
+    dataset = load_dataset(root)
+    result = check(dataset, lambda done, total: seen.append((done, total)))
+    assert result.counts.tolist() == [[3, 4], [2, 3]]
+    assert [file for file, _ in result.broken] == ["camera/cat/1.png", "phone/cat/1.png"]
+    assert "damaged" in result.broken[0][1]
+    assert "empty" in result.broken[1][1]
+    assert result.duplicates == [["camera/cat/same.png", "phone/dog/also the same.png"]]
+    assert result.expected is None
+    assert result.differences == []
+    assert not result.fine
+    assert seen == [(done, 12) for done in range(1, 13)]
+    broken = [dataset.files.index(file) for file, _ in result.broken]
+    leak = [dataset.files.index("camera/cat/same.png")]
+    assert check(dataset.without(broken + leak)).fine
+
+
+def test_check_compares_with_the_published_counts(tmp_path):
+    make_pacs(tmp_path / "PACS")
+    result = check(load_dataset("PACS", tmp_path))
+    assert result.expected == "the copy of PACS published (9991 images)"
+    assert "photo: 7 images, expected 1670" in result.differences
+    assert "sketch/house: 1 images, expected 80" in result.differences
+    assert len(result.differences) == 4 + 28
+
+
+def test_check_accepts_both_copies_of_terra_incognita(tmp_path):
+    entry = CATALOGUE["TerraIncognita"]
+    make(tmp_path / "terra_incognita", domains=entry.domains, classes=entry.classes, images=1)
+    dataset = load_dataset(tmp_path / "terra_incognita")
+    for counts, words in ((entry.counts, "published (24788 images)"),
+                          (entry.other_counts, "downloadable today (24330 images)")):
+        table = np.zeros((4, 10), dtype=np.int64)
+        table[:, 3] = [counts[domain] for domain in entry.domains]
+        expected, differences = compare(dataset, table)
+        assert expected == f"the copy of TerraIncognita {words}"
+        assert differences == []
+
+
+def test_check_of_the_embedded_data_set():
+    result = check(load_dataset("digits"))
+    assert result.counts.sum() == 1797
+    assert result.fine
