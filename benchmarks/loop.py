@@ -1,0 +1,77 @@
+"""What the training loop costs besides the network, on the CPU; ratios in one run.
+
+    python benchmarks/loop.py
+
+1. A step of the loop (draws, gather, augmentation, update, bookkeeping) against the bare forward, backward and
+   optimiser step on a batch that lies ready.
+2. A step on 1,000 images against one on 100,000: it must not grow with the data set.
+"""
+
+import argparse
+import time
+
+import numpy as np
+import torch
+
+from aidgn.algorithms import create
+from aidgn.data import Dataset
+from aidgn.data.batches import Images
+from aidgn.data.cache import prepare
+from aidgn.training.evaluation import Splits
+from aidgn.training.featurizer import featurizer
+from aidgn.training.run import _Run
+from aidgn.training.spec import RunSpec
+
+
+def dataset(images: int, size: int) -> Dataset:
+    """Random pixels in four domains and five classes."""
+    domain_of = np.sort(np.arange(images) % 4)
+    labels = np.arange(images) % 5
+    pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3), dtype=np.uint8)
+    return Dataset("random", None, list("abcd"), list("vwxyz"), list("ABCD"), [f"{i}" for i in range(images)], labels,
+                   domain_of, 224 if size > 64 else size, size > 64, 10**9, 10**9, (), pixels)
+
+
+def loop(data: Dataset, backbone: str, batch_size: int) -> _Run:
+    device = torch.device("cpu")
+    spec = RunSpec("random", "AIDGN", "a", steps=10**9, eval_every=10**9, backbone=backbone, weights="none",
+                   hyper_parameters={"batch_size": batch_size}).resolved(data)
+    algorithm = create("AIDGN", featurizer(backbone, "none", 3, "float32", device), 5, 3, **spec.hyper_parameters)
+    return _Run(spec, algorithm, Images(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0)
+
+
+def seconds(action, times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        action()
+    return (time.perf_counter() - began) / times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="resnet50.tv_in1k")
+    parser.add_argument("--batch-size", type=int, default=4, help="images per domain, of 227 x 227 pixels")
+    parser.add_argument("--rounds", type=int, default=8)
+    arguments = parser.parse_args()
+
+    run = loop(dataset(200, 227), arguments.backbone, arguments.batch_size)
+    steps = run.go()
+    x = torch.randn(3 * arguments.batch_size, 3, 224, 224).contiguous(memory_format=torch.channels_last)
+    y = torch.arange(len(x)) % 5
+    batch = list(zip(x.split(arguments.batch_size), y.split(arguments.batch_size), strict=True))
+    next(steps)
+    run.algorithm.update(batch)
+    pairs = [(seconds(lambda: next(steps), 1), seconds(lambda: run.algorithm.update(batch), 1))
+             for _ in range(arguments.rounds)]
+    ours, bare = np.median(pairs, axis=0)
+    print(f"{arguments.backbone}, 3 x {arguments.batch_size} images: a step of the loop takes {ours / bare:.3f} times "
+          f"the bare step (median of {arguments.rounds} rounds, alternating)")
+
+    small, large = (loop(dataset(images, 28), "small", 32).go() for images in (1_000, 100_000))
+    pairs = [(seconds(lambda: next(small), 20), seconds(lambda: next(large), 20)) for _ in range(arguments.rounds)]
+    few, many = np.median(pairs[1:], axis=0)
+    print(f"small network, 3 x 32 images: a step on 100,000 images takes {many / few:.3f} times one on 1,000")
+
+
+if __name__ == "__main__":
+    main()

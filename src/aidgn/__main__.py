@@ -1,0 +1,5 @@
+"""python -m aidgn"""
+
+from aidgn.cli import main
+
+main()

@@ -1,0 +1,56 @@
+"""The command line. Each command parses, calls and prints; heavy imports happen when a command runs."""
+
+import sys
+
+import click
+
+import aidgn
+from aidgn.cli.algorithms import algorithms
+from aidgn.cli.data import data
+from aidgn.cli.demo import demo
+from aidgn.cli.sweep import sweep
+from aidgn.cli.table import table
+from aidgn.cli.train import train
+from aidgn.errors import UserError, did_you_mean
+
+
+class Group(click.Group):
+    """A group that lists commands in the order people meet them and suggests the nearest name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context,
+                        args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(f"There is no command {args[0]}.{did_you_mean(args[0], self.commands)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+             epilog="Start with `aidgn demo`. Every command explains itself with --help.")
+@click.version_option(aidgn.__version__, prog_name="aidgn")
+def app() -> None:
+    """Train image classifiers that hold up on domains they never saw, and measure that honestly."""
+
+
+for command in (demo, train, sweep, table, algorithms, data):
+    app.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message and exit code 2, Ctrl-C is 130."""
+    try:
+        app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except UserError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(130 if type(error).__name__ == "Interrupted" else 2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted; the same command continues.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)

@@ -1,0 +1,40 @@
+"""aidgn algorithms"""
+
+import inspect
+
+import click
+
+
+@click.command(epilog="""\b
+Examples:
+  aidgn algorithms
+  aidgn algorithms AIDGN""")
+@click.argument("name", required=False)
+@click.option("--small", is_flag=True, help="Show the defaults for images of 28 to 64 pixels instead of 224.")
+def algorithms(name: str | None, small: bool) -> None:
+    """The list of algorithms; with NAME, its objective, hyper-parameters and search space."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from aidgn.algorithms import ALGORITHMS, find
+
+    console = Console(width=None if __import__("sys").stdout.isatty() else 120)
+    if name is None:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for head in ("name", "what it does", "paper", "own hyper-parameters"):
+            table.add_column(head, overflow="fold")
+        common = {"lr", "batch_size", "weight_decay", "resnet_dropout"}
+        for algorithm in ALGORITHMS.values():
+            table.add_row(algorithm.name(), algorithm.title, algorithm.paper,
+                          ", ".join(key for key in algorithm.search_space if key not in common))
+        console.print(table)
+        return
+    algorithm = find(name)
+    console.print(f"[bold]{algorithm.name()}[/bold]: {algorithm.title}\n{algorithm.paper}\n", highlight=False)
+    console.print(inspect.cleandoc(algorithm.__doc__ or ""), highlight=False, markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold", title=None)
+    for head in ("\nhyper-parameter", "\ndefault", "\nsearched"):
+        table.add_column(head)
+    for key, (default, distribution) in algorithm.space("", small).items():
+        table.add_row(key, f"{default:g}" if isinstance(default, float) else str(default), distribution.text)
+    console.print(table)

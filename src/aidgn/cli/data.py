@@ -1,0 +1,112 @@
+"""aidgn data list | check | download | prepare"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from aidgn.errors import UserError
+
+
+@click.group()
+def data() -> None:
+    """Data sets: list, check, download, prepare."""
+
+
+@data.command("list")
+def list_() -> None:
+    """The data sets that are known by name."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from aidgn.data import CATALOGUE
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("name", "domains", "images", "classes", "steps", "eval every", "halve lr at"):
+        table.add_column(head)
+    for entry in CATALOGUE.values():
+        domains = ", ".join(f"{name} ({letter})" if letter != name else name
+                            for name, letter in zip(entry.domains, entry.letters, strict=True))
+        numbers = (sum(entry.counts.values()), entry.number_of_classes, entry.steps, entry.eval_every)
+        table.add_row(entry.name, domains, *map(str, numbers), ", ".join(map(str, entry.lr_milestones)))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@data.command(epilog="""\b
+Examples:
+  aidgn data check PACS
+  aidgn data check photos/""")
+@click.argument("folder")
+@click.option("--data-dir", metavar="DIR", help="Where data sets are  [default: $AIDGN_DATA, else data/].")
+def check(folder: str, data_dir: str | None) -> None:
+    """Count and decode every image of FOLDER (or of a data set by name): what is missing, broken or twice."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from aidgn.cli.display import RunDisplay
+    from aidgn.data import load_dataset
+    from aidgn.data.dataset import check as check_dataset
+
+    dataset = load_dataset(folder, data_dir)
+    with RunDisplay() as display:
+        found = check_dataset(dataset, on_progress=lambda done, total: display.update("reading", done, total, None))
+    table = Table(box=None, pad_edge=False, header_style="bold", title=f"{dataset.name}: {len(dataset.labels)} images",
+                  title_justify="left")
+    table.add_column("domain")
+    for name in dataset.classes:
+        table.add_column(name, justify="right")
+    table.add_column("all", justify="right")
+    for name, row in zip(dataset.domains, found.counts, strict=True):
+        table.add_row(name, *(str(n) for n in row), str(sum(row)))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for line in found.differences:
+        click.echo(line)
+    for file, reason in found.broken:
+        click.echo(f"broken: {file}: {reason}")
+    for group in found.duplicates:
+        click.echo(f"the same image in several domains: {', '.join(group)}")
+    if dataset.ignored:
+        click.echo(f"{len(dataset.ignored)} other files are ignored: {', '.join(dataset.ignored[:5])}"
+                   + (" ..." if len(dataset.ignored) > 5 else ""))
+    if not found.fine:
+        raise UserError(f"{dataset.name} is not in order: {len(found.broken)} broken files, {len(found.duplicates)} "
+                        f"images in several domains, {len(found.differences)} differences from the published counts.")
+    click.echo(f"Every image can be read{f', counts are those of {found.expected}' if found.expected else ''}.")
+
+
+@data.command(epilog="""\b
+Example:
+  aidgn data download PACS --data-dir ~/data""")
+@click.argument("name")
+@click.option("--data-dir", metavar="DIR", help="Where to put it  [default: $AIDGN_DATA, else data/].")
+def download(name: str, data_dir: str | None) -> None:
+    """Fetch a data set by NAME from its mirrors, resume where it broke off, verify the counts."""
+    import os
+
+    from aidgn.cli.display import RunDisplay
+    from aidgn.data.download import download as fetch
+
+    with RunDisplay() as display:
+        folder = fetch(name, Path(data_dir or os.environ.get("AIDGN_DATA") or "data"),
+                       on_progress=lambda done, total: display.update("downloading", done, total, None))
+    click.echo(f"{name} is in {folder}")
+
+
+@data.command(epilog="""\b
+Example:
+  aidgn data prepare PACS""")
+@click.argument("folder")
+@click.option("--data-dir", metavar="DIR", help="Where data sets are  [default: $AIDGN_DATA, else data/].")
+@click.option("--workers", type=int, metavar="N", help="Processes  [default: one per core].")
+@click.option("--skip-broken", is_flag=True, help="Leave out images that cannot be read.")
+def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken: bool) -> None:
+    """Decode every image once, so that training starts at once. Training does this by itself on first use."""
+    from aidgn.cli.display import RunDisplay
+    from aidgn.data import load_dataset
+    from aidgn.data.cache import prepare as prepare_dataset
+
+    with RunDisplay() as display:
+        prepared = prepare_dataset(load_dataset(folder, data_dir), workers=workers, skip_broken=skip_broken,
+                                   on_progress=lambda done, total: display.update("prepare", done, total, None))
+    click.echo(f"{len(prepared.rows)} images of {prepared.dataset.name} are ready"
+               + (f"; {len(prepared.skipped)} broken files left out." if prepared.skipped else "."))

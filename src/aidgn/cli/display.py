@@ -1,0 +1,108 @@
+"""Progress on the terminal: a live bar where there is one, a line now and then where there is not."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aidgn.training import RunSpec
+
+
+class RunDisplay:
+    """Shows one run's preparation and training; give `update` to `train` as `on_progress`."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.live = sys.stderr.isatty()
+        self.progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                                 TextColumn("{task.fields[speed]}"), TimeRemainingColumn(),
+                                 TextColumn("{task.fields[note]}"), console=Console(stderr=True), disable=not self.live)
+        self.tasks: dict[str, Any] = {}
+        self.began: dict[str, tuple[float, int]] = {}
+        self.said = time.monotonic()
+
+    def __enter__(self) -> "RunDisplay":
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def update(self, what: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
+        now = time.monotonic()
+        words = {"prepare": "decoding images", "train": "training"}.get(what, what)
+        if what not in self.tasks:
+            self.tasks[what] = self.progress.add_task(words, total=total, speed="", note="")
+            self.began[what] = (now, done)
+        began, first = self.began[what]
+        speed = (done - first) / (now - began) if now > began else 0.0
+        unit = "images" if what == "prepare" else "steps"
+        note = describe(record) if record else None
+        self.progress.update(self.tasks[what], completed=done, total=total, speed=f"{speed:.3g} {unit}/s",
+                             **({"note": note} if note else {}))
+        if not self.live and done < total and now - self.said > 10:
+            self.said = now
+            left = (total - done) / speed if speed else float("inf")
+            print(f"{words}: {done} of {total}, {speed:.3g} {unit}/s, {left:.0f} s left", file=sys.stderr, flush=True)
+
+
+class SweepDisplay:
+    """Shows many runs as one bar; give `update` to a launcher as `on_event`."""
+
+    def __init__(self, specs: "Sequence[RunSpec]") -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self.specs, self.live = specs, sys.stderr.isatty()
+        self.done = [0] * len(specs)
+        self.folders: dict[int, str] = {}
+        self.began = self.said = time.monotonic()
+        self.first: int | None = None  # steps that were done already, which say nothing about the speed
+        self.progress = Progress(TextColumn("{task.description:<32}"), BarColumn(), TextColumn("{task.fields[runs]}"),
+                                 TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+                                 console=Console(stderr=True), disable=not self.live)
+        self.total = sum(int(spec.steps or 0) for spec in specs)
+        self.task = self.progress.add_task("starting", total=self.total, runs=f"0/{len(specs)} runs")
+
+    def __enter__(self) -> "SweepDisplay":
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def update(self, number: int, kind: str, what: Any) -> None:
+        spec = self.specs[number]
+        if kind == "step":
+            self.done[number] = what
+        elif kind == "done":
+            self.done[number] = int(spec.steps or 0)
+            self.folders[number] = what
+        done, now = sum(self.done), time.monotonic()
+        if kind == "step" and self.first is None:
+            self.first, self.began = done, now
+        runs = f"{len(self.folders)}/{len(self.specs)} runs"
+        self.progress.update(self.task, completed=done, runs=runs,
+                             description=f"{spec.algorithm}, {', '.join(spec.target)} unseen")
+        if kind == "failed":
+            self.progress.console.print(f"{spec.algorithm}, {', '.join(spec.target)}: {what}", highlight=False)
+        if not self.live and now - self.said > 10:
+            self.said = now
+            speed = (done - (self.first or 0)) / max(now - self.began, 1e-9)
+            left = f"{(self.total - done) / speed:.0f} s left" if speed else "starting"
+            print(f"{runs}, {done / self.total:.0%}, {speed:.3g} steps/s, {left}", file=sys.stderr, flush=True)
+
+
+def describe(record: Mapping[str, Any]) -> str:
+    """'validation 97.1 %, chalk 78.3 %' of a record."""
+    args = record["args"]
+    sources = [i for i in range(len(args["domains"])) if i not in args["test_envs"]]
+    validation = sum(record[f"env{i}_out_acc"] for i in sources) / len(sources)
+    targets = [f"{args['domains'][i]} {record[f'env{i}_in_acc']:.1%}" for i in args["test_envs"]]
+    return ", ".join([f"validation {validation:.1%}", *targets])

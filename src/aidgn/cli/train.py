@@ -1,0 +1,59 @@
+"""aidgn train"""
+
+import click
+
+from aidgn.cli.options import parse_settings, run_options
+from aidgn.errors import UserError
+
+
+@click.command(epilog="""\b
+Examples:
+  aidgn train digits --target chalk
+  aidgn train PACS --target S --algorithm ERM --trial 1
+  aidgn train photos/ --target hospital_c --set lr=1e-5 --steps 2000
+Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""")
+@click.argument("data")
+@click.option("--algorithm", default="AIDGN", show_default=True, metavar="NAME", help="`aidgn algorithms` lists them.")
+@click.option("--target", "targets", multiple=True, metavar="NAME",
+              help="The unseen domain, by name or letter; repeatable. `none` trains on all domains.")
+@click.option("--trial", default=0, show_default=True, metavar="N", help="Seed of splits, batches and initial weights.")
+@click.option("--draw", default=0, show_default=True, metavar="N",
+              help="Draw of the hyper-parameter search; 0 is the defaults.")
+@click.option("--augment-validation", is_flag=True, help="Validate on augmented images, as DomainBed does.")
+@click.option("--eval-in", is_flag=True, help="Measure the accuracy on the training images too.")
+@run_options
+def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw: int, augment_validation: bool,
+          eval_in: bool, out: str, data_dir: str | None, steps: int | None, eval_every: int | None,
+          batch_size: int | None, backbone: str | None, weights: str | None, settings: tuple[str, ...], device: str,
+          precision: str, skip_broken: bool) -> None:
+    """Train one run on DATA: a data set's name (`aidgn data list`) or a folder ROOT/<domain>/<class>/<image>."""
+    from aidgn.algorithms import find
+    from aidgn.cli.display import RunDisplay
+    from aidgn.data import load_dataset
+    from aidgn.selection import load_records, select
+    from aidgn.training import RunSpec
+    from aidgn.training import train as train_run
+
+    find(algorithm)
+    dataset = load_dataset(data, data_dir)
+    if not targets:
+        raise UserError("Name the domain to hold out with --target: "
+                        + ", ".join(f"{name} ({letter})" if letter != name else name
+                                    for name, letter in zip(dataset.domains, dataset.letters, strict=True))
+                        + "; or --target none to train on all of them.")
+    spec = RunSpec(data, algorithm, () if targets == ("none",) else targets, trial, draw,
+                   parse_settings(settings, batch_size), steps, eval_every, backbone, weights,
+                   augment_validation=augment_validation, evaluate_source_in=eval_in, skip_broken=skip_broken)
+    resolved = spec.resolved(dataset)
+    unseen = ", ".join(resolved.target) or "none"
+    click.echo(f"{dataset.name}, {find(algorithm).name()}, unseen domain: {unseen}, trial {trial}: "
+               f"{len(dataset.labels)} images, {len(dataset.domains) - len(resolved.target)} source domains, "
+               f"{len(dataset.classes)} classes, {resolved.backbone} ({resolved.weights}), {resolved.steps} steps.",
+               err=True)
+    with RunDisplay() as display:
+        folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, on_progress=display.update)
+    if len(resolved.target) == 1:
+        row = select(load_records(folder), "training")[0]
+        click.echo(f"{unseen} (never seen in training): {row['accuracy']:.1%}, at step {row['step']}, "
+                   "selected by training-domain validation.")
+    click.echo(f"Run folder: {folder}")

@@ -1,0 +1,20 @@
+"""Many runs: the plan of them, and how they are launched."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from aidgn.data import load_dataset
+from aidgn.training.spec import RunSpec
+
+
+def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequence[str] = (), trials: int = 3,
+         draws: int = 1, data_dir: str | None = None, **shared: Any) -> list[RunSpec]:
+    """Every combination, in order of priority: data set, algorithm, draw, trial, target. No target means each domain in
+    turn. `shared` goes to every run; all are checked against their data set before the first one starts."""
+    specs = []
+    for dataset in datasets:
+        loaded = load_dataset(dataset, data_dir)
+        names = [loaded.domains[loaded.find_domain(target)] for target in targets] or loaded.domains
+        specs += [RunSpec(dataset, algorithm, name, trial, draw, **shared).resolved(loaded)
+                  for algorithm in algorithms for draw in range(draws) for trial in range(trials) for name in names]
+    return specs

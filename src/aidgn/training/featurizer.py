@@ -1,0 +1,98 @@
+"""A backbone with the arithmetic of a run: precision, memory format, folded batch norm, compiled code.
+
+Algorithms see a module that maps images to float32 features, and nothing of this.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from aidgn import backbones
+from aidgn.errors import UserError
+
+PRECISIONS = ("auto", "bfloat16", "tf32", "float32")
+EVAL_BATCH = 512  # images per forward pass of evaluation
+log = logging.getLogger("aidgn")
+
+
+class Featurizer(nn.Module):
+    """Images [B, channels, H, W] to features [B, num_features] in float32."""
+
+    def __init__(self, network: nn.Module, precision: str, compiled: bool):
+        super().__init__()
+        self.network = network
+        self.num_features = int(network.num_features)  # type: ignore[arg-type]
+        self.precision = precision
+        self.run: Callable[[Tensor], Tensor] = self.compute
+        if compiled:
+            self.run = torch.compile(self.compute, mode="reduce-overhead", dynamic=False)
+
+    def compute(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            return self.network(x).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        if self.run is self.compute:
+            return self.run(x)
+        try:
+            if torch.is_grad_enabled():
+                return self.run(x).clone()  # the graph's own output is overwritten by its next replay
+            return torch.cat([self.run(padded(part))[:len(part)].clone() for part in x.split(EVAL_BATCH)])
+        except torch._dynamo.exc.TorchDynamoException as error:
+            log.info("Compilation failed (%s); continuing without it.", str(error).splitlines()[0])
+            self.run = self.compute
+            return self.run(x)
+
+
+def padded(x: Tensor) -> Tensor:
+    """x with zeros behind it, up to the batch that evaluation is compiled for."""
+    return x if len(x) == EVAL_BATCH else torch.cat([x, x.new_zeros(EVAL_BATCH - len(x), *x.shape[1:])])
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """The precision by name, set for this process; auto is bfloat16 on CUDA, float32 elsewhere."""
+    if name not in PRECISIONS:
+        raise UserError(f"--precision {name} is not one of {', '.join(PRECISIONS)}.")
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    torch.set_float32_matmul_precision("highest" if name == "float32" else "high")
+    torch.backends.cudnn.allow_tf32 = name != "float32"
+    torch.backends.cudnn.benchmark = True
+    return name
+
+
+_compiled: dict[tuple[object, ...], Featurizer] = {}
+
+
+def featurizer(backbone: str, weights: str | Path | None, in_channels: int, precision: str,
+               device: torch.device) -> Featurizer:
+    """A featuriser with fresh initial weights. On CUDA its compiled code is kept for the next run in this process:
+    the same module comes back with the initial weights copied in."""
+    network = backbones.create(backbone, weights=weights, in_channels=in_channels)
+    key = (backbone, str(weights), in_channels, precision, device)  # the weights file decides where the strides are
+    if key in _compiled:
+        module = _compiled[key]
+        module.network.load_state_dict(network.state_dict())
+        module.zero_grad(set_to_none=True)
+        return module
+    backbones.fold(network)
+    module = Featurizer(network.to(device, memory_format=torch.channels_last), precision, device.type == "cuda")
+    if device.type == "cuda":
+        _compiled.clear()  # one network's graphs and buffers at a time
+        _compiled[key] = module
+    return module

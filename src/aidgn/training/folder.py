@@ -1,0 +1,148 @@
+"""The folder of a run: what is in it, who may write to it, and how it survives a crash at any moment.
+
+    run.json            the specification, its identity, versions
+    results.jsonl       one record per evaluation
+    state.pt            everything needed to go on; removed when the run is finished
+    model.safetensors   weights of the selected step
+    last.safetensors    weights of the last step; written last: a run is finished when this file is there
+    log.txt             what happened, in words
+
+Progress has one commit point, the renaming of `state.pt`, which knows how long `results.jsonl` was; records behind that
+are dropped and measured again. The end has one commit point, the renaming of `last.safetensors`.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from aidgn.errors import UserError
+from aidgn.files import storage_error, write_text, written_aside
+
+
+class RunFolder:
+    def __init__(self, path: Path):
+        self.path = path
+        self.results = path / "results.jsonl"
+        self.state = path / "state.pt"
+        self.model = path / "model.safetensors"
+        self.last = path / "last.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        return self.last.exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; the lock goes with the process, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"Another process is training this run: {self.path} is locked. "
+                                "Wait for it, or stop it, and run the same command again to continue.") from None
+            yield
+
+    def claim(self, identity: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Write run.json, or make sure that the one there is of the same run."""
+        path = self.path / "run.json"
+        if path.exists():
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))["identity"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path} cannot be read ({error}). Move the folder away to start anew.") from None
+            if found != identity:
+                differing = sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
+                raise UserError(f"{self.path} holds a run of another specification (different: "
+                                f"{', '.join(differing)}). Move it away, or choose another folder with --out.")
+        else:
+            write_text(path, json.dumps({"identity": identity, **about}, indent=1) + "\n")
+
+    def log(self, text: str) -> None:
+        try:
+            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
+        except OSError as error:
+            raise storage_error(self.path / "log.txt", error) from None
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        try:
+            with self.results.open("ab") as file:
+                file.write((json.dumps(record) + "\n").encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise storage_error(self.results, error) from None
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        size = self.results.stat().st_size if self.results.exists() else 0
+        with written_aside(self.state) as temporary:
+            try:
+                torch.save({**state, "results_bytes": size}, temporary)
+            except RuntimeError as error:  # torch's writer hides the system's error behind its own
+                raise OSError(28 if _full(temporary.parent) else 5, str(error).splitlines()[0]) from None
+
+    def load(self) -> dict[str, Any] | None:
+        """The last saved state, with the records cut back to it; None to start from the beginning."""
+        if not self.state.exists():
+            if self.results.exists():
+                self.results.unlink()
+            return None
+        try:
+            state = torch.load(self.state, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise UserError(
+                f"{self.state} was refused: it is damaged, or holds objects that could run code "
+                f"({type(error).__name__}). Remove it to start this run from the beginning.") from None
+        records = self.results.stat().st_size if self.results.exists() else 0
+        if records < state["results_bytes"]:
+            raise UserError(f"{self.results} is shorter than when {self.state.name} was saved: records were removed. "
+                            f"Remove {self.state} to start this run from the beginning.")
+        if records > state["results_bytes"]:
+            os.truncate(self.results, state["results_bytes"])
+        return state
+
+    def finish(self, selected: Mapping[str, Tensor], last: Mapping[str, Tensor],
+               about: Mapping[str, Mapping[str, str]]) -> None:
+        """Write both sets of weights; from then on the run is finished and the state is not needed."""
+        for path, weights in ((self.model, selected), (self.last, last)):
+            with written_aside(path) as temporary:
+                try:
+                    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary,
+                              metadata=dict(about[path.name]))
+                except SafetensorError as error:
+                    raise OSError(28 if _full(temporary.parent) else 5, str(error).splitlines()[0]) from None
+        self.state.unlink(missing_ok=True)
+
+    def records(self) -> list[dict[str, Any]]:
+        if not self.results.exists():
+            return []
+        return [json.loads(line) for line in self.results.read_text(encoding="utf-8").splitlines()]
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read as safetensors: {error}.") from None
+
+
+def _full(folder: Path) -> bool:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize < 2**20

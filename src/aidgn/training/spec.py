@@ -1,0 +1,92 @@
+"""What a run is: its specification, resolved against the data set, and the identity that follows from it."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from aidgn import backbones
+from aidgn.algorithms import find
+from aidgn.algorithms.hyper_parameters import resolve
+from aidgn.data import Dataset
+from aidgn.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training. What is None is taken from the data set and the algorithm by `resolved`."""
+
+    dataset: str  # a name of the catalogue, or a folder
+    algorithm: str = "AIDGN"
+    target: Sequence[str] | str = ()  # the unseen domains, by name or letter; () trains on all
+    trial: int = 0
+    draw: int = 0  # of the hyper-parameter search; 0 is the defaults
+    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # over those of the draw
+    steps: int | None = None
+    eval_every: int | None = None
+    backbone: str | None = None
+    weights: str | None = None  # "hub", "none" or a file
+    lr_milestones: Sequence[int] | None = None
+    augment_validation: bool = False  # validate sources on augmented images, as DomainBed does
+    evaluate_source_in: bool = False  # measure the accuracy on the training images too
+    skip_broken: bool = False
+
+    def resolved(self, dataset: Dataset) -> "RunSpec":
+        """Every choice made and checked."""
+        algorithm = find(self.algorithm)
+        names = [self.target] if isinstance(self.target, str) else list(self.target)
+        targets = sorted({dataset.find_domain(name) for name in names})
+        sources = len(dataset.domains) - len(targets)
+        if sources < 1:
+            raise UserError("Every domain is a target: none is left to train on.")
+        if sources < algorithm.min_domains:
+            raise UserError(f"{algorithm.name()} needs at least {algorithm.min_domains} source domains; with target "
+                            f"{', '.join(dataset.domains[i] for i in targets)} there is {sources}.")
+        defaults = algorithm.sample(dataset.name, self.trial, self.draw, small=dataset.small)
+        space = algorithm.space(dataset.name, dataset.small)
+        backbone = self.backbone or (backbones.SMALL if dataset.small else backbones.DEFAULT)
+        milestones = dataset.lr_milestones if algorithm.lr_milestones else ()
+        spec = replace(
+            self,
+            target=tuple(dataset.domains[i] for i in targets),
+            hyper_parameters=resolve(algorithm.name(), space, {**defaults, **self.hyper_parameters}),
+            steps=dataset.steps if self.steps is None else self.steps,
+            eval_every=dataset.eval_every if self.eval_every is None else self.eval_every,
+            backbone=backbone,
+            weights=self.weights or ("none" if backbone == backbones.SMALL else "hub"),
+            lr_milestones=tuple(milestones if self.lr_milestones is None else self.lr_milestones),
+        )
+        for option, value, least in (("steps", spec.steps, 1), ("eval-every", spec.eval_every, 1),
+                                     ("trial", spec.trial, 0), ("draw", spec.draw, 0)):
+            if value is None or value < least:
+                raise UserError(f"--{option} is {value}; expected a whole number of at least {least}.")
+        return spec
+
+    def identity(self, dataset: Dataset) -> dict[str, Any]:
+        """What makes this run this run, whatever folder data and weights are in. For a resolved specification."""
+        algorithm = find(self.algorithm)
+        identity = asdict(self)
+        identity["dataset"] = dataset.name
+        identity["algorithm"] = algorithm.name()
+        if self.algorithm != algorithm.name():  # a class of the user's: its text is part of what is run
+            identity["source"] = hashlib.sha256(inspect.getsource(algorithm).encode()).hexdigest()[:16]
+        identity["weights"] = backbones.weights_identity(str(self.backbone), self.weights)
+        identity["data"] = dataset.fingerprint
+        del identity["skip_broken"]  # what was left out shows in the fingerprint
+        return json.loads(json.dumps(identity))
+
+    def seed(self, dataset: Dataset) -> int:
+        """The seed of batches, augmentation and initial weights: the same for every algorithm and draw, so that they
+        are compared on the same images in the same order."""
+        text = f"{dataset.name}|{','.join(self.target)}|{self.trial}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def folder_name(identity: Mapping[str, Any]) -> str:
+    """A readable name with a digest of the whole identity."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    parts = [identity["dataset"], identity["algorithm"], "+".join(identity["target"]) or "all",
+             f"trial{identity['trial']}", f"draw{identity['draw']}", digest]
+    return "-".join("".join(c if c.isalnum() or c in "+_." else "_" for c in part) for part in parts)

@@ -1,0 +1,325 @@
+"""A run: same numbers whatever interrupts it, records in DomainBed's shape, and clear words when something is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from aidgn.errors import UserError
+from aidgn.training import RunSpec, train
+from aidgn.training.folder import RunFolder
+
+STEPS, EVERY = 12, 4
+SCRIPT = """
+import sys
+from aidgn.training import RunSpec, train
+spec = RunSpec("digits", sys.argv[2], "chalk", steps=int(sys.argv[3]), eval_every=4,
+               hyper_parameters={"batch_size": 8, "resnet_dropout": 0.1})
+print("ready", flush=True)
+train(spec, sys.argv[1], save_seconds=0.0, device="cpu",
+      on_progress=lambda what, done, total, record: print(what, done, flush=True))
+"""
+
+
+def spec(**changes: object) -> RunSpec:
+    values = {"dataset": "digits", "algorithm": "AIDGN", "target": "chalk", "steps": STEPS, "eval_every": EVERY,
+              "hyper_parameters": {"batch_size": 8, "resnet_dropout": 0.1}}
+    return RunSpec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def without_times(folder: Path) -> list[dict]:
+    return [{key: value for key, value in record.items() if not key.endswith("_time")}
+            for record in RunFolder(folder).records()]
+
+
+def start(out: Path, algorithm: str = "AIDGN", steps: int = STEPS) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), algorithm, str(steps)], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def wait_for(process: subprocess.Popen, line: str) -> None:
+    assert process.stdout is not None
+    for text in process.stdout:
+        if text.strip() == line:
+            return
+    raise AssertionError(process.stderr.read() if process.stderr else "")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    process = start(out)
+    assert process.wait(120) == 0, process.stderr.read() if process.stderr else ""
+    return next(out.iterdir())
+
+
+def test_records_have_domainbeds_shape(undisturbed: Path) -> None:
+    records = without_times(undisturbed)
+    assert [record["step"] for record in records] == [4, 8, 12]
+    for record in records:
+        assert record["args"]["dataset"] == "digits" and record["args"]["algorithm"] == "AIDGN"
+        assert record["args"]["test_envs"] == [1] and record["args"]["trial_seed"] == 0
+        assert record["args"]["hparams_seed"] == 0 and record["hparams"]["batch_size"] == 8
+        accuracies = {key for key in record if key.endswith("_acc")}
+        assert accuracies == {"env0_out_acc", "env1_in_acc", "env1_out_acc", "env2_out_acc", "env3_out_acc"}
+        assert all(0 <= record[key] <= 1 for key in accuracies)
+        assert record["loss"] == pytest.approx(record["classification"] + record["regularizer"], rel=1e-5)
+    assert sorted(path.name for path in undisturbed.iterdir() if not path.name.startswith(".")) == [
+        "last.safetensors", "log.txt", "model.safetensors", "results.jsonl", "run.json"]
+
+
+def test_selected_model_is_the_best_on_source_validation(undisturbed: Path) -> None:
+    from safetensors import safe_open
+
+    validation = [np.mean([record[f"env{i}_out_acc"] for i in (0, 2, 3)]) for record in without_times(undisturbed)]
+    with safe_open(undisturbed / "model.safetensors", "pt") as file:
+        assert int(file.metadata()["step"]) == (4, 8, 12)[int(np.argmax(validation))]
+    with safe_open(undisturbed / "last.safetensors", "pt") as file:
+        assert int(file.metadata()["step"]) == STEPS
+
+
+@pytest.mark.parametrize("moments", [("train 1", "train 6", "train 11"), ("train 4", "train 8", "train 12")])
+def test_killed_and_continued_equals_undisturbed(moments: tuple[str, ...], undisturbed: Path, tmp_path: Path) -> None:
+    for moment in moments:
+        process = start(tmp_path)
+        wait_for(process, moment)
+        time.sleep(0.003 * len(moment))  # into the saving of the state, the writing of a record, or the next step
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    process = start(tmp_path)
+    assert process.wait(120) == 0, process.stderr.read() if process.stderr else ""
+    folder = next(tmp_path.iterdir())
+    assert folder.name == undisturbed.name
+    assert without_times(folder) == without_times(undisturbed)
+    for name in ("model.safetensors", "last.safetensors"):
+        ours, theirs = load_file(folder / name), load_file(undisturbed / name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_at_random_moments(seed: int, undisturbed: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(seed)
+    for _ in range(20):
+        process = start(tmp_path)
+        wait_for(process, "ready")
+        time.sleep(random.uniform(0, 3))
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == 0:
+            break
+    else:
+        assert start(tmp_path).wait(120) == 0
+    folder = next(tmp_path.iterdir())
+    assert without_times(folder) == without_times(undisturbed)
+    assert (folder / "last.safetensors").read_bytes() == (undisturbed / "last.safetensors").read_bytes()
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    process = start(tmp_path)
+    wait_for(process, "train 5")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0 and "The same command goes on" in errors
+    assert start(tmp_path).wait(120) == 0
+    assert without_times(next(tmp_path.iterdir())) == without_times(undisturbed)
+
+
+def test_same_numbers_from_another_folder_of_the_same_images(tmp_path: Path) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    folders = [tmp_path / "here" / "shapes", tmp_path / "elsewhere" / "shapes"]
+    for domain in "ab":
+        for name in ("dark", "light"):
+            for number in range(6):
+                pixels = rng.integers(0, 128, (24, 24, 3), dtype=np.uint8) + (128 if name == "light" else 0)
+                for folder in folders:
+                    (folder / domain / name).mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(pixels.astype(np.uint8)).save(folder / domain / name / f"{number}.png")
+    runs = []
+    for number, folder in enumerate(folders):
+        one = RunSpec(str(folder), "ERM", "b", steps=2, eval_every=2, backbone="small",
+                      hyper_parameters={"batch_size": 2})
+        runs.append(train(one, tmp_path / f"out{number}", device="cpu", workers=1 + number))
+    assert runs[0].name == runs[1].name
+    assert without_times(runs[0]) == without_times(runs[1])
+
+
+def test_a_finished_run_is_left_as_it_is(undisturbed: Path) -> None:
+    before = (undisturbed / "results.jsonl").stat().st_mtime_ns
+    assert train(spec(), undisturbed.parent, device="cpu") == undisturbed
+    assert (undisturbed / "results.jsonl").stat().st_mtime_ns == before
+
+
+def test_what_identifies_a_run() -> None:
+    from aidgn.data import load_dataset
+    from aidgn.training.spec import folder_name
+
+    dataset = load_dataset("digits")
+
+    def name(one: RunSpec) -> str:
+        return folder_name(one.resolved(dataset).identity(dataset))
+
+    assert name(spec(target="C")) == name(spec())  # the letter of chalk
+    assert name(spec(hyper_parameters={"batch_size": "8", "resnet_dropout": 0.1})) == name(spec())
+    others = [spec(algorithm="ERM"), spec(target="ink"), spec(trial=1), spec(draw=1), spec(steps=13),
+              spec(hyper_parameters={"batch_size": 9}), spec(target=("chalk", "ink"))]
+    assert len({name(spec()), *map(name, others)}) == 1 + len(others)
+
+
+def test_learning_rate_is_halved_at_the_milestones(tmp_path: Path) -> None:
+    """Against two runs that change the rate by hand: with milestones (2,) the third step is made at half the rate."""
+    from aidgn.training import run
+
+    rates = []
+    original = run._Run.note
+
+    def note(self: run._Run, terms: dict) -> None:
+        rates.append(self.algorithm.optimizers["main"].param_groups[0]["lr"])
+        original(self, terms)
+
+    run._Run.note = note  # type: ignore[method-assign]
+    try:
+        train(spec(steps=6, lr_milestones=(2, 4), hyper_parameters={"lr": 0.01, "batch_size": 2}), tmp_path,
+              device="cpu")
+    finally:
+        run._Run.note = original  # type: ignore[method-assign]
+    assert rates == [0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025]
+
+
+def test_the_catalogue_sets_evaluation_frequency_and_milestones() -> None:
+    from dataclasses import replace
+
+    from aidgn.data import CATALOGUE, load_dataset
+
+    entry = CATALOGUE["PACS"]
+    pacs = replace(load_dataset("digits"), name="PACS", image_size=224, eval_every=entry.eval_every, steps=entry.steps,
+                   lr_milestones=entry.lr_milestones)
+    aidgn = RunSpec("PACS", "AIDGN", "chalk").resolved(pacs)
+    assert (aidgn.steps, aidgn.eval_every, aidgn.lr_milestones) == (5000, 50, (2000, 4000))
+    assert RunSpec("PACS", "ERM", "chalk").resolved(pacs).lr_milestones == ()  # the paper's schedule is for its model
+    assert aidgn.backbone == "resnet50.tv_in1k" and aidgn.hyper_parameters["lr"] == 2.5e-5
+
+
+# What can go wrong ------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_on_one_folder(tmp_path: Path) -> None:
+    process = start(tmp_path, steps=2000)
+    wait_for(process, "train 1")
+    with pytest.raises(UserError, match="Another process"):
+        train(spec(steps=2000), tmp_path, device="cpu")
+    process.kill()
+    process.wait()
+
+
+def test_nan_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+    # A rate that makes the weights overflow after some steps.
+    broken = spec(algorithm="ERM", steps=50, hyper_parameters={"lr": 1e30, "batch_size": 4})
+    with pytest.raises(UserError, match=r"NaN or infinite at step \d+.*smaller learning rate"):
+        train(broken, tmp_path, device="cpu", save_seconds=0.0)
+    folder = RunFolder(next(tmp_path.iterdir()))
+    assert not folder.finished
+    assert all(np.isfinite(record["loss"]) for record in folder.records())
+    if folder.state.exists():
+        weights = torch.load(folder.state, weights_only=True)["algorithm"]["weights"]
+        assert all(torch.isfinite(tensor).all() for tensor in weights.values() if tensor.is_floating_point())
+
+
+class Malicious:
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch pwned",)
+
+
+def interrupted(out: Path) -> RunFolder:
+    process = start(out)
+    wait_for(process, "train 5")
+    process.kill()
+    process.wait()
+    return RunFolder(next(out.iterdir()))
+
+
+def test_malicious_and_damaged_states_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = interrupted(tmp_path / "out")
+    good = folder.state.read_bytes()
+    torch.save({"step": Malicious()}, folder.state)
+    with pytest.raises(UserError, match="refused"):
+        train(spec(), tmp_path / "out", device="cpu")
+    assert not Path("pwned").exists()
+    folder.state.write_bytes(good[: len(good) // 2])
+    with pytest.raises(UserError, match="refused"):
+        train(spec(), tmp_path / "out", device="cpu")
+
+
+def test_a_folder_of_another_specification(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path)
+    text = json.loads((folder.path / "run.json").read_text())
+    text["identity"]["trial"] = 7
+    (folder.path / "run.json").write_text(json.dumps(text))
+    with pytest.raises(UserError, match=r"another specification.*trial"):
+        train(spec(), tmp_path, device="cpu")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """A file size limit stands in for the full disk where no small file system can be mounted."""
+    import resource
+
+    folder = interrupted(tmp_path)
+    state = folder.state.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(UserError, match="could not be written"):
+            train(spec(), tmp_path, device="cpu", save_seconds=0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert folder.state.read_bytes() == state
+    assert [path.name for path in folder.path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
+def test_a_really_full_disk(undisturbed: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no permission to mount a small file system here")
+    try:
+        process = start(disk)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode != 0 and "The disk is full" in errors
+        subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+        assert start(disk).wait(120) == 0
+        assert without_times(next(disk.glob("digits*"))) == without_times(undisturbed)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"algorithm": "AIDNG"}, "Did you mean AIDGN"),
+    ({"hyper_parameters": {"gama": 1}}, "Did you mean gamma"),
+    ({"hyper_parameters": {"lr": "fast"}}, "lr=fast is not a number"),
+    ({"hyper_parameters": {"lr": -1}}, "out of range"),
+    ({"hyper_parameters": {"batch_size": 2.5}}, "not a whole number"),
+    ({"hyper_parameters": {"ratio": "exactly"}}, "one of linear, exact"),
+    ({"target": "chark"}, "Did you mean chalk"),
+    ({"target": ("ink", "chalk", "poster", "outline")}, "none is left to train on"),
+    ({"steps": 0}, "--steps is 0"),
+    ({"backbone": "resnet5O.tv_in1k"}, "resnet50"),
+    ({"dataset": "digts"}, "Did you mean digits"),
+    ({"dataset": "/no/such/folder"}, "does not exist"),
+])
+def test_mistakes_are_named(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        train(spec(**changes), tmp_path, device="cpu")
+    assert list(tmp_path.iterdir()) == [] or not any(tmp_path.rglob("results.jsonl"))
