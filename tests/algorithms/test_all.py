@@ -1,0 +1,200 @@
+"""What holds for every algorithm: it runs, continues where it was killed, and its hyper-parameters are in order."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from aidgn.algorithms import ALGORITHMS, Algorithm, create
+from aidgn.algorithms.base import domain_ids
+from aidgn.algorithms.hyper_parameters import Distribution, uniform
+from aidgn.errors import UserError
+
+NAMES = list(ALGORITHMS)
+# Settings under which everything that can change in a few updates does.
+BUSY = {"IRM": {"irm_penalty_anneal_iters": 3}, "VREx": {"vrex_penalty_anneal_iters": 3},
+        "Fishr": {"penalty_anneal_iters": 3}, "EQRM": {"eqrm_burnin_iters": 3, "eqrm_lr": 1e-3},
+        "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1}, "CDANN": {"grad_penalty": 0.1, "d_steps_per_g_step": 2},
+        "MTL": {"mtl_ema": 0.5}}
+
+
+def build(toy: SimpleNamespace, name: str, **more: object) -> Algorithm:
+    featurizer = toy.image_network(3 + ALGORITHMS[name].extra_channels)
+    torch.manual_seed(3)
+    return create(name, featurizer, toy.CLASSES, 3, **{"lr": 1e-2, **BUSY.get(name, {}), **more}).train()
+
+
+def batches(toy: SimpleNamespace, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(x.float(), y) for x, y in toy.batches(step, shape=(3, 6, 6))]
+
+
+def test_the_table() -> None:
+    assert NAMES == ["ERM", "IRM", "GroupDRO", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN", "MTL", "SagNet", "ARM",
+                     "VREx", "RSC", "AIDGN", "AIDGN-noR", "AIDGN-noD", "AIDGN-noRD", "AIDGN-release", "SD", "Fishr",
+                     "EQRM"]
+    for algorithm in ALGORITHMS.values():
+        assert algorithm.title and algorithm.paper and algorithm.__doc__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_in_float32(toy: SimpleNamespace, name: str) -> None:
+    algorithm = build(toy, name, resnet_dropout=0.1)
+    for step in range(3):
+        terms = algorithm.update(batches(toy, step))
+        assert all(torch.isfinite(value) and value.dtype == torch.float32 for value in terms.values())
+    assert algorithm.updates == 3
+    algorithm.eval()
+    with torch.no_grad():
+        x = torch.randn(9, 3, 6, 6)
+        logits = algorithm.predict(x)
+        assert logits.shape == (9, toy.CLASSES) and torch.isfinite(logits).all()
+        torch.testing.assert_close(algorithm.classifier(algorithm.features(x)), logits)
+        if not algorithm.predicts_by_batch:  # the batch plays no part
+            torch.testing.assert_close(torch.cat([algorithm.predict(part) for part in x.split(2)]), logits)
+
+
+@pytest.mark.parametrize("cut", [2, 3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_and_continued_is_uninterrupted(toy: SimpleNamespace, name: str, cut: int, tmp_path: Path) -> None:
+    """Around update 3, where IRM, VREx, Fishr and EQRM start Adam anew, and with a learning rate that was scaled."""
+    algorithm, states = build(toy, name), {}
+    for step in range(6):
+        if step == cut:
+            torch.save(algorithm.training_state(), tmp_path / "state.pt")
+        if step == 1:
+            algorithm.scale_lr(0.5)
+        toy.seed(step)
+        algorithm.update(batches(toy, step))
+    states = algorithm.training_state()
+
+    continued = build(toy, name)
+    continued.load_training_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert continued.updates == cut
+    for step in range(cut, 6):
+        toy.seed(step)
+        continued.update(batches(toy, step))
+    assert_identical(continued.training_state(), states)
+
+
+def assert_identical(a: object, b: object, where: str = "state") -> None:
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_identical(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_identical(x, y, f"{where}[{k}]")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    else:
+        assert a == b, where
+
+
+@pytest.mark.parametrize("dataset", ["PACS", "DomainNet", "RotatedMNIST"])
+@pytest.mark.parametrize("name", NAMES)
+def test_hyper_parameters(name: str, dataset: str) -> None:
+    algorithm = ALGORITHMS[name]
+    space = algorithm.space(dataset)
+    defaults = {key: default for key, (default, _) in space.items()}
+    assert algorithm.sample(dataset, trial=1, draw_number=0) == defaults
+    draws = [algorithm.sample(dataset, 0, k) for k in range(1, 30)]
+    assert draws == [algorithm.sample(dataset, 0, k) for k in range(1, 30)]
+    assert draws != [algorithm.sample(dataset, 1, k) for k in range(1, 30)]
+    for values in (defaults, *draws):
+        assert values.keys() == space.keys()
+        for key, value in values.items():
+            assert type(value) in (float, int, str, type(None))
+            assert space[key][1].check(name, key, value) == value
+            assert algorithm.search_space[key][1].check(name, key, value) == value
+
+
+# name: (default, lowest and highest value of the search), as tabulated for DomainBed.
+RANGES = {
+    ("IRM", "irm_lambda"): (100, 1e-1, 1e5), ("IRM", "irm_penalty_anneal_iters"): (500, 1, 1e4),
+    ("GroupDRO", "groupdro_eta"): (0.01, 1e-3, 1e-1), ("Mixup", "mixup_alpha"): (0.2, 0.1, 10),
+    ("MLDG", "mldg_beta"): (1, 0.1, 10), ("CORAL", "mmd_gamma"): (1, 0.1, 10), ("MMD", "mmd_gamma"): (1, 0.1, 10),
+    ("DANN", "dann_lambda"): (1, 1e-2, 1e2), ("DANN", "d_steps_per_g_step"): (1, 1, 7),
+    ("DANN", "grad_penalty"): (0, 1e-2, 10), ("DANN", "mlp_width"): (256, 64, 1023),
+    ("DANN", "lr_g"): (5e-5, 1e-5, 10**-3.5), ("CDANN", "lr_d"): (5e-5, 1e-5, 10**-3.5),
+    ("CDANN", "weight_decay_g"): (0, 1e-6, 1e-2),
+    ("CDANN", "weight_decay_d"): (0, 1e-6, 1e-2), ("SagNet", "sag_w_adv"): (0.1, 1e-2, 10),
+    ("VREx", "vrex_lambda"): (10, 1e-1, 1e5), ("VREx", "vrex_penalty_anneal_iters"): (500, 1, 1e4),
+    ("RSC", "rsc_f_drop_factor"): (1 / 3, 0, 0.5), ("RSC", "rsc_b_drop_factor"): (1 / 3, 0, 0.5),
+    ("SD", "sd_reg"): (0.1, 1e-5, 1e-1), ("Fishr", "fishr_lambda"): (1000, 10, 1e4),
+    ("Fishr", "penalty_anneal_iters"): (1500, 0, 4999), ("Fishr", "ema"): (0.95, 0.9, 0.99),
+    ("EQRM", "eqrm_quantile"): (0.75, 0.5, 0.99), ("EQRM", "eqrm_burnin_iters"): (2500, 10**2.5, 10**3.5),
+    ("EQRM", "eqrm_lr"): (1e-6, 1e-7, 1e-5), ("ERM", "lr"): (5e-5, 1e-5, 10**-3.5), ("ERM", "batch_size"): (32, 8, 45),
+    ("ERM", "weight_decay"): (0, 1e-6, 1e-2),
+}
+CHOICES = {("MLDG", "n_meta_test"): (None, {1, 2}), ("DANN", "beta1"): (0.5, {0, 0.5}),
+           ("DANN", "mlp_depth"): (3, {3, 4, 5}), ("CDANN", "mlp_dropout"): (0, {0, 0.1, 0.5}),
+           ("MTL", "mtl_ema"): (0.99, {0.5, 0.9, 0.99, 1}), ("ERM", "resnet_dropout"): (0, {0, 0.1, 0.5})}
+
+
+@pytest.mark.parametrize(("name", "key"), [*RANGES, *CHOICES])
+def test_search_distributions(name: str, key: str) -> None:
+    default, distribution = ALGORITHMS[name].search_space[key]
+    rng = np.random.default_rng(0)
+    drawn = [distribution.draw(rng) for _ in range(400)]
+    if (name, key) in CHOICES:
+        assert (default, set(drawn)) == CHOICES[name, key]
+        return
+    expected, low, high = RANGES[name, key]
+    assert default == expected
+    assert low <= min(drawn) and max(drawn) <= high
+    if high - low > 10 or low <= 0 or high / low < 3:  # the ends are reached: on the scale of the distribution
+        assert min(drawn) < low + 0.02 * (high - low) + 1e-12
+    if low > 0 and high / low > 3:
+        assert math.log(min(drawn) / low) < 0.05 * math.log(high / low) + 0.3
+        assert math.log(high / max(drawn)) < 0.05 * math.log(high / low) + 0.3
+
+
+def test_small_images_and_domainnet() -> None:
+    rng = np.random.default_rng(0)
+    small, net = ALGORITHMS["ERM"].space("RotatedMNIST"), ALGORITHMS["ERM"].space("DomainNet")
+    assert [small[key][0] for key in ("lr", "batch_size", "weight_decay")] == [1e-3, 64, 0.0]
+    rates = [small["lr"][1].draw(rng) for _ in range(300)]
+    assert 10 ** -4.5 <= min(rates) < 1e-4 and 2e-3 < max(rates) <= 10 ** -2.5
+    sizes = [small["batch_size"][1].draw(rng) for _ in range(300)]
+    assert 8 <= min(sizes) < 10 and 400 < max(sizes) <= 512
+    assert {small[key][1].draw(rng) for key in ("weight_decay", "resnet_dropout") for _ in range(20)} == {0.0}
+    assert 28 < max(net["batch_size"][1].draw(rng) for _ in range(300)) <= 32
+
+
+@pytest.mark.parametrize(("name", "given"), [
+    ("ERM", {"lr": 0.0}), ("ERM", {"lr": float("nan")}), ("ERM", {"batch_size": 0}), ("ERM", {"batch_size": 1.5}),
+    ("ERM", {"weight_decay": -1e-3}), ("ERM", {"resnet_dropout": 1.5}), ("IRM", {"irm_penalty_anneal_iters": -1}),
+    ("IRM", {"irm_lambda": "much"}), ("Mixup", {"mixup_alpha": 0}), ("MLDG", {"n_meta_test": 0}),
+    ("DANN", {"beta1": 1.0}), ("DANN", {"d_steps_per_g_step": 0}), ("CDANN", {"mlp_depth": 0}),
+    ("MTL", {"mtl_ema": 1.1}),
+    ("RSC", {"rsc_f_drop_factor": 1.2}), ("Fishr", {"ema": 1.0}), ("EQRM", {"eqrm_quantile": 1.0}),
+    ("EQRM", {"eqrm_quantile": 0.0}), ("EQRM", {"eqrm_lr": 0.0}), ("SD", {"sd_reg": True})])
+def test_values_out_of_range(toy: SimpleNamespace, name: str, given: dict[str, object]) -> None:
+    (key, value), = given.items()
+    with pytest.raises(UserError, match=f"{name}: {key}={value}.*(expected|is not) "):
+        create(name, toy.network(), 4, 3, **given)
+
+
+def test_unknown_hyper_parameter_suggests_the_nearest(toy: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match="Did you mean mmd_gamma"):
+        create("CORAL", toy.network(), 4, 3, mmd_gama=1.0)
+
+
+def test_bounds_in_words() -> None:
+    assert uniform(0, 1, most=1.0, above=True, below=True).expected() == "a number above 0 and below 1"
+    assert Distribution("", lambda rng: None, kind=int, least=1, optional=True).expected() == (
+        "a whole number of at least 1 or none")
+
+
+def test_as_many_batches_as_domains(toy: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match="made for 3 source domains"):
+        toy.make("ERM").update(toy.batches(0)[:2])
+
+
+def test_domain_ids(toy: SimpleNamespace) -> None:
+    assert domain_ids(toy.batches(0)).tolist() == [0] * 5 + [1] * 3 + [2] * 4

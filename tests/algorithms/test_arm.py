@@ -1,0 +1,63 @@
+"""ARM against a domain-by-domain reference; groups of batch_size at test."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+
+def test_updates(toy: SimpleNamespace) -> None:
+    algorithm = toy.make("ARM", toy.image_network(4))
+    f, g = copy.deepcopy(algorithm.featurizer), copy.deepcopy(algorithm.classifier)
+    context = copy.deepcopy(algorithm.context_net)
+    initial = [p.clone() for p in context.parameters()]
+    adam = toy.Adam([*f.parameters(), *g.parameters()], lr=1e-2, weight_decay=1e-3)
+
+    def naive(minibatches):
+        contexts = context(torch.cat([x for x, _ in minibatches]))  # its batch norm sees all domains at once
+        loss, position = torch.zeros((), dtype=torch.float64), 0
+        for x, y in minibatches:
+            mean = sum(contexts[position:position + len(y)]) / len(y)
+            position += len(y)
+            logits = torch.cat([g(f(torch.cat([image, mean]).unsqueeze(0))) for image in x])
+            loss = loss + toy.cross_entropy(logits, y) * len(y) / sum(toy.SIZES)
+        adam.step(loss)
+        return loss
+
+    toy.follow(algorithm, naive, [(algorithm.featurizer, f), (algorithm.classifier, g),
+                                  (algorithm.context_net, context)], shape=(3, 6, 6))
+    assert all(torch.equal(p, q) for p, q in zip(algorithm.context_net.parameters(), initial, strict=True))
+
+
+def test_the_context_network(toy: SimpleNamespace) -> None:
+    algorithm = toy.make("ARM", toy.image_network(2))  # grey images
+    layers = [layer for layer in algorithm.context_net if isinstance(layer, nn.Conv2d)]
+    assert [(c.in_channels, c.out_channels, c.kernel_size, c.padding) for c in layers] == [
+        (1, 64, (5, 5), (2, 2)), (64, 64, (5, 5), (2, 2)), (64, 1, (5, 5), (2, 2))]
+    assert algorithm.extra_channels == 1 and toy.make("ERM").extra_channels == 0
+
+
+@pytest.mark.parametrize("images", [4, 7, 12])
+def test_groups_of_batch_size_share_a_context(toy: SimpleNamespace, images: int) -> None:
+    algorithm = toy.make("ARM", toy.image_network(4), batch_size=4).eval()
+    x = torch.randn(images, 3, 6, 6, dtype=torch.float64)
+    calls = []
+    algorithm.featurizer.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        logits = algorithm.predict(x)
+        assert len(calls) == 1
+        for start in range(0, images, 4):
+            group = x[start:start + 4]
+            context = algorithm.context_net(group).mean(0, keepdim=True).repeat(len(group), 1, 1, 1)
+            expected = algorithm.classifier(algorithm.featurizer(torch.cat([group, context], dim=1)))
+            torch.testing.assert_close(logits[start:start + 4], expected)
+    assert algorithm.predicts_by_batch and algorithm.group_size == 4
+
+
+def test_batch_size_is_8_except_for_small_images(toy: SimpleNamespace) -> None:
+    arm = type(toy.make("ARM", toy.image_network(4)))
+    assert [arm.sample("PACS", 0, draw)["batch_size"] for draw in range(3)] == [8, 8, 8]
+    assert arm.sample("DomainNet", 0, 1)["batch_size"] == 8
+    assert arm.sample("RotatedMNIST", 0, 0)["batch_size"] == 64
