@@ -53,7 +53,7 @@ def test_groups_of_batch_size_share_a_context(toy: SimpleNamespace, images: int)
             context = algorithm.context_net(group).mean(0, keepdim=True).repeat(len(group), 1, 1, 1)
             expected = algorithm.classifier(algorithm.featurizer(torch.cat([group, context], dim=1)))
             torch.testing.assert_close(logits[start:start + 4], expected)
-    assert algorithm.predicts_by_batch and algorithm.group_size == 4
+    assert algorithm.group_size == 4
 
 
 def test_batch_size_is_8_except_for_small_images(toy: SimpleNamespace) -> None:

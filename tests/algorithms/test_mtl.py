@@ -42,4 +42,4 @@ def test_prediction_uses_the_mean_of_groups_of_64(toy: SimpleNamespace) -> None:
             expected = algorithm.classifier(torch.cat([z, z.mean(0).repeat(len(z), 1)], dim=1))
             torch.testing.assert_close(logits[start:start + 64], expected)
         assert torch.equal(before, algorithm.embeddings)
-    assert algorithm.predicts_by_batch and algorithm.group_size == 64
+    assert algorithm.group_size == 64

@@ -4,7 +4,7 @@ The objective itself is `aidgn.objective`; here are its hyper-parameters, the pa
 authors' released code.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join
 from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, one_of, uniform
 from aidgn.objective import AngularClassifier, aidgn_loss
+
+LOSS_ARGUMENTS = ("kappa", "gamma", "beta", "eta", "mu_star", "ratio", "regularizer", "ratio_threshold")
 
 
 class AIDGN(Algorithm):
@@ -36,6 +38,7 @@ class AIDGN(Algorithm):
         "regularizer": ("linear", fixed("linear", kind=str, options=("linear", "exact"))),
     }
     variant: ClassVar[str] = "paper"
+    classifier: AngularClassifier
 
     def build_classifier(self) -> AngularClassifier:
         return AngularClassifier(self.num_features, self.num_classes, kappa=self.number("kappa"))
@@ -43,13 +46,11 @@ class AIDGN(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         z = self.features(x)
-        loss = aidgn_loss(z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant,
-                          **{name: self.hyper_parameters[name] for name in LOSS_ARGUMENTS & self.search_space.keys()})
+        arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items()
+                                     if name in LOSS_ARGUMENTS}
+        loss = aidgn_loss(z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant, **arguments)
         return {"loss": loss.total, "classification": loss.classification, "regularizer": loss.regularizer,
                 "norm": torch.linalg.vector_norm(z.detach(), dim=1).mean()}
-
-
-LOSS_ARGUMENTS = {"kappa", "gamma", "beta", "eta", "mu_star", "ratio", "regularizer", "ratio_threshold"}
 
 
 class AIDGNnoR(AIDGN):

@@ -21,7 +21,6 @@ class ARM(Algorithm):
     title = "the network sees a context, averaged over images of the domain, beside the image"
     paper = "Zhang et al., NeurIPS 2021"
     extra_channels = 1
-    predicts_by_batch = True
     search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, kind=int, least=1))}
 
     def build(self) -> None:

@@ -55,7 +55,6 @@ class Algorithm(nn.Module):
     min_domains: ClassVar[int] = 1  # source domains it needs
     min_batch: ClassVar[int] = 1  # samples per domain it needs
     extra_channels: ClassVar[int] = 0  # input channels its featuriser must have beyond the image's
-    predicts_by_batch: ClassVar[bool] = False  # whether a prediction depends on the images beside it
     lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones are part of its recipe
 
     def __init__(self, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any):

@@ -49,7 +49,7 @@ def check(folder: str, data_dir: str | None) -> None:
 
     dataset = load_dataset(folder, data_dir)
     with RunDisplay() as display:
-        found = check_dataset(dataset, on_progress=lambda done, total: display.update("reading", done, total, None))
+        found = check_dataset(dataset, on_progress=lambda done, total: display.update("reading images", done, total))
     table = Table(box=None, pad_edge=False, header_style="bold", title=f"{dataset.name}: {len(dataset.labels)} images",
                   title_justify="left")
     table.add_column("domain")
@@ -88,7 +88,8 @@ def download(name: str, data_dir: str | None) -> None:
 
     with RunDisplay() as display:
         folder = fetch(name, Path(data_dir or os.environ.get("AIDGN_DATA") or "data"),
-                       on_progress=lambda done, total: display.update("downloading", done, total, None))
+                       on_progress=lambda done, total: display.update(
+                           "downloading", done // 10**6, total and total // 10**6))
     click.echo(f"{name} is in {folder}")
 
 
@@ -107,6 +108,6 @@ def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken:
 
     with RunDisplay() as display:
         prepared = prepare_dataset(load_dataset(folder, data_dir), workers=workers, skip_broken=skip_broken,
-                                   on_progress=lambda done, total: display.update("prepare", done, total, None))
+                                   on_progress=lambda done, total: display.update("decoding images", done, total))
     click.echo(f"{len(prepared.rows)} images of {prepared.dataset.name} are ready"
                + (f"; {len(prepared.skipped)} broken files left out." if prepared.skipped else "."))

@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from aidgn.training import RunSpec
 
 
+UNITS = {"decoding images": "images", "reading images": "images", "training": "steps", "downloading": "MB"}
+
+
 class RunDisplay:
-    """Shows one run's preparation and training; give `update` to `train` as `on_progress`."""
+    """Shows the parts of one piece of work, each with speed and time left."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -33,22 +36,24 @@ class RunDisplay:
                  trace: TracebackType | None) -> None:
         self.progress.stop()
 
-    def update(self, what: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
+    def run(self, what: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
+        """For `train` as its `on_progress`."""
+        self.update({"prepare": "decoding images", "train": "training"}[what], done, total, record)
+
+    def update(self, what: str, done: int, total: int | None, record: Mapping[str, Any] | None = None) -> None:
         now = time.monotonic()
-        words = {"prepare": "decoding images", "train": "training"}.get(what, what)
         if what not in self.tasks:
-            self.tasks[what] = self.progress.add_task(words, total=total, speed="", note="")
+            self.tasks[what] = self.progress.add_task(what, total=total, speed="", note="")
             self.began[what] = (now, done)
         began, first = self.began[what]
         speed = (done - first) / (now - began) if now > began else 0.0
-        unit = "images" if what == "prepare" else "steps"
-        note = describe(record) if record else None
-        self.progress.update(self.tasks[what], completed=done, total=total, speed=f"{speed:.3g} {unit}/s",
-                             **({"note": note} if note else {}))
-        if not self.live and done < total and now - self.said > 10:
+        fields = {"speed": f"{speed:.3g} {UNITS[what]}/s"} | ({"note": describe(record)} if record else {})
+        self.progress.update(self.tasks[what], completed=done, total=total, **fields)  # type: ignore[arg-type]
+        if not self.live and done != total and now - self.said > 10:
             self.said = now
-            left = (total - done) / speed if speed else float("inf")
-            print(f"{words}: {done} of {total}, {speed:.3g} {unit}/s, {left:.0f} s left", file=sys.stderr, flush=True)
+            of = f" of {total}" if total else ""
+            left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
+            print(f"{what}: {done}{of} {UNITS[what]}, {fields['speed']}{left}", file=sys.stderr, flush=True)
 
 
 class SweepDisplay:

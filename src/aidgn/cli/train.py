@@ -51,7 +51,7 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
                f"{len(dataset.classes)} classes, {resolved.backbone} ({resolved.weights}), {resolved.steps} steps.",
                err=True)
     with RunDisplay() as display:
-        folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, on_progress=display.update)
+        folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, on_progress=display.run)
     if len(resolved.target) == 1:
         row = select(load_records(folder), "training")[0]
         click.echo(f"{unseen} (never seen in training): {row['accuracy']:.1%}, at step {row['step']}, "

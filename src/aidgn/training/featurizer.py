@@ -91,7 +91,8 @@ def featurizer(backbone: str, weights: str | Path | None, in_channels: int, prec
         module.zero_grad(set_to_none=True)
         return module
     backbones.fold(network)
-    module = Featurizer(network.to(device, memory_format=torch.channels_last), precision, device.type == "cuda")
+    network = network.to(device).to(memory_format=torch.channels_last)
+    module = Featurizer(network, precision, compiled=device.type == "cuda")
     if device.type == "cuda":
         _compiled.clear()  # one network's graphs and buffers at a time
         _compiled[key] = module

@@ -252,7 +252,7 @@ def _stoppable() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
-    before = {}
+    before: dict[int, Any] = {}
 
     def stop(number: int, _frame: object) -> None:
         stopped.set()
@@ -263,8 +263,8 @@ def _stoppable() -> Iterator[threading.Event]:
     try:
         yield stopped
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for key, handler in before.items():
+            signal.signal(key, handler)
 
 
 def _random_state() -> dict[str, Any]:

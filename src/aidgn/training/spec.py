@@ -46,12 +46,13 @@ class RunSpec:
                             f"{', '.join(dataset.domains[i] for i in targets)} there is {sources}.")
         defaults = algorithm.sample(dataset.name, self.trial, self.draw, small=dataset.small)
         space = algorithm.space(dataset.name, dataset.small)
+        given = algorithm.implied(self.hyper_parameters)
         backbone = self.backbone or (backbones.SMALL if dataset.small else backbones.DEFAULT)
         milestones = dataset.lr_milestones if algorithm.lr_milestones else ()
         spec = replace(
             self,
             target=tuple(dataset.domains[i] for i in targets),
-            hyper_parameters=resolve(algorithm.name(), space, {**defaults, **self.hyper_parameters}),
+            hyper_parameters=resolve(algorithm.name(), space, {**defaults, **given}),
             steps=dataset.steps if self.steps is None else self.steps,
             eval_every=dataset.eval_every if self.eval_every is None else self.eval_every,
             backbone=backbone,
