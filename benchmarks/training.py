@@ -29,7 +29,7 @@ from aidgn.data.augment import MEAN, STD
 from aidgn.data.batches import Draws, Images
 from aidgn.data.cache import prepare
 from aidgn.training import RunSpec, train
-from aidgn.training.evaluation import Splits, accuracies
+from aidgn.training.evaluation import Splits, measure
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
 from aidgn.training.folder import RunFolder
 from aidgn.training.run import transforms
@@ -145,7 +145,7 @@ def parts(dataset, arguments, device):
     groups = [splits.inside[target], *splits.outside]
 
     def evaluate():
-        accuracies(algorithm, images, groups, clean)
+        measure(algorithm, images, groups, clean)
 
     seconds = {}
     for name, action, per in (("step", whole, 20), ("step without input", bare, 20), ("input", only_inputs, 20),

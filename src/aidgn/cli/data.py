@@ -89,7 +89,8 @@ def download(name: str, data_dir: str | None) -> None:
     with RunDisplay() as display:
         folder = fetch(name, Path(data_dir or os.environ.get("AIDGN_DATA") or "data"),
                        on_progress=lambda done, total: display.update(
-                           "downloading", done // 10**6, total and total // 10**6))
+                           "downloading", done // 10**6, total and total // 10**6),
+                       on_message=lambda text: click.echo(text, err=True))
     click.echo(f"{name} is in {folder}")
 
 

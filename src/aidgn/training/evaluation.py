@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms import Algorithm
 from aidgn.data import Dataset
@@ -30,9 +31,9 @@ class Splits:
         return cls([all_[in_] for all_, in_, _ in pairs], [all_[out] for all_, _, out in pairs])
 
 
-def accuracies(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
-               transform: Transform) -> list[float]:
-    """The share of right predictions in every group of image indices.
+def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
+            transform: Transform) -> tuple[list[float], list[float]]:
+    """The share of right predictions and the mean cross entropy in every group of image indices.
 
     Groups are predicted together, unless a prediction depends on the images beside it."""
     owner = torch.from_numpy(np.repeat(np.arange(len(groups)), [len(group) for group in groups]))
@@ -41,12 +42,15 @@ def accuracies(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray
     batch = max(EVAL_BATCH // together, 1) * together
     was_training = algorithm.training
     algorithm.eval()
-    right = []
+    found = []
     with torch.no_grad():
         rows = [row for part in parts for row in torch.from_numpy(part).split(batch)]
         for pixels, geometry, labels in images.batches(rows):
-            right.append(algorithm.predict(transform(pixels, geometry)).argmax(1) == labels)
-        hits = torch.cat(right).to(torch.float64).cpu()
+            logits = algorithm.predict(transform(pixels, geometry))
+            found.append(torch.stack([(logits.argmax(1) == labels).float(),
+                                      cross_entropy(logits.float(), labels, reduction="none")]))
+        values = torch.cat(found, dim=1).double().cpu()
     algorithm.train(was_training)
-    totals = torch.zeros(len(groups), dtype=torch.float64).index_add_(0, owner, hits)
-    return [float(total) / len(group) for total, group in zip(totals, groups, strict=True)]
+    totals = torch.zeros(2, len(groups), dtype=torch.float64).index_add_(1, owner, values)
+    means = totals / torch.tensor([len(group) for group in groups])
+    return means[0].tolist(), means[1].tolist()

@@ -21,7 +21,8 @@ from aidgn.data import augment, load_dataset
 from aidgn.data.batches import Draws, Images, to_device
 from aidgn.data.cache import prepare
 from aidgn.errors import UserError
-from aidgn.training.evaluation import Splits, Transform, accuracies
+from aidgn.training.averaging import AVERAGES
+from aidgn.training.evaluation import Splits, Transform, measure
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
 from aidgn.training.folder import RunFolder
 from aidgn.training.spec import RunSpec, folder_name
@@ -73,14 +74,18 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
         algorithm = kind(network, len(dataset.classes), len(sources), **spec.hyper_parameters).to(where)
         algorithm.train()
         run = _Run(spec, algorithm, Images(prepared, where), splits, sources, targets, seed)
-        run.args = {"dataset": dataset.name, "algorithm": kind.name(), "test_envs": targets, "trial_seed": spec.trial,
+        run.args = {"dataset": dataset.name, "algorithm": spec.label(), "test_envs": targets, "trial_seed": spec.trial,
                     "hparams_seed": spec.draw, "seed": seed, "steps": spec.steps, "domains": dataset.domains,
                     "backbone": spec.backbone, "weights": identity["weights"],
                     "precision": precision, "skipped": len(prepared.skipped), "task": "domain_generalization",
                     "holdout_fraction": 0.2}
         state = folder.load()
         if state is not None:
-            run.load_state(state)
+            try:
+                run.load_state(state)
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                raise UserError(f"{folder.state} does not fit this run ({str(error).splitlines()[0]}): it was saved by "
+                                "another version. Remove it to start this run from the beginning.") from error
         folder.log(f"{'continued' if run.step else 'started'} at step {run.step} of {spec.steps} on "
                    f"{_describe(where)}, {precision}, torch {torch.__version__}")
         report("train", run.step, run.steps, None)
@@ -99,8 +104,8 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                 folder.log(f"interrupted at step {run.step}")
                 raise Interrupted(f"Stopped at step {run.step} of {run.steps}; all is saved in {folder.path}. "
                                   "The same command goes on from there.")
-        about = {"algorithm": kind.name(), "run": folder.path.name}
-        folder.finish(run.best_weights, algorithm.state_dict(),
+        about = {"algorithm": spec.label(), "run": folder.path.name}
+        folder.finish(run.best_weights, run.last_weights(),
                       {"model.safetensors": {**about, "step": str(run.best_step)},
                        "last.safetensors": {**about, "step": str(run.step)}})
         folder.log(f"finished; step {run.best_step} selected by training-domain validation")
@@ -123,6 +128,8 @@ class _Run:
         dataset = images.prepared.dataset
         self.train_transform, self.clean_transform = transforms(
             dataset.image_size, dataset.augment, images.exact_fit, images.device.type == "cuda")
+
+        self.average = AVERAGES[spec.average](algorithm) if spec.average else None
 
         self.step = 0
         self.sums: dict[str, Tensor] = {}  # of the terms since the last record, on the device
@@ -148,6 +155,8 @@ class _Run:
                 terms = self.algorithm.update(list(zip(x.split(size), labels.split(size), strict=True)))
                 self.step += 1
                 self.note(terms)
+                if self.average:
+                    self.average.after_step(self.step)
                 if self.step % self.eval_every and self.step < self.steps:
                     yield None
                     continue
@@ -168,6 +177,16 @@ class _Run:
     def evaluate(self) -> dict[str, Any]:
         """The record of this step: accuracies that selection needs, means of the loss terms since the last record."""
         began = time.perf_counter()
+        if self.average is None:
+            return self.record(began)
+        if self.average.needs_validation_loss:
+            groups = [self.splits.outside[domain] for domain in self.sources]
+            _, losses = measure(self.algorithm, self.images, groups, self.clean_transform)
+            self.average.after_evaluation(float(np.mean(losses)))
+        with self.average.in_place():
+            return self.record(began)
+
+    def record(self, began: float) -> dict[str, Any]:
         names, groups = [], []
         for domain in sorted({*self.sources, *self.targets}):
             if domain in self.targets or self.spec.evaluate_source_in:
@@ -175,7 +194,7 @@ class _Run:
                 groups.append(self.splits.inside[domain])
             names.append(f"env{domain}_out_acc")
             groups.append(self.splits.outside[domain])
-        values = dict(zip(names, accuracies(self.algorithm, self.images, groups, self.clean_transform), strict=True))
+        values = dict(zip(names, measure(self.algorithm, self.images, groups, self.clean_transform)[0], strict=True))
         if self.spec.augment_validation:
             values |= self.augmented_validation()
         validation = float(np.mean([values[f"env{domain}_out_acc"] for domain in self.sources]))
@@ -196,7 +215,8 @@ class _Run:
             uniforms = torch.rand((len(pixels), augment.UNIFORMS), generator=generator).to(pixels.device)
             return self.train_transform(pixels, geometry, uniforms)
 
-        values = accuracies(self.algorithm, self.images, [self.splits.outside[d] for d in self.sources], transform)
+        groups = [self.splits.outside[domain] for domain in self.sources]
+        values, _ = measure(self.algorithm, self.images, groups, transform)
         return {f"env{domain}_out_acc": value for domain, value in zip(self.sources, values, strict=True)}
 
     def check_finite(self, folder: RunFolder) -> None:
@@ -212,7 +232,8 @@ class _Run:
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "algorithm": self.algorithm.training_state(), "sums": self.sums,
                 "counts": self.counts, "best_accuracy": self.best_accuracy, "best_step": self.best_step,
-                "best_weights": self.best_weights, "random": _random_state()}
+                "best_weights": self.best_weights, "random": _random_state(),
+                "average": self.average.state() if self.average else None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         device = self.images.device
@@ -221,7 +242,16 @@ class _Run:
         self.sums = {name: value.to(device) for name, value in state["sums"].items()}
         self.best_accuracy, self.best_step = state["best_accuracy"], state["best_step"]
         self.best_weights = {name: value.to(device) for name, value in state["best_weights"].items()}
+        if self.average:
+            self.average.load_state(state["average"])
         _set_random_state(state["random"])
+
+    def last_weights(self) -> dict[str, Tensor]:
+        """What is saved of the last step."""
+        if self.average is None:
+            return self.algorithm.state_dict()
+        with self.average.in_place():
+            return {name: tensor.clone() for name, tensor in self.algorithm.state_dict().items()}
 
 
 def transforms(size: int, augmented: bool, exact_fit: bool, compiled: bool) -> tuple[Callable[..., Tensor], Transform]:

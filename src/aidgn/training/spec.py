@@ -12,6 +12,7 @@ from aidgn.algorithms import find
 from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.data import Dataset
 from aidgn.errors import UserError
+from aidgn.training.averaging import AVERAGES
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class RunSpec:
     backbone: str | None = None
     weights: str | None = None  # "hub", "none" or a file
     lr_milestones: Sequence[int] | None = None
+    average: str | None = None  # "sma" or "swad": average the weights over steps
     augment_validation: bool = False  # validate sources on augmented images, as DomainBed does
     evaluate_source_in: bool = False  # measure the accuracy on the training images too
     skip_broken: bool = False
@@ -59,6 +61,8 @@ class RunSpec:
             weights=self.weights or ("none" if backbone == backbones.SMALL else "hub"),
             lr_milestones=tuple(milestones if self.lr_milestones is None else self.lr_milestones),
         )
+        if spec.average is not None and spec.average not in AVERAGES:
+            raise UserError(f"--average {spec.average} is not one of {', '.join(AVERAGES)}.")
         for option, value, least in (("steps", spec.steps, 1), ("eval-every", spec.eval_every, 1),
                                      ("trial", spec.trial, 0), ("draw", spec.draw, 0)):
             if value is None or value < least:
@@ -70,13 +74,17 @@ class RunSpec:
         algorithm = find(self.algorithm)
         identity = asdict(self)
         identity["dataset"] = dataset.name
-        identity["algorithm"] = algorithm.name()
+        identity["algorithm"] = self.label()
         if self.algorithm != algorithm.name():  # a class of the user's: its text is part of what is run
             identity["source"] = hashlib.sha256(inspect.getsource(algorithm).encode()).hexdigest()[:16]
         identity["weights"] = backbones.weights_identity(str(self.backbone), self.weights)
         identity["data"] = dataset.fingerprint
         del identity["skip_broken"]  # what was left out shows in the fingerprint
         return json.loads(json.dumps(identity))
+
+    def label(self) -> str:
+        """The algorithm's name in records and tables."""
+        return find(self.algorithm).name() + (f"+{self.average.upper()}" if self.average else "")
 
     def seed(self, dataset: Dataset) -> int:
         """The seed of batches, augmentation and initial weights: the same for every algorithm and draw, so that they
