@@ -1,0 +1,327 @@
+"""Featurisers: timm and torchvision networks or a small one of our own, weights from the hub or a file, batch norm
+with frozen statistics, and its exact folding into the convolutions."""
+
+import functools
+import hashlib
+import pickle
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from aidgn.errors import UserError, did_you_mean
+
+DEFAULT = "resnet50.tv_in1k"
+SMALL = "small"
+TORCHVISION = "torchvision/"
+# These have no single linear layer at the end, or return auxiliary outputs while training.
+NO_FEATURISER = ("squeezenet", "googlenet", "inception")
+
+
+def create(name: str, *, weights: str | Path | None = None, in_channels: int = 3, freeze_bn: bool = True) -> nn.Module:
+    """A network [B, in_channels, H, W] -> [B, num_features], without a classifier.
+
+    name: a timm name with its weights tag (`resnet50.tv_in1k`), `torchvision/resnet50`, or `small`.
+    weights: `hub` (those the name says; the default), `none` (random; the default of `small`), or a file.
+    Beyond three input channels, the additional ones start with a copy of the first channel's weights.
+    """
+    if name != SMALL and in_channels < 3:
+        raise UserError(f"Backbone {name} takes images of 3 channels, not {in_channels}. Use --backbone {SMALL}.")
+    weights = source(name, weights)
+    hub = weights == "hub"
+    net, heads, inputs = ((Small(in_channels), [], []) if name == SMALL else
+                          torchvision_network(name, hub) if name.startswith(TORCHVISION) else timm_network(name, hub))
+    if isinstance(weights, Path):
+        load(net, name, weights, heads)
+    if freeze_bn:
+        freeze(net)
+    if name != SMALL and in_channels > 3:
+        widen(net, name, inputs, in_channels)
+    return net
+
+
+def weights_identity(name: str, weights: str | Path | None) -> str:
+    """What the initial weights are, wherever they lie: `none`, `hub`, or <stem of the file>-<8 hex of its sha256>."""
+    weights = source(name, weights)
+    if not isinstance(weights, Path):
+        return weights
+    try:
+        with weights.open("rb") as file:
+            return f"{weights.stem}-{hashlib.file_digest(file, 'sha256').hexdigest()[:8]}"
+    except OSError as error:
+        raise UserError(f"Weights file {weights} cannot be read ({error.strerror}).") from error
+
+
+def source(name: str, weights: str | Path | None) -> str | Path:
+    """`hub`, `none`, or the file that is there."""
+    weights = weights or ("none" if name == SMALL else "hub")
+    if weights == "hub" and name == SMALL:
+        raise UserError(f"Backbone {SMALL} has no weights on the hub; it is trained from scratch. Leave --weights out.")
+    if weights in ("hub", "none"):
+        return str(weights)
+    if not Path(weights).is_file():
+        raise UserError(f"Weights file {weights} does not exist. Give --weights a file, hub or none.")
+    return Path(weights)
+
+
+# Networks: each with the names of its classifier layers, which a file may hold too, and of its first convolutions -----
+
+Network = tuple[nn.Module, Sequence[str], Sequence[str]]
+
+
+class Small(nn.Module):
+    """Four convolutions for images of 28 to 64 pixels, early strides to be quick on a CPU.
+
+    Group norm looks at one image at a time, so no domain leaks into another; the last convolution has no
+    normalisation, so that features may take any norm.
+    """
+
+    num_features = 128
+
+    def __init__(self, in_channels: int):
+        super().__init__()
+
+        def convolution(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
+            layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            return layer
+
+        self.layers = nn.Sequential(
+            convolution(in_channels, 32, 2), nn.GroupNorm(8, 32), nn.ReLU(),
+            convolution(32, 64, 2), nn.GroupNorm(8, 64), nn.ReLU(),
+            convolution(64, 64, 2), nn.GroupNorm(8, 64), nn.ReLU(),
+            convolution(64, 128, 1), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean((2, 3))
+
+
+def timm_network(name: str, hub: bool) -> Network:
+    import timm
+
+    tagged = timm.list_models(pretrained=True)
+    if not timm.is_model(name) or ("." in name and name not in tagged):
+        raise unknown(name)
+    if hub and name not in tagged:
+        tags = [each for each in tagged if each.startswith(f"{name}.")]
+        raise UserError(f"Backbone {name} does not say which weights: give one of {', '.join(tags)}." if tags else
+                        f"The hub has no weights of backbone {name}: give --weights FILE or --weights none.")
+    try:
+        net = timm.create_model(name, pretrained=hub, num_classes=0)
+    except Exception as error:  # the hub's libraries raise some ten unrelated kinds when there is no connection
+        if hub:
+            raise unreachable(name, error) from error
+        raise
+    net.num_features = getattr(net, "head_hidden_size", net.num_features)  # what comes out, not what enters the head
+    facts: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
+    return net, names(facts.get("classifier")), names(facts.get("first_conv"))
+
+
+def torchvision_network(name: str, hub: bool) -> Network:
+    """The last linear layer removed. Of several weights the first, which do not change with torchvision's version."""
+    from torchvision import models
+
+    bare = name.removeprefix(TORCHVISION)
+    if bare not in models.list_models(module=models) or bare.startswith(NO_FEATURISER):
+        raise unknown(name)
+    try:
+        net = models.get_model(bare, weights=next(iter(models.get_model_weights(bare))) if hub else None)
+    except Exception as error:  # as above
+        if hub:
+            raise unreachable(name, error) from error
+        raise
+    head, linear = [(path, layer) for path, layer in net.named_modules() if isinstance(layer, nn.Linear)][-1]
+    net.set_submodule(head, nn.Identity())
+    net.num_features = linear.in_features
+    return net, [head], [next(path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d))]
+
+
+def names(layers: str | Sequence[str] | None) -> Sequence[str]:
+    return [layers] if isinstance(layers, str) else layers or []
+
+
+def unknown(name: str) -> UserError:
+    import timm
+    from torchvision import models
+
+    known = [SMALL, *timm.list_models(pretrained=True),
+             *(TORCHVISION + each for each in models.list_models(module=models) if not each.startswith(NO_FEATURISER))]
+    return UserError(f"Unknown backbone {name}: expected {SMALL}, a timm name with its weights tag such as {DEFAULT}, "
+                     f"or a torchvision name such as {TORCHVISION}resnet50.{did_you_mean(name, known)}")
+
+
+def unreachable(name: str, error: Exception) -> UserError:
+    return UserError(f"The weights of {name} could not be fetched from the hub ({reason(error)}). "
+                     "Check the connection, or give --weights FILE with weights that are here.")
+
+
+def reason(error: Exception) -> str:
+    """The kind of an error and its first sentence."""
+    sentence = re.split(r"[.] |[.]?$", str(error).strip(), maxsplit=1, flags=re.MULTILINE)[0]
+    return f"{type(error).__name__}: {sentence}" if sentence else type(error).__name__
+
+
+def widen(net: nn.Module, name: str, inputs: Sequence[str], in_channels: int) -> None:
+    layers = [net.get_submodule(path) for path in inputs]
+    if not layers or not all(isinstance(layer, nn.Conv2d) and layer.in_channels == 3 for layer in layers):
+        raise UserError(f"Backbone {name} does not begin with a convolution of 3 channels, so that it cannot take "
+                        f"{in_channels}. Use another --backbone, such as {DEFAULT}.")
+    for layer in layers:
+        assert isinstance(layer, nn.Conv2d)
+        weight = layer.weight.detach()
+        layer.weight = nn.Parameter(torch.cat([weight, weight[:, :1].expand(-1, in_channels - 3, -1, -1)], 1))
+        layer.in_channels = in_channels
+
+
+# Weights from a file --------------------------------------------------------------------------------------------------
+
+def load(net: nn.Module, name: str, path: Path, heads: Sequence[str]) -> None:
+    """The tensors of the file into the network, all of them; those of the classifier are left out."""
+    tensors, metadata = read(path)
+    architecture = name.removeprefix(TORCHVISION).split(".")[0]
+    if metadata.get("architecture", architecture) != architecture:
+        raise UserError(f"{path} holds weights of {metadata['architecture']}, not of {architecture}. "
+                        "Name the network it is of with --backbone, or give another file.")
+    expected = net.state_dict()
+    tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(tuple(f"{h}." for h in heads))}
+    # Weights saved before PyTorch counted batches have no counter.
+    missing = [key for key in expected if key not in tensors and not key.endswith("num_batches_tracked")]
+    misshapen = [f"{key} is {list(tensors[key].shape)} instead of {list(expected[key].shape)}"
+                 for key in expected if key in tensors and tensors[key].shape != expected[key].shape]
+    foreign = [key for key in tensors if key not in expected]
+    faults = [f"{len(keys)} {what} ({', '.join(keys[:3] + ['...'] * (len(keys) > 3))})" for keys, what in [
+        (missing, "missing"), (misshapen, "of another shape"), (foreign, "that it does not have")] if keys]
+    if faults:
+        raise UserError(f"{path} does not hold the weights of {name}, which has {len(expected)} tensors: "
+                        f"{', '.join(faults)}. Name the network it is of with --backbone, or give another file.")
+    net.load_state_dict(tensors, strict=False)  # copies into float32
+    if metadata.get("downsample", "").startswith("stride on the 1x1 conv"):
+        stride_first(net)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file and its metadata; nothing in the file is executed."""
+    from safetensors import safe_open
+
+    if path.suffix not in (".safetensors", ".pth", ".pt", ".bin"):
+        raise UserError(f"Weights file {path} must end in .safetensors, .pth, .pt or .bin.")
+    metadata: dict[str, str] = {}
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                content = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no dict)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError as error:
+        raise UserError(f"Weights file {path} cannot be read ({error.strerror}).") from error
+    except pickle.UnpicklingError as error:  # PyTorch's reader of tensors met something else
+        called = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise UserError(f"{path} was refused: it is not a file of tensors alone"
+                        f"{f' but calls {called[1]}' if called else ''}, and reading more than tensors could run any "
+                        "code. Save only the state_dict, best as .safetensors.") from error
+    except Exception as error:  # a damaged file leads to errors of any kind
+        raise UserError(f"{path} is not a complete file of weights ({reason(error)}). "
+                        "It may be cut short or of another kind: fetch it again.") from error
+    for key in ("state_dict", "model"):  # as training scripts save them
+        content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
+    if not isinstance(content, dict) or not content or not all(isinstance(t, Tensor) for t in content.values()):
+        raise UserError(f"{path} does not hold weights: expected tensors by name, as a state_dict has them.")
+    return content, metadata
+
+
+def stride_first(net: nn.Module) -> None:
+    """Halve the resolution of stages 2 to 4 in the 1x1 convolution of their first block, as He et al. (2015) do.
+
+    timm and torchvision have that stride on the 3x3 convolution after it.
+    """
+    for stage in ("layer2", "layer3", "layer4"):
+        block: Any = net.get_submodule(f"{stage}.0")
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
+
+
+# Batch norm -----------------------------------------------------------------------------------------------------------
+
+class FrozenBatchNorm(nn.BatchNorm2d):
+    """Batch norm whose running statistics stay as they are; scale and shift train."""
+
+    folded = False
+    drop: nn.Module  # timm's BatchNormAct2d has these two after the normalisation
+    act: nn.Module
+
+    def train(self, mode: bool = True) -> "FrozenBatchNorm":
+        super().train(mode)
+        self.training = False
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.folded:
+            return super().forward(x)
+        return self.act(self.drop(x)) if hasattr(self, "act") else x
+
+
+@functools.cache
+def frozen(kind: type[nn.BatchNorm2d]) -> type[FrozenBatchNorm]:
+    return FrozenBatchNorm if kind is nn.BatchNorm2d else type(f"Frozen{kind.__name__}", (FrozenBatchNorm, kind), {})
+
+
+def freeze(net: nn.Module) -> None:
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.__class__ = frozen(type(layer))  # type: ignore[arg-type]
+            layer.train(layer.training)
+
+
+class FoldedConv2d(nn.Conv2d):
+    """A convolution and the frozen batch norm after it as one: bn(conv(x, w)) = conv(x, w s) + b.
+
+    s = scale / sqrt(variance + eps), b = shift + (bias - mean) s. Both are computed here, from the parameters, so that
+    w, scale and shift have the gradients they had. Under autocast the product is float32 and conv casts it.
+    """
+
+    bn: FrozenBatchNorm
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = self.bn.running_mean, self.bn.running_var
+        assert mean is not None and variance is not None
+        scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
+        shift = self.bn.bias + (-mean if self.bias is None else self.bias - mean) * scale
+        return self._conv_forward(x, self.weight * scale[:, None, None, None], shift)
+
+
+class Tracer(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Conv2d | nn.BatchNorm2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+def fold(model: nn.Module) -> int:
+    """Fold every frozen batch norm into the convolution before it; how many were.
+
+    Parameters, buffers and their names stay. A pair is folded when each of the two runs once and nothing else sees
+    what the convolution gives; a network that cannot be traced stays as it is.
+    """
+    if not any(isinstance(layer, FrozenBatchNorm) for layer in model.modules()):
+        return 0
+    try:
+        nodes = list(Tracer().trace(model).nodes)
+    except Exception:  # tracing runs the network's own code on symbols, which may fail in any way
+        return 0
+    runs = Counter(node.target for node in nodes if node.op == "call_module")
+    folded = 0
+    for node in nodes:
+        before = node.args[0] if node.op == "call_module" and node.args else None
+        if not isinstance(before, torch.fx.Node) or before.op != "call_module" or len(before.users) > 1:
+            continue
+        conv, bn = model.get_submodule(str(before.target)), model.get_submodule(str(node.target))
+        if (type(conv) is nn.Conv2d and isinstance(bn, FrozenBatchNorm) and bn.affine and bn.track_running_stats
+                and runs[before.target] == runs[node.target] == 1):
+            conv.__class__ = FoldedConv2d
+            conv.__dict__["bn"] = bn  # not as a submodule, which would list its parameters twice
+            bn.folded = True
+            folded += 1
+    return folded
