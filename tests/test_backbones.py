@@ -19,7 +19,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from aidgn.backbones import DEFAULT, SMALL, create, fold, freeze, weights_identity
+from aidgn.backbones import DEFAULT, SMALL, create, fold, freeze, stem_convolution, weights_identity
 from aidgn.errors import UserError
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
@@ -371,6 +371,26 @@ def test_only_pairs_that_can_be_are_folded(kind: type[nn.Module], pairs: int) ->
     freeze(net)
     assert fold(net) == pairs
     torch.testing.assert_close(net.train()(images()), reference.eval()(images()))
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_stem_on_blocks_is_the_same_convolution(channels: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, channels, 22, 30, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(5, channels, 7, 7, dtype=torch.float64, generator=generator, requires_grad=True)
+    bias = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
+    plain, ours = F.conv2d(x, weight, bias, stride=2, padding=3), stem_convolution(x, weight, bias)
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+    for expected, found in zip(torch.autograd.grad(plain.square().sum(), (x, weight, bias)),
+                               torch.autograd.grad(ours.square().sum(), (x, weight, bias)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_the_stem_of_a_resnet_is_recognised() -> None:
+    net = create("torchvision/resnet18", weights="none")
+    fold(net)
+    assert net.conv1.is_stem  # type: ignore[union-attr]
+    assert not net.layer2[0].conv1.is_stem  # type: ignore[index]
 
 
 def test_copy_of_a_folded_network_is_independent() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from aidgn.errors import UserError, did_you_mean
 
@@ -291,7 +292,26 @@ class FoldedConv2d(nn.Conv2d):
         assert mean is not None and variance is not None
         scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
         shift = self.bn.bias + (-mean if self.bias is None else self.bias - mean) * scale
-        return self._conv_forward(x, self.weight * scale[:, None, None, None], shift)
+        weight = self.weight * scale[:, None, None, None]
+        if x.is_cuda and self.is_stem and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+            return stem_convolution(x, weight, shift)
+        return self._conv_forward(x, weight, shift)
+
+    @property
+    def is_stem(self) -> bool:
+        return (self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode) == (
+            (7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros") and self.in_channels <= 4
+
+
+def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The 7x7 convolution of stride 2 that a ResNet starts with, as a 4x4 one of stride 1 on 2x2 blocks of pixels.
+
+    Three channels leave tensor cores mostly idle; the same sum over twelve, padded to sixteen, does not.
+    """
+    blocks = F.pad(F.pixel_unshuffle(x, 2), (2, 1, 2, 1))
+    kernel = F.pixel_unshuffle(F.pad(weight, (1, 0, 1, 0)), 2)
+    fill = (0, 0, 0, 0, 0, -kernel.shape[1] % 8)
+    return F.conv2d(F.pad(blocks, fill), F.pad(kernel, fill), bias)
 
 
 class Tracer(torch.fx.Tracer):
