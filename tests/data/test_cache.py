@@ -1,0 +1,468 @@
+"""The decoded cache against Pillow: exact where nothing is shrunk, complete after any interruption, never stale."""
+
+import errno
+import io
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from aidgn.data import Dataset, cache, decoding, load_dataset
+from aidgn.data.cache import Index, Prepared, prepare
+from aidgn.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("AIDGN_CACHE", raising=False)
+
+
+def picture(seed: int, height: int, width: int) -> Image.Image:
+    """Smooth shades and sharp edges, as in a photograph."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width] / 40
+    waves = [np.sin(rng.normal() * x + rng.normal() * y + rng.uniform(0, 6)) for _ in range(3)]
+    values = 128 + 60 * np.stack(waves, axis=2)
+    values[height // 4:height // 2, width // 3:] = rng.uniform(0, 255, 3)
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+def noise(seed: int, height: int, width: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def as_bytes(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+MOMENTS = itertools.count()
+
+
+def fill(root: Path, files: Mapping[str, Image.Image | bytes], image_size: int = 224) -> Dataset:
+    """Put files into a data set's folder, changed long ago, and load it."""
+    for domain in "ab":
+        for label in "xy":
+            (root / domain / label).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = root / name
+        path.write_bytes(content if isinstance(content, bytes) else as_bytes(content))
+        os.utime(path, ns=(0, 10**18 + next(MOMENTS)))
+    return replace(load_dataset(root), image_size=image_size)
+
+
+def many(root: Path, count: int = 12, side: int = 9, seed: int = 0) -> Dataset:
+    """Different images, all of the same size and of the same number of bytes."""
+    return fill(root, {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i:04}.bmp": as_bytes(noise(seed + i, side, side), "BMP")
+                       for i in range(count)})
+
+
+def check_exact(prepared: Prepared) -> None:
+    """Every image is in its slot as Pillow decodes it, and nothing else is."""
+    root = prepared.dataset.root
+    assert root is not None and len(prepared.rows) == len(prepared.geometry) == len(prepared.dataset)
+    for number, file in enumerate(prepared.dataset.files):
+        with Image.open(root / file) as image:
+            expected = np.asarray(image.convert("RGB"))
+        height, width = expected.shape[:2]
+        slot = np.zeros((prepared.slot, prepared.slot, 3), np.uint8)
+        slot[:height, :width] = expected
+        assert np.array_equal(prepared.pixels[prepared.rows[number]], slot), file
+        assert prepared.geometry[number].tolist() == [height, width, height, width]
+
+
+# What is stored ------------------------------------------------------------------------------------------------------
+
+def test_images_that_fit_are_stored_exactly(tmp_path: Path) -> None:
+    dataset = fill(tmp_path / "d", {
+        "a/x/1.png": noise(1, 227, 100), "a/y/2.jpg": as_bytes(picture(2, 60, 227), "JPEG"),
+        "b/x/3.png": noise(3, 1, 1), "b/y/4.png": noise(4, 50, 70).convert("L"),
+        "b/y/5.bmp": as_bytes(noise(5, 9, 8), "BMP")})
+    prepared = prepare(dataset)
+    assert prepared.slot == 227 and prepared.decoded == 5 and prepared.skipped == []
+    assert prepared.pixels.dtype == np.uint8 and prepared.rows.dtype == np.int64 and prepared.geometry.dtype == np.int32
+    check_exact(prepared)
+    with pytest.raises(ValueError):
+        prepared.pixels[0] = 0
+    pixels, geometry = prepared.read([3, 0])
+    assert np.array_equal(pixels[1], prepared.pixels[prepared.rows[0]]) and geometry[0].tolist() == [50, 70, 50, 70]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize(("height", "width"),
+                         [(300, 200), (40, 900), (1283, 1125), (4100, 57), (257, 256)])
+def test_sides_beyond_the_slot_are_shrunk(tmp_path: Path, kind: str, height: int, width: int) -> None:
+    options = {"quality": 92} if kind == "JPEG" else {"compress_level": 1}
+    content = as_bytes(picture(height, height, width), kind, **options)
+    files = {"a/x/1.png": content, "a/y/1.png": noise(0, 5, 5), "b/x/1.png": noise(1, 5, 6)}
+    prepared = prepare(fill(tmp_path / "d", files))
+    stored = min(256, height), min(256, width)
+    assert prepared.slot == 256
+    assert prepared.geometry[0].tolist() == [*stored, height, width]
+    with Image.open(io.BytesIO(content)) as image:
+        expected = np.asarray(image.resize(stored[::-1], Image.Resampling.BILINEAR)).astype(int)
+    slot = prepared.pixels[prepared.rows[0]].astype(int)
+    difference = np.abs(slot[:stored[0], :stored[1]] - expected)
+    assert difference.mean() <= 0.6 and np.quantile(difference, 0.99) <= 3
+    assert not slot[stored[0]:].any() and not slot[:, stored[1]:].any()
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_turned_photographs_lie_where_they_should(tmp_path: Path, turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    content = as_bytes(picture(7, 1021, 693), "JPEG", quality=92, exif=exif)  # decoded at a quarter: 255.25 x 173.25
+    image, size = Image.open(io.BytesIO(content)), (64, 64)
+    upright = ImageOps.exif_transpose(image)
+    path = tmp_path / "1.jpg"
+    path.write_bytes(content)
+    found, original = decoding.shrunk(str(path), 64)
+    expected = np.asarray(upright.resize(size, Image.Resampling.BILINEAR)).astype(int)
+    difference = np.abs(np.asarray(found) - expected)
+    assert original == (upright.height, upright.width)
+    assert difference.mean() <= 0.6 and np.quantile(difference, 0.99) <= 3
+
+
+def test_the_slot_follows_the_image_size(tmp_path: Path) -> None:
+    files = {"a/x/1.png": picture(1, 300, 300), "a/y/1.png": noise(2, 20, 20), "b/x/1.png": noise(3, 20, 20)}
+    slots = {size: prepare(fill(tmp_path / "d", files, size)).slot for size in (28, 224, 448)}
+    assert slots == {28: 32, 224: 256, 448: 300}
+    for size in slots:  # none has thrown out another
+        assert prepare(fill(tmp_path / "d", {}, size)).decoded == 0
+
+
+def test_embedded_images_need_no_file(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 28, 28, 3), dtype=np.uint8)
+    prepared = prepare(replace(dataset, root=None, pixels=pixels))
+    assert prepared.pixels is pixels and prepared.rows.tolist() == list(range(12)) and prepared.slot == 28
+    assert prepared.geometry.tolist() == [[28] * 4] * 12 and not (tmp_path / "d" / ".aidgn-cache").exists()
+
+
+# What is noticed -----------------------------------------------------------------------------------------------------
+
+def test_nothing_is_decoded_twice(tmp_path: Path) -> None:
+    dataset, seen = many(tmp_path / "d"), []
+    assert prepare(dataset, on_progress=lambda done, total: seen.append((done, total))).decoded == 12
+    assert seen == [(done, 12) for done in range(13)]
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "d" / ".aidgn-cache").iterdir()}
+    again = prepare(dataset)
+    assert again.decoded == 0
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "d" / ".aidgn-cache").iterdir()}
+    check_exact(again)
+
+
+def test_touched_files_are_compared_by_content_once(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    prepare(dataset)
+    for file in dataset.files[:5]:
+        os.utime(tmp_path / "d" / file, ns=(0, 1234 * 10**15))
+    assert prepare(dataset).decoded == 0
+    index = tmp_path / "d" / ".aidgn-cache" / "index-256.jsonl"
+    before = index.read_bytes()
+    assert prepare(dataset).decoded == 0 and index.read_bytes() == before
+    check_exact(prepare(dataset))
+
+
+def test_changed_added_and_removed_files(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    first = prepare(dataset)
+    copy = first.read(range(12))[0]
+    (tmp_path / "d" / dataset.files[2]).write_bytes(as_bytes(noise(99, 9, 9), "BMP"))
+    (tmp_path / "d" / dataset.files[3]).write_bytes(as_bytes(noise(98, 4, 7), "BMP"))
+    (tmp_path / "d" / dataset.files[4]).unlink()
+    dataset = fill(tmp_path / "d", {"b/x/new.png": noise(97, 9, 2)})
+    second = prepare(dataset)
+    assert second.decoded == 3 and len(second.dataset) == 12
+    check_exact(second)
+    assert np.array_equal(first.read(range(12))[0], copy)  # who has mapped it sees no change
+    part = prepare(dataset.without([0, 5]))
+    assert part.decoded == 0
+    check_exact(part)
+
+
+def test_a_change_within_the_tick_of_the_clock_is_noticed(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    path = tmp_path / "d" / dataset.files[0]
+    path.touch()
+    stat = path.stat()
+    prepare(dataset)
+    path.write_bytes(as_bytes(noise(99, 9, 9), "BMP"))  # as many bytes as before
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    changed = prepare(dataset)
+    assert changed.decoded == 1
+    check_exact(changed)
+
+
+def test_slots_grow_without_decoding_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(tmp_path / "d")
+    first = prepare(load_dataset(tmp_path / "d"))
+    copy = first.pixels.copy()
+    dataset = fill(tmp_path / "d", {"a/x/wide.png": noise(1, 3, 33), "b/y/high.png": noise(2, 44, 3)})
+    monkeypatch.setattr(cache, "SAMPLE", 1)  # the first file's header alone does not tell that another is larger
+    grown = prepare(dataset)
+    assert grown.decoded == 2 and grown.slot == 44
+    check_exact(grown)
+    assert first.slot == 9 and np.array_equal(first.pixels, copy)
+    large = prepare(fill(tmp_path / "d", {"a/x/large.png": picture(3, 400, 300)}))
+    assert large.decoded == 1 and large.slot == 256
+    check_exact(prepare(large.dataset.without([large.dataset.files.index("a/x/large.png")])))
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
+    prepared = [prepare(many(tmp_path / "d", seed=100 * turn)) for turn in range(5)]
+    assert [each.decoded for each in prepared] == [12] * 5
+    assert len(prepared[-1].pixels) <= 24
+    assert len(list((tmp_path / "d" / ".aidgn-cache").glob("pixels*"))) == 1
+    check_exact(prepared[-1])
+    for turn, each in enumerate(prepared):  # each still has the pixels of its time
+        order = [int(Path(file).stem) for file in each.dataset.files]
+        assert all(np.array_equal(each.pixels[row], np.asarray(noise(100 * turn + seed, 9, 9)))
+                   for row, seed in zip(each.rows, order, strict=True))
+
+
+# Broken files --------------------------------------------------------------------------------------------------------
+
+def test_broken_files(tmp_path: Path) -> None:
+    whole = as_bytes(noise(1, 60, 60), "JPEG")
+    many(tmp_path / "d")
+    dataset = fill(tmp_path / "d", {
+        "a/x/cut.jpg": whole[:len(whole) // 2], "b/x/empty.png": b"", "b/y/text.png": b"hello"})
+    with pytest.raises(UserError, match=r"(?s)3 of 15 images .*--skip-broken") as caught:
+        prepare(dataset)
+    assert all(f"\n  {file} is " in str(caught.value) for file in ("a/x/cut.jpg", "b/x/empty.png", "b/y/text.png"))
+    assert "0 bytes" in str(caught.value)
+    prepared = prepare(dataset, skip_broken=True)
+    assert prepared.skipped == ["a/x/cut.jpg", "b/x/empty.png", "b/y/text.png"]
+    assert prepared.decoded == 0  # what is broken is remembered, too
+    assert len(prepared.dataset) == 12
+    check_exact(prepared)
+    mended = prepare(fill(tmp_path / "d", {"a/x/cut.jpg": whole, "b/x/empty.png": noise(5, 4, 4)}), skip_broken=True)
+    assert mended.decoded == 2 and mended.skipped == ["b/y/text.png"]
+    check_exact(mended)
+
+
+def test_what_is_broken_for_one_pillow_is_tried_with_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(tmp_path / "d")
+    dataset = fill(tmp_path / "d", {"b/y/text.png": b"hello"})
+    prepare(dataset, skip_broken=True)
+    monkeypatch.setattr(cache.PIL, "__version__", "999")
+    assert prepare(dataset, skip_broken=True).decoded == 1
+    assert prepare(dataset, skip_broken=True).decoded == 0
+
+
+def test_ten_broken_files_are_named(tmp_path: Path) -> None:
+    dataset = fill(tmp_path / "d", {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i}.png": b"?" for i in range(16)})
+    with pytest.raises(UserError, match="and 6 more") as caught:
+        prepare(dataset)
+    assert str(caught.value).count("\n  ") == 11
+    with pytest.raises(UserError, match="16 of 16"):
+        prepare(dataset, skip_broken=True)
+
+
+def test_a_vanished_file_is_named(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    (tmp_path / "d" / dataset.files[3]).unlink()
+    with pytest.raises(UserError, match=rf"{dataset.files[3]} cannot be read: No such file"):
+        prepare(dataset)
+    check_exact(prepare(dataset, skip_broken=True))
+    check_exact(prepare(many(tmp_path / "d")))
+
+
+# Where it is stored --------------------------------------------------------------------------------------------------
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    (tmp_path / "d" / ".aidgn-cache").write_text("in the way")
+    check_exact(prepare(dataset))
+    assert len(list((tmp_path / "home" / ".cache" / "aidgn").glob("d-*/index-256.jsonl"))) == 1
+    assert prepare(dataset).decoded == 0
+    shutil.rmtree(tmp_path / "home")
+    (tmp_path / "home").write_text("in the way")
+    with pytest.raises(UserError, match=r"\.aidgn-cache .* nor .*AIDGN_CACHE"):
+        prepare(dataset)
+
+
+def test_a_folder_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = many(tmp_path / "1" / "d"), many(tmp_path / "2" / "d", seed=100)
+    for dataset in (first, second):
+        check_exact(prepare(dataset, cache_dir=tmp_path / "c"))
+    assert len(list((tmp_path / "c").glob("d-*"))) == 2
+    assert not (tmp_path / "1" / "d" / ".aidgn-cache").exists()
+    monkeypatch.setenv("AIDGN_CACHE", str(tmp_path / "c"))
+    assert prepare(first).decoded == prepare(second).decoded == 0
+
+
+def test_a_disk_too_small_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+    with pytest.raises(UserError, match=r"need 2\.92e-06 GB in .*aidgn-cache, where 1e-06 GB are free.*AIDGN_CACHE"):
+        prepare(many(tmp_path / "d"))
+
+
+def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset, write, room = many(tmp_path / "d", 40), os.pwrite, [35 * 243 + 100]
+
+    def pwrite(file: int, content: memoryview, position: int) -> int:
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(file, content[:room[0]], position)  # the last write is cut short
+        room[0] -= written
+        return written
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", pwrite)
+        with pytest.raises(UserError, match="disk is full"):
+            prepare(dataset)
+    prepared = prepare(dataset)
+    assert prepared.decoded == 8  # the third chunk of 16
+    check_exact(prepared)
+
+
+def test_worthless_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--workers 0"):
+        prepare(many(tmp_path / "d"), workers=0)
+
+
+# Damage and interruption ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("damage", ["header", "middle", "end", "gone", "pixels short", "pixels gone", "garbage"])
+def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
+    dataset = many(tmp_path / "d")
+    prepare(dataset)
+    dataset = fill(tmp_path / "d", {"a/x/more.png": noise(50, 9, 9)})
+    prepare(dataset)  # a second batch in the index
+    folder = tmp_path / "d" / ".aidgn-cache"
+    index, (pixels,) = folder / "index-256.jsonl", folder.glob("pixels*")
+    content = bytearray(index.read_bytes())
+    lines = content.splitlines(keepends=True)
+    if damage in ("header", "middle"):
+        content[len(lines[0]) // 2 if damage == "header" else len(lines[0]) + len(lines[1]) // 2] ^= 1
+        index.write_bytes(content)
+    elif damage == "end":
+        index.write_bytes(content[:-20])
+    elif damage == "gone":
+        index.unlink()
+    elif damage == "pixels short":
+        os.truncate(pixels, pixels.stat().st_size - 1)
+    elif damage == "pixels gone":
+        pixels.unlink()
+    else:
+        index.write_bytes(os.urandom(1000))
+    mended = prepare(dataset)
+    assert mended.decoded == (1 if damage == "end" else 13)
+    check_exact(mended)
+    assert prepare(dataset).decoded == 0
+    assert len(list(folder.glob("pixels*"))) == 1
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d", 260)
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(dataset, workers=2, on_progress=interrupt)
+    prepared = prepare(dataset, workers=2)
+    assert prepared.decoded == 160
+    check_exact(prepared)
+
+
+def test_a_worker_that_dies_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset, start, started = many(tmp_path / "d", 260), decoding.start_worker, []
+
+    def start_and_kill_one(stack: ExitStack) -> tuple[subprocess.Popen, Connection]:
+        started.append(start(stack))
+        started[0][0].kill()
+        return started[-1]
+
+    with monkeypatch.context() as deadly:
+        deadly.setattr(decoding, "start_worker", start_and_kill_one)
+        with pytest.raises(UserError, match=r"ended unexpectedly \(exit code -9\)"):
+            prepare(dataset, workers=2)
+    assert len(started) == 2 and all(process.poll() is not None for process, _ in started)
+    check_exact(prepare(dataset, workers=2))
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from aidgn.data import cache, load_dataset
+cache.COMMIT_SECONDS = 0.02
+print(cache.prepare(load_dataset(Path(sys.argv[1])), workers=2).decoded)
+assert "torch" not in sys.modules  # workers import what this does
+"""
+
+
+def start(root: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(root)], stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def test_killed_at_any_moment_it_continues(tmp_path: Path) -> None:
+    content = {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i:04}.png": as_bytes(noise(i, 150, 150), compress_level=1)
+               for i in range(500)}
+    dataset = fill(tmp_path / "d", content)
+    path = tmp_path / "d" / ".aidgn-cache" / "index-256.jsonl"
+
+    def committed() -> int:
+        index = Index.load(path)
+        return len(index.entries) if index else -1
+
+    kept = []
+    for least in (0, 1, 120, 250):  # as soon as there is an index, and when so many images are in it
+        with start(tmp_path / "d") as process:
+            while committed() < least and process.poll() is None:
+                time.sleep(0.005)
+            process.kill()
+        kept.append(committed())
+    assert kept == sorted(kept) and kept[2] >= 120 and kept[3] >= 250
+    prepared = prepare(dataset, workers=2)
+    assert prepared.decoded == 500 - kept[-1]
+    check_exact(prepared)
+
+
+def test_runs_at_the_same_time_share_the_work(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d", 300, side=40)
+    processes = [start(tmp_path / "d") for _ in range(3)]
+    decoded = [int(process.communicate()[0]) for process in processes]
+    assert sorted(decoded) == [0, 0, 300]
+    prepared = prepare(dataset)
+    assert prepared.decoded == 0
+    check_exact(prepared)
+
+
+def test_waiting_shows_how_far_the_other_is(tmp_path: Path) -> None:
+    import fcntl
+    import threading
+
+    dataset = many(tmp_path / "d")
+    prepare(dataset.without([0]))
+    seen: list[tuple[int, int]] = []
+    with (tmp_path / "d" / ".aidgn-cache" / "lock-256").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=prepare, args=(dataset,), kwargs={
+            "on_progress": lambda done, total: seen.append((done, total))})
+        waiting.start()
+        time.sleep(0.3)
+        assert seen and set(seen) == {(11, 12)}
+        assert prepare(dataset.without([0])).decoded == 0  # who needs nothing new does not wait
+    waiting.join()
+    assert seen[-1] == (12, 12)
+    check_exact(prepare(dataset))
