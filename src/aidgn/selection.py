@@ -1,0 +1,109 @@
+"""Records in, chosen runs out: which run and step to believe, by training-domain validation, leave-one-domain-out
+validation or the oracle."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aidgn.data.catalogue import CATALOGUE
+from aidgn.errors import UserError, did_you_mean
+from aidgn.reading import load_records, unfinished
+from aidgn.records import Floats, Integers, Record, Records, Run, as_records
+
+__all__ = ["METHODS", "Record", "Records", "Run", "as_records", "domain_names", "load_records", "select", "unfinished"]
+
+
+class Candidate(NamedTuple):
+    """The best a run has to offer: its highest validation accuracy, and at which of its records."""
+
+    validation: float
+    hparams_seed: int
+    run: Run
+    record: int
+
+
+def _best(run: Run, positions: Integers, validation: Floats) -> Iterator[Candidate]:
+    """Of these records, in the order of their steps, the first of highest validation accuracy, if any has one."""
+    known = np.where(np.isnan(validation), -np.inf, validation)
+    if len(known) and known.max() > -np.inf:
+        i = int(known.argmax())
+        yield Candidate(float(known[i]), run.args["hparams_seed"], run, int(positions[i]))
+
+
+def _training(target: int, runs: list[Run]) -> Iterator[Candidate]:
+    """Validation accuracy = mean of the source *out* accuracies."""
+    for run in runs:
+        if run.targets == [target]:
+            sources = [domain for domain in run.domains if domain != target]
+            if not sources:
+                raise UserError(f"The records of {run} have no accuracy on a source domain's out split (env*_out_acc).")
+            curves = np.stack([run.curve(f"env{domain}_out_acc") for domain in sources], axis=1)
+            yield from _best(run, run.order, curves.mean(axis=1))
+
+
+def _leave_one_out(target: int, runs: list[Run]) -> Iterator[Candidate]:
+    """Validation accuracy = mean over source domains of their *in* accuracy in the run that held them out as well."""
+    settings: dict[str, list[Run]] = {}
+    for run in runs:
+        settings.setdefault(run.setting, []).append(run)
+    for members in settings.values():
+        held_out = {domain: run for run in members if len(run.targets) == 2
+                    for domain in run.targets if domain != target}
+        for run in members:
+            sources = [domain for domain in run.domains if domain != target]
+            if run.targets != [target] or not sources or not held_out.keys() >= set(sources):
+                continue
+            steps = common = run.curve("step")
+            for domain in sources:
+                common = np.intersect1d(common, held_out[domain].curve("step"))
+            curves = [held_out[domain].curve(f"env{domain}_in_acc")[np.isin(held_out[domain].curve("step"), common)]
+                      for domain in sources]
+            yield from _best(run, run.order[np.isin(steps, common)], np.stack(curves, axis=1).mean(axis=1))
+
+
+def _oracle(target: int, runs: list[Run]) -> Iterator[Candidate]:
+    """Validation accuracy = the target's *out* accuracy at the last step; no step is chosen."""
+    for run in runs:
+        if run.targets == [target]:
+            validation = run.number(run.record(int(run.order[-1])), f"env{target}_out_acc")
+            yield from _best(run, run.order[-1:], np.array([validation]))
+
+
+METHODS = {"training": _training, "leave-one-out": _leave_one_out, "oracle": _oracle}
+
+
+def select(records: Iterable[Record], method: str = "training") -> list[Record]:
+    """Per (data set, algorithm, target, trial) the accuracy on the target's *in* split of the run and step chosen.
+
+    Of runs with equal validation accuracy the one of the highest draw number. `target` is the number of the domain.
+    """
+    if method not in METHODS:
+        raise UserError(f"There is no selection method {method}.{did_you_mean(method, METHODS)} "
+                        f"Choose one of {', '.join(METHODS)}.")
+    groups: dict[tuple[str, str, int, int], list[Run]] = {}
+    for run in as_records(records).runs:
+        for target in run.targets:
+            key = run.args["dataset"], run.args["algorithm"], target, run.args["trial_seed"]
+            groups.setdefault(key, []).append(run)
+    rows = []
+    for (dataset, algorithm, target, trial), runs in sorted(groups.items(), key=lambda group: group[0]):
+        best = max(METHODS[method](target, runs), key=lambda candidate: candidate[:2], default=None)
+        if best is None:
+            continue
+        record = best.run.record(best.record)
+        accuracy = best.run.number(record, f"env{target}_in_acc")
+        if np.isnan(accuracy):
+            continue
+        row = {"dataset": dataset, "algorithm": algorithm, "target": target, "trial": trial, "accuracy": accuracy,
+               "step": record["step"], "hparams_seed": best.hparams_seed}
+        names = domain_names(runs[0].args)
+        rows.append(row | ({"target_name": names[target]} if target < len(names) else {}))
+    return rows
+
+
+def domain_names(args: Mapping[str, Any]) -> list[str]:
+    """Names of the domains of a run, from its record or the catalogue; [] where neither knows them."""
+    if args.get("domains"):
+        return list(args["domains"])
+    return list(CATALOGUE[args["dataset"]].domains) if args["dataset"] in CATALOGUE else []

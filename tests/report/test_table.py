@@ -1,0 +1,357 @@
+"""Tables against the rules of DomainBed's printed ones, written out naively, and against numbers worked out by hand."""
+
+import csv
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aidgn.errors import UserError
+from aidgn.report.table import Cell, Row, Table, all_records_csv, tables
+from aidgn.selection import load_records, select
+
+Record = dict[str, Any]
+PAPER = json.loads((Path(sys.modules["aidgn.report.table"].__file__ or "").parent / "paper.json").read_text())
+
+
+def record(dataset: str, algorithm: str, target: int, trial: int, accuracy: float, draw: int = 0, count: int = 4,
+           step: int = 0, **args: Any) -> Record:
+    """A record whose validation accuracy is that of every other: what is selected is `accuracy`."""
+    return {"args": {"dataset": dataset, "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
+                     "hparams_seed": draw, **args}, "hparams": {"lr": 0.1}, "step": step,
+            **{f"env{i}_out_acc": 0.5 for i in range(len(args.get("domains", range(count))))},
+            f"env{target}_in_acc": accuracy}
+
+
+def grid(dataset: str, algorithm: str, accuracies: list[list[float]], **args: Any) -> list[Record]:
+    """Targets x trials."""
+    return [record(dataset, algorithm, target, trial, accuracy, **args)
+            for target, of_trials in enumerate(accuracies) for trial, accuracy in enumerate(of_trials)]
+
+
+def texts(table: Table) -> dict[str, list[str]]:
+    return {row.head: [table.text(row, cell) for cell in row.cells] for row in table.rows}
+
+
+# Numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_by_hand() -> None:
+    records = grid("PACS", "ERM", [[0.80, 0.82, 0.84], [0.7, 0.7, 0.7], [0.9, 0.96, 0.9], [0.6, 0.7, 0.8]])
+    # sd of A: sqrt((2^2 + 0 + 2^2) / 2) = 2; P: sqrt((2^2 + 4^2 + 2^2) / 2) = 3.46; S: 10;
+    # trial averages 75, 79.5, 81: mean 78.5, sd sqrt((3.5^2 + 1 + 2.5^2) / 2) = 3.12
+    (table,) = tables(records, "training", "sd")
+    assert table.columns == ["A", "C", "P", "S", "Avg"]
+    assert texts(table) == {"ERM": ["82.0 ± 2.0", "70.0 ± 0.0", "92.0 ± 3.5", "70.0 ± 10.0", "78.5 ± 3.1"]}
+    assert "standard deviation (n - 1)" in table.notes[0] and "3 trials" in table.notes[0]
+    # se: A sqrt(8 / 3) / sqrt(3) = 0.94; P sqrt(24 / 3) / sqrt(3) = 1.63; S sqrt(200 / 3) / sqrt(3) = 4.71
+    (table,) = tables(records, "training", "se")
+    assert texts(table)["ERM"][:4] == ["82.0 ± 0.9", "70.0 ± 0.0", "92.0 ± 1.6", "70.0 ± 4.7"]
+    assert "standard error" in table.notes[0]
+
+
+def printed_by_domainbed(rows: list[Record], datasets: dict[str, int], algorithms: list[str]) -> dict[str, Any]:
+    """The strings of DomainBed's tables, by its rules: 100 * mean, 100 * std(x / sqrt(n)), one decimal; the average of
+    a row is the mean of its means, X where one is missing; over data sets trials are averaged over targets first."""
+    def form(values: list[float]) -> tuple[float | None, str]:
+        if not values:
+            return None, "X"
+        mean = 100 * float(np.mean(values))
+        return mean, f"{mean:.1f} ± {100 * np.std(np.array(values) / np.sqrt(len(values))):.1f}"
+
+    def line(cells: list[tuple[float | None, str]]) -> list[str]:
+        means = [mean for mean, _ in cells if mean is not None]
+        return [text for _, text in cells] + [f"{sum(means) / len(means):.1f}" if len(means) == len(cells) else "X"]
+
+    def of(dataset: str, algorithm: str) -> list[Record]:
+        return [row for row in rows if row["dataset"] == dataset and row["algorithm"] == algorithm]
+
+    result: dict[str, Any] = {
+        dataset: {algorithm: line([form([row["accuracy"] for row in of(dataset, algorithm) if row["target"] == target])
+                                   for target in range(targets)])
+                  for algorithm in algorithms} for dataset, targets in datasets.items()}
+    result["All data sets"] = {algorithm: line([
+        form([float(np.mean([row["accuracy"] for row in of(dataset, algorithm) if row["trial"] == trial]))
+              for trial in sorted({row["trial"] for row in of(dataset, algorithm)})]) for dataset in datasets])
+        for algorithm in algorithms}
+    return result
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("method", ["training", "oracle"])
+def test_agrees_with_domainbed_to_the_last_digit(tmp_path: Path, seed: int, method: str) -> None:
+    """A sweep on disk, some of its runs missing; trials enough that every cell has a spread."""
+    generator = np.random.default_rng(seed)
+    datasets, algorithms = {"PACS": 4, "VLCS": 4, "ColoredMNIST": 3}, ["ERM", "CORAL", "own"]
+    number = 0
+    for dataset, domains in datasets.items():
+        for algorithm, target, trial, draw in [(a, t, r, d) for a in algorithms for t in range(domains)
+                                               for r in range(3) for d in range(2)]:
+            gone = (algorithm, dataset, target, seed) == ("own", "VLCS", 1, 3)
+            if gone or (trial == 2 and generator.random() < 0.3):
+                continue
+            lines = []
+            for step in range(0, 300, 100):
+                one = record(dataset, algorithm, target, trial, 0.0, draw, domains, step)
+                one |= {f"env{i}_{split}_acc": float(generator.random())
+                        for i in range(domains) for split in ("in", "out")}
+                lines.append(json.dumps(one, sort_keys=True) + "\n")
+            folder = tmp_path / f"{number:04d}"
+            folder.mkdir()
+            (folder / "results.jsonl").write_text("".join(lines))
+            number += 1
+    records = load_records(tmp_path)
+    expected = printed_by_domainbed(select(records, method), datasets, algorithms)
+    made = tables(records, method, "se")
+    assert [table.title.split(",")[0] for table in made] == list(expected)
+    for table in made:
+        name = table.title.split(",")[0]
+        ours = {head: [re.sub(r" \(\d+\)$", "", text) for text in row] for head, row in texts(table).items()}
+        assert list(ours) == algorithms
+        for algorithm in algorithms:
+            assert ours[algorithm][:-1] == expected[name][algorithm][:-1]
+            assert ours[algorithm][-1].split(" ")[0] == expected[name][algorithm][-1]
+
+
+def test_missing_cells_and_uneven_trials() -> None:
+    records = [*grid("PACS", "ERM", [[0.8, 0.9], [0.7, 0.7], [0.5, 0.5], [0.6]]),
+               *grid("PACS", "IRM", [[0.8], [0.7], [0.5]])]
+    (table,) = tables(records, "training", "sd")
+    assert texts(table) == {"ERM": ["85.0 ± 7.1 (2)", "70.0 ± 0.0 (2)", "50.0 ± 0.0 (2)", "60.0 (1)", "66.2 (1)"],
+                            "IRM": ["80.0 (1)", "70.0 (1)", "50.0 (1)", "X", "X"]}
+    assert "number in brackets" in table.notes[0] and "X: no result" in table.notes[0]
+    (table,) = tables(grid("PACS", "ERM", [[0.8], [0.7], [0.5], [0.6]]))
+    assert texts(table) == {"ERM": ["80.0", "70.0", "50.0", "60.0", "65.0"]} and "one trial" in table.notes[0]
+
+
+def test_over_data_sets_targets_are_averaged_within_a_trial_first() -> None:
+    records = [*grid("PACS", "ERM", [[0.8, 0.9], [0.7, 0.6], [0.5, 0.7], [0.6, 0.6]]),  # trials 65, 70
+               *grid("VLCS", "ERM", [[0.5, 0.5]] * 4), *grid("VLCS", "AIDGN", [[0.5, 0.6]] * 3 + [[0.7]])]
+    *_, table = tables(records, "training", "sd")
+    assert table.columns == ["PACS", "VLCS", "Avg"]
+    assert texts(table) == {"ERM": ["67.5 ± 3.5", "50.0 ± 0.0", "58.8"], "AIDGN": ["X", "57.5 ± 3.5", "X"]}
+    assert any("AIDGN on VLCS" in note and "ERM" not in note for note in table.notes)
+
+
+def test_best_is_bold_and_second_underlined_as_printed() -> None:
+    def column(*means: float | None) -> Table:
+        return Table("t", ["A"], [Row(str(i), [None if mean is None else Cell(mean)]) for i, mean in enumerate(means)])
+
+    assert [marks[0] for marks in column(80.04, 81.2, 79.96, None, 50).marks()] == ["second", "best", "second", "", ""]
+    assert [marks[0] for marks in column(80, 80, 70).marks()] == ["best", "best", "second"]
+    assert [marks[0] for marks in column(80, None).marks()] == ["", ""]
+    table = column(80, 70)
+    table.rows.append(Row("paper", [Cell(99)], "paper"))
+    assert [marks[0] for marks in table.marks()] == ["best", "second", ""]
+
+
+def test_order_of_rows_and_columns() -> None:
+    algorithms = ["own", "AIDGN-noR", "AIDGN", "RSC", "GroupDRO", "ERM", "AIDGN-release", "AIDGN-noRD"]
+    records = [one for dataset in ("own", "TerraIncognita", "PACS") for name in algorithms
+               for one in grid(dataset, name, [[0.5]] * 4)]
+    made = tables(records)
+    assert made[-1].columns == ["PACS", "TerraIncognita", "own", "Avg"]
+    assert [row.head for row in made[0].rows] == ["ERM", "GroupDRO", "RSC", "AIDGN", "AIDGN-noRD", "AIDGN-noR",
+                                                  "AIDGN-release", "own"]
+    assert made[1].columns == ["L100", "L38", "L43", "L46", "Avg"] and made[2].columns == ["0", "1", "2", "3", "Avg"]
+
+
+def test_own_data_sets_show_the_names_of_their_domains() -> None:
+    (table,) = tables(grid("cameras", "ERM", [[0.5], [0.5]], domains=["north", "south"]))
+    assert table.columns == ["north", "south", "Avg"]
+    (table,) = tables(grid("PACS", "ERM", [[0.5], [0.5]], domains=["north", "south"]))  # of that name, but not it
+    assert table.columns == ["north", "south", "Avg"]
+    (table,) = tables([*grid("OfficeHome", "ERM", [[0.5]] * 4),
+                       *grid("OfficeHome", "IRM", [[0.5]] * 4, domains=["Art", "Clipart", "Product", "Real_World"])])
+    assert table.columns == ["A", "C", "P", "R", "Avg"]
+    with pytest.raises(UserError, match=r"cameras are of different domains"):
+        tables([*grid("cameras", "ERM", [[0.5]], domains=["a", "b"]),
+                *grid("cameras", "IRM", [[0.5]], domains=["b", "c"])])
+
+
+# The paper ---------------------------------------------------------------------------------------------------------
+
+
+def test_paper_numbers_and_differences() -> None:
+    accuracies = [[PAPER["PACS"]["rows"]["AIDGN"][letter]["mean"] / 100 + 0.01 * i] for i, letter in enumerate("ACPS")]
+    (table,) = tables(grid("PACS", "AIDGN", accuracies), paper=True)
+    assert [(row.head, row.kind) for row in table.rows] == [("AIDGN", "ours"), ("paper", "paper"),
+                                                            ("difference", "difference")]
+    assert texts(table)["paper"] == ["87.9 ± 0.4", "82.1 ± 0.2", "97.6 ± 0.1", "78.8 ± 0.9", "86.6"]
+    assert texts(table)["difference"] == ["+0.0", "+1.0", "+2.0", "+3.0", "+1.5"]  # 88.1 - 86.6
+
+
+def test_paper_rows_of_other_names() -> None:
+    (table,) = tables(grid("VLCS", "ERM", [[0.7]] * 4) + grid("VLCS", "AIDGN-noR", [[0.7]] * 4)
+                      + grid("VLCS", "AIDGN-release", [[0.7]] * 4), paper=True)
+    assert [row.head for row in table.rows] == ["ERM", "paper", "difference", "paper, reproduced", "difference",
+                                                "AIDGN-noR", "paper", "difference", "AIDGN-release"]
+    printed = [PAPER["VLCS"]["rows"]["ERM"], PAPER["VLCS"]["rows"]["ERM (reproduced)"],
+               PAPER["ablation_vlcs"]["rows"]["AIDGN w/o R"]]
+    for row, numbers in zip([row for row in table.rows if row.kind == "paper"], printed, strict=True):
+        assert [cell and cell.mean for cell in row.cells] == [numbers[c]["mean"] for c in ("C", "L", "S", "V", "Avg")]
+
+
+def test_paper_over_data_sets_compares_like_with_like() -> None:
+    names = ["PACS", "VLCS", "OfficeHome", "TerraIncognita"]
+    *_, table = tables([one for name in names for one in grid(name, "ERM", [[0.7]] * 4)], paper=True)
+    assert texts(table)["paper, reproduced"] == ["85.8 ± 0.2", "77.7 ± 0.4", "66.9 ± 0.2", "45.8 ± 1.5", "69.1"]
+    *_, table = tables([one for name in names[:2] for one in grid(name, "ERM", [[0.7]] * 4)], "oracle", paper=True)
+    assert texts(table)["paper, reproduced"] == ["85.8 ± 0.2", "77.7 ± 0.4", ""]  # its Avg is over four data sets
+    assert any("training-domain validation" in note for note in table.notes)
+    (table,) = tables(grid("cameras", "ERM", [[0.7]] * 2), paper=True)
+    assert "The paper has no numbers for this table." in table.notes
+
+
+def test_paper_averages_are_those_of_its_columns() -> None:
+    """The file against itself: a wrongly copied number shows."""
+    for table in PAPER:
+        if table != "notes":
+            for row in PAPER[table]["rows"].values():
+                means = [row[column]["mean"] for column in PAPER[table]["columns"][:-1]]
+                assert abs(sum(means) / len(means) - row["Avg"]["mean"]) < 0.2
+
+
+# Notes -------------------------------------------------------------------------------------------------------------
+
+
+def test_unfinished_runs_are_left_out_and_named(tmp_path: Path) -> None:
+    for name, steps, accuracy in (("done", 100, 0.5), ("half", 200, 0.9)):
+        (tmp_path / name).mkdir()
+        lines = [json.dumps(record("PACS", "ERM", target, 0, accuracy, step=100, draw=steps)) for target in range(4)]
+        (tmp_path / name / "results.jsonl").write_text("\n".join(lines) + "\n{\"args\": {")
+        (tmp_path / name / "run.json").write_text(json.dumps({"steps": steps}))
+    (table,) = tables(load_records(tmp_path))
+    assert texts(table) == {"ERM": ["50.0"] * 5}
+    assert any("Unfinished runs left out: 4" in note and str(tmp_path / "half") in note for note in table.notes)
+    assert any("cut in half by a crash, ignored: 2" in note for note in table.notes)
+    with pytest.raises(UserError, match=r"0 of 4 runs are finished"):
+        tables(load_records(tmp_path / "half"))
+
+
+def test_unfinished_records_of_ours_are_known_without_their_folder() -> None:
+    long = grid("cameras", "ERM", [[0.9], [0.9]], domains=["a", "b"], steps=200, draw=1)
+    short = grid("cameras", "ERM", [[0.5], [0.5]], domains=["a", "b"], steps=0)
+    (table,) = tables(long + short)
+    assert texts(table) == {"ERM": ["50.0"] * 3}
+
+
+def test_mixtures_are_told() -> None:
+    records = [*grid("PACS", "ERM", [[0.5]] * 4, backbone="resnet18"), *grid("PACS", "IRM", [[0.5]] * 4,
+                                                                            backbone="resnet50")]
+    assert any("PACS differ in backbone: resnet18, resnet50" in note for note in tables(records)[0].notes)
+
+
+def test_nothing_to_tabulate() -> None:
+    with pytest.raises(UserError, match="each pair of domains"):
+        tables(grid("PACS", "ERM", [[0.5]]), "leave-one-out")
+    with pytest.raises(UserError, match=r"no spread std\. Did you mean sd\?"):
+        tables([], spread="std")
+
+
+# Forms -------------------------------------------------------------------------------------------------------------
+
+HOSTILE = Table("R&D_<b>", ["A|B", "50%"], [Row("<script>[bold]*x*", [Cell(80.0, 1.25, 3), None]),
+                                            Row("ERM_2", [Cell(70.0, 0.5, 3), Cell(60.0, None, 3)]),
+                                            Row("paper", [Cell(75.0), None], "paper"),
+                                            Row("difference", [Cell(-5.0), None], "difference")], ["a ~ note_1"])
+
+
+class Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[list[str]] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.add(tag)
+        if tag == "br":
+            return
+        self.open.append(tag)
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("th", "td"):
+            self.cells[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"th", "td"} & set(self.open):
+            marks = {"strong": "bold:", "u": "second:"}
+            self.cells[-1][-1] += "".join(marks.get(tag, "") for tag in self.open) + data
+
+
+def test_html_is_well_formed_and_escaped() -> None:
+    reader = Reader()
+    reader.feed(HOSTILE.to_html())
+    reader.close()
+    assert not reader.open and "script" not in reader.seen and "b" not in reader.seen
+    assert reader.cells == [["Algorithm", "A|B", "50%"], ["<script>[bold]*x*", "bold:80.0 ± 1.2", "X"],
+                            ["ERM_2", "second:70.0 ± 0.5", "60.0"], ["paper", "75.0", ""], ["difference", "-5.0", ""]]
+
+
+def test_markdown() -> None:
+    lines = HOSTILE.to_markdown().splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 4 for line in table)
+    assert table[2:4] == [r"| \<script\>\[bold\]\*x\* | **80.0 ± 1.2** | X |", r"| ERM\_2 | <u>70.0 ± 0.5</u> | 60.0 |"]
+    assert lines[0] == r"### R&D\_\<b\>" and lines[-1].strip() == r"a ~ note\_1"
+
+
+def test_latex() -> None:
+    text = HOSTILE.to_latex()
+    assert r"\textbf{80.0 $\pm$ 1.2} & X \\" in text and r"ERM\_2 & \underline{70.0 $\pm$ 0.5} & 60.0 \\" in text
+    assert r"\quad difference & $-5.0$ &  \\" in text and r"Algorithm & A|B & 50\% \\" in text
+    assert r"\caption{R\&D\_<b>. a \textasciitilde{} note\_1}" in text
+    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
+    bare = re.sub(r"\\[{}]", "", text)
+    assert bare.count("{") == bare.count("}") and text.count(r"\begin") == text.count(r"\end")
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {2}
+
+
+def test_terminal() -> None:
+    text = HOSTILE.to_terminal()
+    assert "\x1b[1m80.0 ± 1.2\x1b[0m" in text and "\x1b[4m70.0 ± 0.5\x1b[0m" in text
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert "<script>[bold]*x*" in plain and "a ~ note_1" in plain and "R&D_<b>" in plain
+    (row,) = [line.split() for line in plain.splitlines() if "ERM_2" in line]
+    assert row == ["ERM_2", "70.0", "±", "0.5", "60.0"]
+
+
+# All records -------------------------------------------------------------------------------------------------------
+
+
+def test_all_records_as_csv(tmp_path: Path) -> None:
+    records = [*grid("PACS", "ERM", [[0.5, 0.25]] * 2), *grid("cameras", "DANN", [[0.125]], domains=["a,b", "c"])]
+    records[-1]["hparams"] = {"lambda": 3, "sizes": [1, 2]}
+    all_records_csv(records, tmp_path / "all.csv")
+    with (tmp_path / "all.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 5
+    assert [(line["dataset"], line["target"], line["trial"], line["step"]) for line in lines] == [
+        ("PACS", "art_painting", "0", "0"), ("PACS", "art_painting", "1", "0"), ("PACS", "cartoon", "0", "0"),
+        ("PACS", "cartoon", "1", "0"), ("cameras", "a,b", "0", "0")]
+    assert [line["env0_in_acc"] for line in lines] == ["0.5", "0.25", "", "", "0.125"]
+    assert lines[-1]["hparams.dann_lambda"] == "3" and lines[-1]["hparams.sizes"] == "[1, 2]"
+    assert lines[0]["hparams.lr"] == "0.1" and lines[-1]["hparams.lr"] == ""
+
+
+def test_all_records_as_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = grid("RotatedMNIST", "ERM", [[0.5, 0.25]])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match="pip install pyarrow"):
+        all_records_csv(records, tmp_path / "all.parquet")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    all_records_csv(records, tmp_path / "all.parquet")
+    table = parquet.read_table(tmp_path / "all.parquet").to_pylist()
+    assert [(row["target"], row["trial"], row["env0_in_acc"]) for row in table] == [("0", 0, 0.5), ("0", 1, 0.25)]
