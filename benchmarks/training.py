@@ -176,7 +176,7 @@ def whole_run(arguments):
 
     with tempfile.TemporaryDirectory() as out:
         compiling, _ = run(2 * arguments.eval_every, out)
-        seconds, folder = run(arguments.steps, out)
+        seconds, folder = run(arguments.steps, arguments.out or out)
         records = RunFolder(folder).records()
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
         return {"first run": compiling, "run": seconds, "memory GiB": memory,
@@ -205,6 +205,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--out", help="keep the whole run here")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     device = choose_device(arguments.device)

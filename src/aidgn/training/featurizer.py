@@ -83,7 +83,8 @@ def featurizer(backbone: str, weights: str | Path | None, in_channels: int, prec
                device: torch.device) -> Featurizer:
     """A featuriser with fresh initial weights. On CUDA its compiled code is kept for the next run in this process:
     the same module comes back with the initial weights copied in."""
-    network = backbones.create(backbone, weights=weights, in_channels=in_channels)
+    # From scratch there are no statistics worth freezing.
+    network = backbones.create(backbone, weights=weights, in_channels=in_channels, freeze_bn=weights != "none")
     key = (backbone, str(weights), in_channels, precision, device)  # the weights file decides where the strides are
     if key in _compiled:
         module = _compiled[key]
