@@ -5,7 +5,7 @@ import inspect
 import click
 
 
-@click.command(epilog="""\b
+@click.command(short_help="The algorithms and their hyper-parameters.", epilog="""\b
 Examples:
   aidgn algorithms
   aidgn algorithms AIDGN""")

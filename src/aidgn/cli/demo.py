@@ -9,7 +9,7 @@ from aidgn.errors import UserError
 ALGORITHMS = ("ERM", "AIDGN")
 
 
-@click.command(epilog="""\b
+@click.command(short_help="The whole story on handwritten digits, in about a minute.", epilog="""\b
 Example:
   aidgn demo""")
 @click.option("--out", default="runs/demo", show_default=True, metavar="DIR", help="Where run folders are.")

@@ -6,7 +6,7 @@ from aidgn.cli.options import parse_settings, run_options
 from aidgn.errors import UserError
 
 
-@click.command(epilog="""\b
+@click.command(short_help="Train many runs: algorithms, unseen domains, trials.", epilog="""\b
 Examples:
   aidgn sweep PACS --algorithm AIDGN --algorithm ERM
   aidgn sweep digits --algorithm AIDGN --draws 20 --trials 1

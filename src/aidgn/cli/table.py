@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 
-@click.command(epilog="""\b
+@click.command(short_help="Results of runs, ours or DomainBed's, as a table.", epilog="""\b
 Examples:
   aidgn table runs/
   aidgn table runs/ --paper --selection oracle

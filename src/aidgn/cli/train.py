@@ -6,7 +6,7 @@ from aidgn.cli.options import parse_settings, run_options
 from aidgn.errors import UserError
 
 
-@click.command(epilog="""\b
+@click.command(short_help="Train one run; the same command continues it.", epilog="""\b
 Examples:
   aidgn train digits --target chalk
   aidgn train PACS --target S --algorithm ERM --trial 1

@@ -14,6 +14,7 @@ from aidgn.data.batches import Images
 from aidgn.data.splits import split
 from aidgn.training.featurizer import EVAL_BATCH
 
+CPU_BATCH = 64  # images per forward pass on the CPU
 Transform = Callable[[Tensor, Tensor], Tensor]  # uint8 images and their geometry to the network's input
 
 
@@ -39,7 +40,7 @@ def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
     owner = torch.from_numpy(np.repeat(np.arange(len(groups)), [len(group) for group in groups]))
     together = algorithm.group_size
     parts = groups if together > 1 else [np.concatenate(groups)]
-    batch = max(EVAL_BATCH // together, 1) * together
+    batch = max((EVAL_BATCH if images.device.type == "cuda" else CPU_BATCH) // together, 1) * together
     was_training = algorithm.training
     algorithm.eval()
     found = []

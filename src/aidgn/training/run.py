@@ -27,6 +27,7 @@ from aidgn.training.featurizer import choose_device, choose_precision, featurize
 from aidgn.training.folder import RunFolder
 from aidgn.training.spec import RunSpec, folder_name
 
+CHUNK = 8  # images augmented together on the CPU
 BLOCK = 64  # steps whose draws are made and sent to the device at once
 SAVE_SECONDS = 60.0  # at most this much work is lost by a crash
 
@@ -256,11 +257,19 @@ class _Run:
 
 def transforms(size: int, augmented: bool, exact_fit: bool, compiled: bool) -> tuple[Callable[..., Tensor], Transform]:
     """The training and the evaluation transform of uint8 images."""
-    train, clean = _compiled_augment() if compiled else (augment.augment, augment.clean)
+    train, clean = _compiled_augment() if compiled else (_in_chunks(augment.augment), _in_chunks(augment.clean))
     clean_transform = partial(clean, size=size, exact_fit=exact_fit)
     if not augmented:
         return (lambda pixels, geometry, uniforms: clean_transform(pixels, geometry)), clean_transform
     return partial(train, size=size), clean_transform
+
+
+def _in_chunks(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A few images at a time, whose intermediate results stay in a processor's cache."""
+    def apply(*tensors: Tensor, **settings: Any) -> Tensor:
+        chunks = zip(*(tensor.split(CHUNK) for tensor in tensors), strict=True)
+        return torch.cat([function(*chunk, **settings) for chunk in chunks])
+    return apply
 
 
 @lru_cache(1)
