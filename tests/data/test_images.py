@@ -154,7 +154,8 @@ def test_cmyk(tmp_path, suffix):
     """Ink subtracts from white: red = (1 - C)(1 - K)."""
     inks = np.zeros((40, 60, 4), np.uint8)
     inks[:20, :, 0], inks[20:, :, 1], inks[:, 30:, 3] = 255, 200, 128
-    Image.fromarray(inks, mode="CMYK").save(tmp_path / f"a.{suffix}", **({"quality": 99} if suffix == "jpg" else {}))
+    bands = [Image.fromarray(np.ascontiguousarray(inks[..., band])) for band in range(4)]
+    Image.merge("CMYK", bands).save(tmp_path / f"a.{suffix}", **({"quality": 99} if suffix == "jpg" else {}))
     expected = 255 * (1 - inks[..., :3] / 255) * (1 - inks[..., 3:] / 255)
     difference = np.abs(read(tmp_path / f"a.{suffix}")[0] - expected)
     assert np.median(difference) <= 1.5
