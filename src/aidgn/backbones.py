@@ -76,10 +76,10 @@ Network = tuple[nn.Module, Sequence[str], Sequence[str]]
 
 
 class Small(nn.Module):
-    """Four convolutions for images of 28 to 64 pixels, early strides to be quick on a CPU.
+    """Three convolutions and a linear layer for images of 28 to 64 pixels, early strides to be quick on a CPU.
 
-    Group norm looks at one image at a time, so no domain leaks into another; the last convolution has no
-    normalisation, so that features may take any norm.
+    Group norm looks at one image at a time, so no domain leaks into another; the last layer has no normalisation, so
+    that features may take any norm. It sees a 4 x 4 grid: where a stroke is matters in digits and the like.
     """
 
     num_features = 128
@@ -93,13 +93,13 @@ class Small(nn.Module):
             return layer
 
         self.layers = nn.Sequential(
-            convolution(in_channels, 32, 2), nn.GroupNorm(8, 32), nn.ReLU(),
-            convolution(32, 64, 2), nn.GroupNorm(8, 64), nn.ReLU(),
-            convolution(64, 64, 2), nn.GroupNorm(8, 64), nn.ReLU(),
-            convolution(64, 128, 1), nn.ReLU())
+            convolution(in_channels, 16, 2), nn.GroupNorm(8, 16), nn.ReLU(),
+            convolution(16, 32, 2), nn.GroupNorm(8, 32), nn.ReLU(),
+            convolution(32, 64, 1), nn.GroupNorm(8, 64), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64 * 16, self.num_features), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).mean((2, 3))
+        return self.layers(x)
 
 
 def timm_network(name: str, hub: bool) -> Network:

@@ -97,7 +97,7 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
     # Comes with the package (digits.py).
     Entry("digits", "digits", ("ink", "chalk", "poster", "outline"), ("I", "C", "P", "O"), 10,
           counts={"ink": 450, "chalk": 449, "poster": 449, "outline": 449},
-          classes=TEN_DIGITS, image_size=28, augment=False, eval_every=50, steps=300),
+          classes=TEN_DIGITS, image_size=28, augment=False, eval_every=25, steps=150),
 )}
 
 

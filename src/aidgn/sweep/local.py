@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import signal
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -71,8 +73,6 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event
                         crew.append(start())
                         assign(crew[-1])
                     continue
-                if kind == "interrupted":
-                    raise KeyboardInterrupt
                 if kind == "failed":
                     failed[run] = what
                 on_event(run, kind, what)
@@ -107,14 +107,12 @@ def _work(pipe: Connection, out: str, cores: int, options: dict[str, Any]) -> No
                 pipe.send((number, "step", done))
 
         try:
-            pipe.send((number, "done", str(train(spec, out, on_progress=report, **options))))
-        except Interrupted:
-            pipe.send((number, "interrupted", None))
+            answer = number, "done", str(train(spec, out, on_progress=report, **options))
+        except (Interrupted, BrokenPipeError):
+            return  # the parent wants no more, or is gone; what was trained is saved
         except UserError as error:
-            pipe.send((number, "failed", str(error)))
-        except BrokenPipeError:
-            return  # the parent is gone
-        except Exception as error:
-            import traceback
-
-            pipe.send((number, "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+            answer = number, "failed", str(error)
+        except Exception:
+            answer = number, "failed", traceback.format_exc()
+        with suppress(BrokenPipeError):
+            pipe.send(answer)

@@ -26,9 +26,9 @@ class Featurizer(nn.Module):
         self.network = network
         self.num_features = int(network.num_features)  # type: ignore[arg-type]
         self.precision = precision
-        self.run: Callable[[Tensor], Tensor] = self.compute
+        self.compiled: Callable[[Tensor], Tensor] | None = None
         if compiled:
-            self.run = torch.compile(self.compute, mode="reduce-overhead", dynamic=False)
+            self.compiled = torch.compile(self.compute, mode="reduce-overhead", dynamic=False)
 
     def compute(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
@@ -36,16 +36,16 @@ class Featurizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
-        if self.run is self.compute:
-            return self.run(x)
+        if self.compiled is None:
+            return self.compute(x)
         try:
             if torch.is_grad_enabled():
-                return self.run(x).clone()  # the graph's own output is overwritten by its next replay
-            return torch.cat([self.run(padded(part))[:len(part)].clone() for part in x.split(EVAL_BATCH)])
+                return self.compiled(x).clone()  # the graph's own output is overwritten by its next replay
+            return torch.cat([self.compiled(padded(part))[:len(part)].clone() for part in x.split(EVAL_BATCH)])
         except torch._dynamo.exc.TorchDynamoException as error:
             log.info("Compilation failed (%s); continuing without it.", str(error).splitlines()[0])
-            self.run = self.compute
-            return self.run(x)
+            self.compiled = None
+            return self.compute(x)
 
 
 def padded(x: Tensor) -> Tensor:
