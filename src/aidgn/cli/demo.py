@@ -1,7 +1,5 @@
 """aidgn demo"""
 
-from pathlib import Path
-
 import click
 
 from aidgn.errors import UserError
@@ -39,7 +37,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     if failed:
         raise UserError(f"{len(failed)} runs failed; the first: {next(iter(failed.values()))}")
 
-    records = [record for folder in display.folders.values() for record in load_records(Path(folder))]
+    records = load_records(*display.folders.values())
     for table in tables(records, "training", "sd", False):
         click.echo(table.to_terminal())
     click.echo(f"""

@@ -25,9 +25,9 @@ def table(folders: tuple[str, ...], selection: str, spread: str, paper: bool, fo
           csv: str | None) -> None:
     """Results of the runs below each FOLDER: mean and spread over trials, per unseen domain."""
     from aidgn.report.table import all_records_csv, tables
-    from aidgn.selection import load_records, unfinished
+    from aidgn.selection import load_records
 
-    records = [record for folder in folders for record in load_records(folder)]
+    records = load_records(*folders)
     if csv:
         all_records_csv(records, Path(csv))
         click.echo(f"{len(records)} records in {csv}", err=True)
@@ -36,7 +36,3 @@ def table(folders: tuple[str, ...], selection: str, spread: str, paper: bool, fo
             click.echo()
         click.echo({None: one.to_terminal, "markdown": one.to_markdown, "latex": one.to_latex,
                     "html": one.to_html}[form]())
-    left_out = [run for folder in folders for run in unfinished(folder)]
-    if left_out:
-        click.echo(f"{len(left_out)} unfinished runs are left out; the command that started them continues them: "
-                   + ", ".join(map(str, left_out[:5])) + (" ..." if len(left_out) > 5 else ""), err=True)
