@@ -58,10 +58,10 @@ def write_sweep(folder: Path, runs: int, records: int) -> int:
 
 def measure(folder: Path) -> None:
     from aidgn.report.table import tables
-    from aidgn.selection import load_records
+    from aidgn.selection import read_runs
 
     began = time.perf_counter()
-    records = load_records(folder)
+    records = read_runs(folder)
     loaded = time.perf_counter()
     text = "\n".join(table.to_markdown() for table in tables(records, "training", "se", True))
     done = time.perf_counter()

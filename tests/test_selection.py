@@ -15,7 +15,7 @@ import pytest
 
 import aidgn.reading
 from aidgn.errors import UserError
-from aidgn.selection import load_records, select, unfinished
+from aidgn.selection import load_records, read_runs, select, unfinished
 
 Record = dict[str, Any]
 
@@ -113,7 +113,7 @@ def test_selection_agrees_with_the_naive_one(tmp_path: Path, method: str) -> Non
         flat = [one for run in runs for one in run]
         for number, run in enumerate(runs):
             write(tmp_path / str(seed) / f"{number:03d}", run)
-        records = load_records(tmp_path / str(seed))
+        records = read_runs(tmp_path / str(seed))
         expected = naive(flat, method)
         assert as_dict(select(records, method)) == expected
         assert as_dict(select(flat, method)) == expected  # any list of records will do
@@ -168,7 +168,7 @@ def test_nan_never_wins(tmp_path: Path) -> None:
     runs = [record(0, accuracies([0, nan, 1], [0.9, 0, 0])), record(10, accuracies([0, 0.1, 0.1], [0.2, 0, 0]))]
     only = [record(0, accuracies([nan, nan, nan], [0.9, 0, 0]), trial=1)]
     write(tmp_path / "a", runs), write(tmp_path / "b", only)
-    (row,) = select(load_records(tmp_path), "training")
+    (row,) = select(read_runs(tmp_path), "training")
     assert (row["trial"], row["step"], row["accuracy"]) == (0, 10, 0.2)
 
 
@@ -195,7 +195,7 @@ def some_run(**more: Any) -> list[Record]:
 def test_reads_like_the_list_of_dicts_it_stands_for(tmp_path: Path) -> None:
     first, second = some_run(), some_run(draw=1)
     write(tmp_path / "sweep" / "deep" / "a", first), write(tmp_path / "sweep" / "b", second)
-    records = load_records(tmp_path)
+    records = read_runs(tmp_path)
     expected = [*second, *first]  # sweep/b comes before sweep/deep/a
     assert records == expected and list(records) == expected and len(records) == 8
     assert records[0] == second[0] and records[-1] == first[-1] and records[3:5] == expected[3:5]
@@ -203,15 +203,15 @@ def test_reads_like_the_list_of_dicts_it_stands_for(tmp_path: Path) -> None:
     assert {type(one) for one in records} == {dict} and type(records[0]["step"]) is int
     with pytest.raises(IndexError):
         records[8]
-    assert load_records(tmp_path / "sweep" / "b") == second
-    assert load_records(tmp_path / "sweep" / "b" / "results.jsonl") == second
-    assert load_records(tmp_path / "sweep" / "deep", str(tmp_path / "sweep" / "b")) == [*first, *second]
+    assert read_runs(tmp_path / "sweep" / "b") == second
+    assert read_runs(tmp_path / "sweep" / "b" / "results.jsonl") == second
+    assert read_runs(tmp_path / "sweep" / "deep", str(tmp_path / "sweep" / "b")) == [*first, *second]
 
 
 @pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"sort_keys": False}, {"ensure_ascii": False}])
 def test_plain_files_are_not_parsed_in_full(tmp_path: Path, style: dict[str, Any]) -> None:
     run = some_run(dataset="Bücher")
-    records = load_records(write(tmp_path, run, **style))
+    records = read_runs(write(tmp_path, run, **style))
     assert records == run
     assert isinstance(records.runs[0].rest, bytes)
     assert select(records, "training") == select(run, "training")
@@ -234,7 +234,7 @@ def test_unusual_records_are_read_as_json_reads_them(tmp_path: Path, trick: str,
     for at in (0, 2):
         for which in ([at], range(4)):
             changed = [{**one, **(TRICKS[trick] if i in which else {})} for i, one in enumerate(run)]
-            records = load_records(write(tmp_path, changed, sort_keys=sort_keys))
+            records = read_runs(write(tmp_path, changed, sort_keys=sort_keys))
             assert records == changed
             assert select(records, "oracle") == select(changed, "oracle")
             if trick != "null":
@@ -243,7 +243,7 @@ def test_unusual_records_are_read_as_json_reads_them(tmp_path: Path, trick: str,
 
 def test_one_record_of_other_args_is_a_run_of_its_own(tmp_path: Path) -> None:
     run = [*some_run(), record(40, accuracies([0, 0.1, 0.1], [0.8, 0, 0]), trial=1)]
-    records = load_records(write(tmp_path, run))
+    records = read_runs(write(tmp_path, run))
     assert records == run and len(records.runs) == 2
     assert [row["trial"] for row in select(records, "training")] == [0, 1]
 
@@ -254,13 +254,13 @@ def test_cut_last_line_is_ignored_wherever_it_is_cut(tmp_path: Path) -> None:
     start = text.rindex(b"\n", 0, -1) + 1
     for cut in [*range(start + 1, len(text) - 1, 23), len(text) - 2]:
         (tmp_path / "results.jsonl").write_bytes(text[:cut])
-        records = load_records(tmp_path)
+        records = read_runs(tmp_path)
         assert records == run[:-1] and records.cut == 1
     for whole in (text[:-1], text, text + b"\n", text.replace(b"\n", b"\r\n")):
         (tmp_path / "results.jsonl").write_bytes(whole)
-        assert load_records(tmp_path) == run and load_records(tmp_path).cut == 0
+        assert read_runs(tmp_path) == run and read_runs(tmp_path).cut == 0
     (tmp_path / "results.jsonl").write_bytes(text + b"\0" * 100 + b"\n")
-    assert load_records(tmp_path) == run and load_records(tmp_path).cut == 1
+    assert read_runs(tmp_path) == run and read_runs(tmp_path).cut == 1
 
 
 def test_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
                    lines[1].replace(b'"step": 10', b'"step": 1.2.3')):
         (tmp_path / "results.jsonl").write_bytes(b"".join([lines[0], broken, *lines[2:]]))
         with pytest.raises(UserError, match=r"results\.jsonl, line 2 is broken"):
-            select(load_records(tmp_path))
+            select(read_runs(tmp_path))
 
 
 def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
@@ -278,28 +278,28 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
         for one in run:
             del one["args"][key]
         with pytest.raises(UserError, match=rf"results\.jsonl, line 1: the record has no valid args\.{key}"):
-            load_records(write(tmp_path, run))
+            read_runs(write(tmp_path, run))
     for key in ("args", "hparams", "step"):
         run = some_run()
         del run[2][key]
         with pytest.raises(UserError, match=rf"line 3: the record has no valid {key}"):
-            load_records(write(tmp_path, run))
+            read_runs(write(tmp_path, run))
     with pytest.raises(UserError, match="Record 0: the record has no valid args"):
         select([{"step": 1}])
 
 
 def test_records_of_a_later_version_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"version 2.*Install a newer aidgn"):
-        load_records(write(tmp_path, some_run(version=2)))
+        read_runs(write(tmp_path, some_run(version=2)))
 
 
 def test_folders_without_records(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere does not exist"):
-        load_records(tmp_path / "nowhere")
+        read_runs(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"There is no results\.jsonl"):
-        load_records(tmp_path)
+        read_runs(tmp_path)
     write(tmp_path / "empty", [])
-    assert len(load_records(tmp_path)) == 0 and load_records(tmp_path).unfinished == [tmp_path / "empty"]
+    assert len(read_runs(tmp_path)) == 0 and read_runs(tmp_path).unfinished == [tmp_path / "empty"]
 
 
 def test_the_same_run_counts_once(tmp_path: Path) -> None:
@@ -308,27 +308,27 @@ def test_the_same_run_counts_once(tmp_path: Path) -> None:
     shutil.copytree(write(tmp_path / "b", run), tmp_path / "c")
     moved = [{**one, "args": {**one["args"], "output_dir": "/elsewhere", "data_dir": "/data"}} for one in run]
     write(tmp_path / "d", moved)
-    records = load_records(tmp_path, tmp_path / "b")
+    records = read_runs(tmp_path, tmp_path / "b")
     assert records == run and records.twice == 3  # the longest of them
     (tmp_path / "b" / "circle").symlink_to(tmp_path)
-    assert load_records(tmp_path).twice == 3
+    assert read_runs(tmp_path).twice == 3
     linked = tmp_path / "links"
     linked.mkdir()
     (linked / "run").symlink_to(tmp_path / "b")
-    assert load_records(linked) == run
+    assert read_runs(linked) == run
     other = [{**one, "hparams": {"lr": 7}} for one in run]
     write(tmp_path / "e", other)
-    assert len(load_records(tmp_path).runs) == 2
+    assert len(read_runs(tmp_path).runs) == 2
 
 
 def test_a_restarted_run_counts_as_last_recorded(tmp_path: Path) -> None:
     first = [record(step, accuracies([0, 0.9, 0.9], [0.1, 0, 0])) for step in (0, 10, 20)]
     again = [record(step, accuracies([0, 0.5, 0.5 + step / 100], [0.2 + step / 100, 0, 0])) for step in (0, 10)]
-    records = load_records(write(tmp_path, first + again))
+    records = read_runs(write(tmp_path, first + again))
     assert len(records) == 5
     rows = [select(records, method)[0] for method in ("training", "oracle")]
     assert [(row["step"], row["accuracy"]) for row in rows] == [(20, 0.1), (20, 0.1)]
-    (row,) = select(load_records(write(tmp_path, [*first, *again, {**again[1], "step": 20}])), "training")
+    (row,) = select(read_runs(write(tmp_path, [*first, *again, {**again[1], "step": 20}])), "training")
     assert (row["step"], row["accuracy"]) == (10, 0.2 + 0.1)
 
 
@@ -349,14 +349,14 @@ def test_unfinished_runs_are_known(tmp_path: Path) -> None:
     begun = our_run(tmp_path / "begun", last=30, draw=3)
     (begun / "results.jsonl").unlink()
     write(tmp_path / "domainbed", some_run(draw=4))
-    records = load_records(tmp_path)
+    records = read_runs(tmp_path)
     assert sorted(map(str, records.unfinished)) == sorted(map(str, unfinished(tmp_path))) == [str(begun), str(half)]
     assert len(records) == 4 + 3 + 4
     assert {row["args"]["hparams_seed"] for row in records.finished()} == {1, 4}
-    assert select(load_records(half), "training")[0]["target_name"] == "a"
+    assert select(read_runs(half), "training")[0]["target_name"] == "a"
     (half / "run.json").write_text("{")
     with pytest.raises(UserError, match=r"half/run\.json cannot be read"):
-        load_records(tmp_path)
+        read_runs(tmp_path)
 
 
 def test_runs_of_ours_are_told_apart_by_their_identity(tmp_path: Path) -> None:
@@ -365,23 +365,23 @@ def test_runs_of_ours_are_told_apart_by_their_identity(tmp_path: Path) -> None:
         about = json.loads((folder / "run.json").read_text())
         about["identity"]["lr_milestones"] = milestones
         (folder / "run.json").write_text(json.dumps(about))
-    records = load_records(tmp_path)
+    records = read_runs(tmp_path)
     assert (len(records.runs), records.twice) == (2, 1)
 
 
 def test_many_files_are_read_by_all_cores_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, run in enumerate(random_sweep(0)):
         write(tmp_path / f"{number:03d}", run)
-    alone = load_records(tmp_path)
+    alone = read_runs(tmp_path)
     monkeypatch.setattr(aidgn.reading, "CHUNK", 20)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    together = load_records(tmp_path)
+    together = read_runs(tmp_path)
     assert all(run.rest is None for run in together.runs)  # read again where asked for
     assert together == alone
     assert select(together) == select(alone) and len(select(alone)) == 12
     (tmp_path / "077" / "results.jsonl").write_text("{\n{}\n")
     with pytest.raises(UserError, match="line 1 is broken"):
-        load_records(tmp_path)
+        read_runs(tmp_path)
     with pytest.raises(UserError, match=r"077/results\.jsonl"):
         list(together)
     shutil.rmtree(tmp_path)
@@ -393,3 +393,13 @@ def test_many_files_are_read_by_all_cores_alike(tmp_path: Path, monkeypatch: pyt
 def test_starts_without_torch() -> None:
     code = "import sys, aidgn.selection, aidgn.report.table; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_records_as_a_list_of_dicts(tmp_path: Path) -> None:
+    lines = [record for draw in range(3) for record in some_run(draw=draw)]
+    for draw in range(3):
+        write(tmp_path / str(draw), some_run(draw=draw))
+    records = load_records(tmp_path)
+    assert type(records) is list and all(type(record) is dict for record in records)
+    assert records == lines
+    assert select(records, "training") == select(read_runs(tmp_path), "training")

@@ -20,8 +20,13 @@ CHUNK = 250  # files read at a time by one process
 NO_STRUCTURE = bytes(set(range(256)) - set(b"{}[]\\\n"))
 
 
-def load_records(*folders: str | Path) -> Records:
+def load_records(*folders: str | Path) -> list[Record]:
     """Every record of every results.jsonl below the folders, at any depth; a folder of one run will do as well."""
+    return list(read_runs(*folders))
+
+
+def read_runs(*folders: str | Path) -> Records:
+    """The same records sorted into runs, in a small part of the time and memory that dicts of all of them take."""
     paths: dict[str, None] = {}
     for folder in folders:
         if not Path(folder).exists():
@@ -53,7 +58,7 @@ def load_records(*folders: str | Path) -> Records:
 
 def unfinished(*folders: str | Path) -> list[Path | str]:
     """Folders of the runs, below these folders, that have not reached their last step."""
-    return load_records(*folders).unfinished
+    return read_runs(*folders).unfinished
 
 
 def _find_files(folder: Path) -> Iterator[str]:

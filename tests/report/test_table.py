@@ -13,7 +13,7 @@ import pytest
 
 from aidgn.errors import UserError
 from aidgn.report.table import Cell, Row, Table, all_records_csv, tables
-from aidgn.selection import load_records, select
+from aidgn.selection import read_runs, select
 
 Record = dict[str, Any]
 PAPER = json.loads((Path(sys.modules["aidgn.report.table"].__file__ or "").parent / "paper.json").read_text())
@@ -105,7 +105,7 @@ def test_agrees_with_domainbed_to_the_last_digit(tmp_path: Path, seed: int, meth
             folder.mkdir()
             (folder / "results.jsonl").write_text("".join(lines))
             number += 1
-    records = load_records(tmp_path)
+    records = read_runs(tmp_path)
     expected = printed_by_domainbed(select(records, method), datasets, algorithms)
     made = tables(records, method, "se")
     assert [table.title.split(",")[0] for table in made] == list(expected)
@@ -226,12 +226,12 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path) -> None:
         lines = [json.dumps(record("PACS", "ERM", target, 0, accuracy, step=100, draw=steps)) for target in range(4)]
         (tmp_path / name / "results.jsonl").write_text("\n".join(lines) + "\n{\"args\": {")
         (tmp_path / name / "run.json").write_text(json.dumps({"steps": steps}))
-    (table,) = tables(load_records(tmp_path))
+    (table,) = tables(read_runs(tmp_path))
     assert texts(table) == {"ERM": ["50.0"] * 5}
     assert any("Unfinished runs left out: 4" in note and str(tmp_path / "half") in note for note in table.notes)
     assert any("cut in half by a crash, ignored: 2" in note for note in table.notes)
     with pytest.raises(UserError, match=r"0 of 4 runs are finished"):
-        tables(load_records(tmp_path / "half"))
+        tables(read_runs(tmp_path / "half"))
 
 
 def test_unfinished_records_of_ours_are_known_without_their_folder() -> None:

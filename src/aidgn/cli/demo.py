@@ -23,7 +23,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     from aidgn.cli.display import SweepDisplay
     from aidgn.data import load_dataset
     from aidgn.report.table import tables
-    from aidgn.selection import load_records
+    from aidgn.selection import read_runs
     from aidgn.sweep import plan
     from aidgn.sweep.local import run_all
 
@@ -37,7 +37,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     if failed:
         raise UserError(f"{len(failed)} runs failed; the first: {next(iter(failed.values()))}")
 
-    records = load_records(*display.folders.values())
+    records = read_runs(*display.folders.values())
     for table in tables(records, "training", "sd", False):
         click.echo(table.to_terminal())
     click.echo(f"""

@@ -25,9 +25,9 @@ def table(folders: tuple[str, ...], selection: str, spread: str, paper: bool, fo
           csv: str | None) -> None:
     """Results of the runs below each FOLDER: mean and spread over trials, per unseen domain."""
     from aidgn.report.table import all_records_csv, tables
-    from aidgn.selection import load_records
+    from aidgn.selection import read_runs
 
-    records = load_records(*folders)
+    records = read_runs(*folders)
     if csv:
         all_records_csv(records, Path(csv))
         click.echo(f"{len(records)} records in {csv}", err=True)
