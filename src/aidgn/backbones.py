@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ def weights_identity(name: str, weights: str | Path | None) -> str:
             return f"{weights.stem}-{hashlib.file_digest(file, 'sha256').hexdigest()[:8]}"
     except OSError as error:
         raise UserError(f"Weights file {weights} cannot be read ({error.strerror}).") from error
+
+
+def says_stride_first(name: str, weights: str | Path | None) -> bool:
+    """Whether the initial weights are a file of a network that halves the resolution as `stride_first` makes it."""
+    weights = source(name, weights)
+    return isinstance(weights, Path) and is_stride_first(read(weights)[1])
 
 
 def source(name: str, weights: str | Path | None) -> str | Path:
@@ -190,19 +196,24 @@ def load(net: nn.Module, name: str, path: Path, heads: Sequence[str]) -> None:
                         "Name the network it is of with --backbone, or give another file.")
     expected = net.state_dict()
     tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(tuple(f"{h}." for h in heads))}
+    faults = differences(tensors, expected)
+    if faults:
+        raise UserError(f"{path} does not hold the weights of {name}, which has {len(expected)} tensors: {faults}. "
+                        "Name the network it is of with --backbone, or give another file.")
+    net.load_state_dict(tensors, strict=False)  # copies into float32
+    if is_stride_first(metadata):
+        stride_first(net)
+
+
+def differences(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """How tensors differ in names and shapes from those expected, in words; '' if they do not."""
     # Weights saved before PyTorch counted batches have no counter.
     missing = [key for key in expected if key not in tensors and not key.endswith("num_batches_tracked")]
     misshapen = [f"{key} is {list(tensors[key].shape)} instead of {list(expected[key].shape)}"
                  for key in expected if key in tensors and tensors[key].shape != expected[key].shape]
     foreign = [key for key in tensors if key not in expected]
-    faults = [f"{len(keys)} {what} ({', '.join(keys[:3] + ['...'] * (len(keys) > 3))})" for keys, what in [
-        (missing, "missing"), (misshapen, "of another shape"), (foreign, "that it does not have")] if keys]
-    if faults:
-        raise UserError(f"{path} does not hold the weights of {name}, which has {len(expected)} tensors: "
-                        f"{', '.join(faults)}. Name the network it is of with --backbone, or give another file.")
-    net.load_state_dict(tensors, strict=False)  # copies into float32
-    if metadata.get("downsample", "").startswith("stride on the 1x1 conv"):
-        stride_first(net)
+    return ", ".join(f"{len(keys)} {what} ({', '.join(keys[:3] + ['...'] * (len(keys) > 3))})" for keys, what in [
+        (missing, "missing"), (misshapen, "of another shape"), (foreign, "that it does not have")] if keys)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -234,6 +245,10 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not isinstance(content, dict) or not content or not all(isinstance(t, Tensor) for t in content.values()):
         raise UserError(f"{path} does not hold weights: expected tensors by name, as a state_dict has them.")
     return content, metadata
+
+
+def is_stride_first(metadata: Mapping[str, str]) -> bool:
+    return metadata.get("downsample", "").startswith("stride on the 1x1 conv")
 
 
 def stride_first(net: nn.Module) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import aidgn
+from aidgn import backbones
 from aidgn.algorithms import Algorithm, find
 from aidgn.data import augment, load_dataset
 from aidgn.data.batches import Draws, Images, to_device
@@ -56,6 +57,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
     with folder.locked(), _stoppable() as stopped:
         folder.claim(identity, {"steps": spec.steps, "classes": dataset.classes, "domains": dataset.domains,
                                 "image_size": dataset.image_size, "skipped": prepared.skipped,
+                                "stride_first": backbones.says_stride_first(str(spec.backbone), spec.weights),
                                 "precision": precision, "device": _describe(where), "aidgn": aidgn.__version__,
                                 "torch": torch.__version__, "python": platform.python_version()})
         seed = spec.seed(dataset)
