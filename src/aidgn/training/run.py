@@ -154,7 +154,8 @@ class _Run:
                 if rate != self.algorithm.lr_factor:
                     self.algorithm.scale_lr(rate)
                 x = self.train_transform(pixels, geometry, uniform)
-                torch.compiler.cudagraph_mark_step_begin()
+                if x.is_cuda:  # elsewhere it would import the compiler, a second, for nothing
+                    torch.compiler.cudagraph_mark_step_begin()
                 terms = self.algorithm.update(list(zip(x.split(size), labels.split(size), strict=True)))
                 self.step += 1
                 self.note(terms)
