@@ -19,7 +19,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from aidgn.backbones import DEFAULT, SMALL, create, fold, freeze, stem_convolution, weights_identity
+from aidgn.backbones import DEFAULT, SMALL, create, fold, freeze, stem_convolution, unfold, weights_identity
 from aidgn.errors import UserError
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
@@ -335,6 +335,20 @@ def test_folding_changes_neither_outputs_nor_gradients(name: str, pairs: int) ->
     for (key, expected), (_, got) in zip(*gradients, strict=True):
         assert expected is not None and expected.abs().max() > 0, key
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11 * expected.abs().max().item(), msg=key)
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "mobilenetv3_small_050"])
+def test_unfolding_gives_the_network_before_folding(name: str) -> None:
+    reference = plain(name)
+    net = featuriser_like(reference, name)
+    kinds = [type(layer) for layer in net.modules()]
+    pairs = fold(net)
+    other = copy.deepcopy(net)
+    unfold(other)
+    assert [type(layer) for layer in other.modules()] == kinds
+    assert torch.equal(other(images()), reference(images()))  # the same operations, so to the last bit
+    assert not torch.equal(net(images()), reference(images()))  # while the original stays folded
+    assert fold(other) == pairs > 0
 
 
 class Awkward(nn.Module):

@@ -360,3 +360,11 @@ def fold(model: nn.Module) -> int:
             bn.folded = True
             folded += 1
     return folded
+
+
+def unfold(model: nn.Module) -> None:
+    """Undo `fold`: every batch norm computes on its own again."""
+    for layer in model.modules():
+        if isinstance(layer, FoldedConv2d):
+            layer.__dict__.pop("bn").folded = False
+            layer.__class__ = nn.Conv2d  # type: ignore[assignment]
