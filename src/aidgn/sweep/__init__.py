@@ -10,11 +10,13 @@ from aidgn.training.spec import RunSpec
 def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequence[str] = (), trials: int = 3,
          draws: int = 1, data_dir: str | None = None, **shared: Any) -> list[RunSpec]:
     """Every combination, in order of priority: data set, algorithm, draw, trial, target. No target means each domain in
-    turn. `shared` goes to every run; all are checked against their data set before the first one starts."""
+    turn; what is named twice counts once. `shared` goes to every run; all are checked against their data set before the
+    first one starts."""
     specs = []
-    for dataset in datasets:
+    for dataset in dict.fromkeys(datasets):
         loaded = load_dataset(dataset, data_dir)
-        names = [loaded.domains[loaded.find_domain(target)] for target in targets] or loaded.domains
+        names = list(dict.fromkeys(loaded.domains[loaded.find_domain(target)] for target in targets)) or loaded.domains
         specs += [RunSpec(dataset, algorithm, name, trial, draw, **shared).resolved(loaded)
-                  for algorithm in algorithms for draw in range(draws) for trial in range(trials) for name in names]
+                  for algorithm in dict.fromkeys(algorithms) for draw in range(draws) for trial in range(trials)
+                  for name in names]
     return specs

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +34,8 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event
     """Train every run; returns the errors of those that failed, by run number. Finished runs are not repeated.
 
     A worker that dies is replaced and its run continued, up to `ATTEMPTS` times."""
+    if workers < 1:
+        raise UserError(f"--workers is {workers}; expected a whole number of at least 1.")
     context = multiprocessing.get_context("spawn")
     waiting, attempts, failed = list(range(len(specs)))[::-1], [0] * len(specs), {}
     cores = max(1, (os.cpu_count() or 1) // workers)
@@ -40,7 +43,12 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event
     def start() -> Worker:
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, str(out), cores, options), daemon=True)
-        process.start()
+        # A terminal's Ctrl-C goes to every process; the workers leave it to this one to say when to stop.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return Worker(process, ours)
 
@@ -48,42 +56,47 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event
         worker.run = waiting.pop() if waiting else None
         if worker.run is not None:
             attempts[worker.run] += 1
-            worker.pipe.send((worker.run, specs[worker.run]))
+            with suppress(OSError):  # it has died: its pipe says so when it is read
+                worker.pipe.send((worker.run, specs[worker.run]))
 
-    crew = [start() for _ in range(min(workers, len(specs)))]
+    def fail(run: int, why: str) -> None:
+        failed[run] = why
+        on_event(run, "failed", why)
+
+    crew: list[Worker] = []
     try:
-        for worker in crew:
-            assign(worker)
+        for _ in range(min(workers, len(specs))):
+            crew.append(start())
+            assign(crew[-1])
         while busy := [worker for worker in crew if worker.run is not None]:
             for ready in wait([worker.pipe for worker in busy]):
                 worker = next(worker for worker in busy if worker.pipe is ready)
                 assert worker.run is not None
                 try:
                     run, kind, what = worker.pipe.recv()
-                except (EOFError, ConnectionResetError):
+                except (EOFError, OSError):
                     worker.process.join()
-                    run, code = worker.run, worker.process.exitcode
+                    worker.pipe.close()
                     crew.remove(worker)
-                    if attempts[run] < ATTEMPTS:
-                        waiting.append(run)
-                    else:
-                        failed[run] = f"its process died {ATTEMPTS} times (exit code {code})"
-                        on_event(run, "failed", failed[run])
+                    if worker.run not in failed and attempts[worker.run] < ATTEMPTS:
+                        waiting.append(worker.run)
+                    elif worker.run not in failed:
+                        fail(worker.run, f"its process died {ATTEMPTS} times (exit code {worker.process.exitcode})")
                     if waiting:
                         crew.append(start())
                         assign(crew[-1])
                     continue
-                if kind == "failed":
-                    failed[run] = what
-                on_event(run, kind, what)
-                if kind != "step":
+                if kind in ("failed", "crashed"):
+                    fail(run, what)
+                else:
+                    on_event(run, kind, what)
+                if kind in ("failed", "done"):
                     assign(worker)
     finally:
         for worker in crew:
+            if worker.run is not None and worker.process.is_alive():
+                worker.process.terminate()  # saves its state, then ends
             worker.pipe.close()
-        for worker in crew:
-            if worker.run is not None and worker.process.pid and worker.process.is_alive():
-                os.kill(worker.process.pid, signal.SIGTERM)  # saves its state, then ends
         for worker in crew:
             worker.process.join(timeout=30)
     return failed
@@ -94,25 +107,35 @@ def _work(pipe: Connection, out: str, cores: int, options: dict[str, Any]) -> No
 
     from aidgn.training.run import Interrupted, train
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(cores)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    while True:
+    answer: tuple[int, str, Any] | None = None
+    while answer is None or answer[1] != "crashed":  # what a crash leaves behind, on a GPU above all, is unknown
         try:
             number, spec = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
 
         def report(what: str, done: int, total: int, record: Any, number: int = number) -> None:
             if what == "train" and (record is not None or done % 10 == 0):
-                pipe.send((number, "step", done))
+                with suppress(OSError):
+                    pipe.send((number, "step", done))
 
         try:
             answer = number, "done", str(train(spec, out, on_progress=report, **options))
-        except (Interrupted, BrokenPipeError):
-            return  # the parent wants no more, or is gone; what was trained is saved
+        except Interrupted:
+            return
         except UserError as error:
             answer = number, "failed", str(error)
         except Exception:
-            answer = number, "failed", traceback.format_exc()
-        with suppress(BrokenPipeError):
+            answer = number, "crashed", traceback.format_exc()
+        with suppress(OSError):
             pipe.send(answer)
+
+
+def _end_with_parent() -> None:
+    """Once the parent is gone, however it ended, save the run in progress and end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
