@@ -1,0 +1,93 @@
+"""Accuracies and losses against loops over single images and single groups."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aidgn import backbones
+from aidgn.algorithms import ALGORITHMS, Algorithm, create
+from aidgn.data import load_dataset
+from aidgn.data.batches import Images
+from aidgn.data.cache import prepare
+from aidgn.training.evaluation import CPU_BATCH, measure
+from aidgn.training.run import transforms
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    return Images(prepare(load_dataset("digits")), torch.device("cpu"))
+
+
+def build(name: str, **hyper_parameters: object) -> Algorithm:
+    """With biases that make a few classes likely, so that accuracies are neither 0 nor the same everywhere."""
+    torch.manual_seed(5)
+    network = backbones.create("small", in_channels=3 + ALGORITHMS[name].extra_channels)
+    algorithm = create(name, network, 10, 3, **hyper_parameters).train()
+    with torch.no_grad():
+        for parameter in algorithm.classifier.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    return algorithm
+
+
+def pixels_of(images: Images, group: np.ndarray) -> Tensor:
+    """The network's input by the definition: (pixel / 255 - mean) / deviation, channels first."""
+    mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    data = images.prepared.dataset.pixels
+    assert data is not None
+    return torch.from_numpy(((data[group] / 255 - mean) / deviation).transpose(0, 3, 1, 2)).float()
+
+
+def expected(predict: Callable[[Tensor], Tensor], images: Images, groups: list[np.ndarray]) -> np.ndarray:
+    """Accuracy and mean cross entropy of every group, sample by sample in float64; [2, groups]."""
+    results = []
+    for group in groups:
+        right, loss = 0, 0.0
+        labels = images.prepared.dataset.labels[group].tolist()
+        for row, label in zip(predict(pixels_of(images, group)).double().tolist(), labels, strict=True):
+            right += row.index(max(row)) == label
+            loss -= row[label] - max(row) - math.log(sum(math.exp(value - max(row)) for value in row))
+        results.append((right / len(group), loss / len(group)))
+    return np.array(results).T
+
+
+def groups_of(sizes: tuple[int, ...]) -> list[np.ndarray]:
+    order = np.random.default_rng(0).permutation(1797)
+    return np.split(order[:sum(sizes)], np.cumsum(sizes)[:-1])
+
+
+def check(algorithm: Algorithm, images: Images, sizes: tuple[int, ...], predict: Callable[[Tensor], Tensor]) -> None:
+    groups = groups_of(sizes)
+    _, clean = transforms(28, False, images.exact_fit, False)
+    found = measure(algorithm, images, groups, clean)
+    assert algorithm.training  # as it was
+    algorithm.eval()
+    with torch.no_grad():
+        wanted = expected(predict, images, groups)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5)
+    assert len({*found[0]}) > 1 and max(found[0]) > 0
+
+
+def test_single_images(images: Images) -> None:
+    """Groups that share batches, one of a single image, one longer than a batch."""
+    algorithm = build("ERM", resnet_dropout=0.5)
+    check(algorithm, images, (31, 1, 150, 64, 7), lambda x: torch.cat([algorithm.predict(each[None]) for each in x]))
+
+
+@pytest.mark.parametrize(("name", "given", "together"), [
+    ("ARM", {"batch_size": 8}, 8), ("ARM", {"batch_size": 7}, 7), ("ARM", {"batch_size": 70}, 70), ("MTL", {}, 64)])
+def test_images_that_are_predicted_together_are_of_one_group(images: Images, name: str, given: dict[str, int],
+                                                             together: int) -> None:
+    """Consecutive images of one group, `together` at a time from its first; never of two groups, whatever the batch."""
+    algorithm = build(name, **given)
+    assert algorithm.group_size == together and CPU_BATCH == 64
+    sizes = (5, 75, 1, 71) if name == "ARM" else (31, 65, 1, 150, 64)
+    apart = lambda x: torch.cat([algorithm.predict(part) for part in x.split(together)])  # noqa: E731
+    check(algorithm, images, sizes, apart)
+    with torch.no_grad():  # and it matters: other neighbours, other logits
+        x = pixels_of(images, groups_of(sizes)[1])
+        assert not torch.allclose(algorithm.predict(x)[:4], algorithm.predict(x[:4]), rtol=1e-3)
