@@ -1,0 +1,121 @@
+"""aidgn predict"""
+
+import csv as csv_format
+import io
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from aidgn.errors import UserError
+from aidgn.files import written_aside
+
+Rows = list[tuple[str, list[tuple[str, float]]]]  # files, each with its most probable classes
+
+
+@click.command(short_help="Labels and probabilities of images.", epilog="""\b
+Examples:
+  aidgn predict runs/digits-AIDGN-chalk-trial0-draw0-524de501 photo.jpg
+  aidgn predict RUN photos/ --csv labels.csv
+  aidgn predict RUN "photos/**/*.png" --top 3
+  find . -name "*.jpg" | aidgn predict RUN - --json > labels.jsonl
+Images that cannot be read are named on standard error and left out.""")
+@click.argument("model")
+@click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
+@click.option("--top", default=1, show_default=True, type=click.IntRange(min=1), metavar="K",
+              help="The K most probable classes instead of one.")
+@click.option("--csv", metavar="FILE", help="Write CSV to FILE, or to standard output if it is -.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
+@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_json: bool, algorithm: str | None,
+            device: str) -> None:
+    """Classify IMAGES with MODEL, the folder of a finished run. IMAGES are files, folders, quoted patterns, or - for
+    a list of files on standard input."""
+    if csv == "-" and as_json:
+        raise UserError("--csv - and --json both print to standard output: choose one, or give --csv a file.")
+    if csv and Path(csv).is_dir():
+        raise UserError(f"--csv {csv} is a folder: name a file in it.")
+
+    from aidgn.cli.display import RunDisplay
+    from aidgn.inference import find_images, load_model
+    from aidgn.training.run import Interrupted
+
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # file names may hold bytes that are no text
+    files = find_images(name for given in images
+                        for name in ([line.rstrip("\n") for line in sys.stdin] if given == "-" else [given]) if name)
+    if not files:
+        raise UserError(f"No image found in {', '.join(images)}: expected image files, folders with some, or quoted "
+                        "patterns.")
+    loaded = load_model(model, device, algorithm)
+    top = min(top, len(loaded.classes))
+    broken = done = 0
+    out = sys.stdout  # as it is before a live display redirects what is printed
+    outputs: list[tuple[TextIO, Callable[[Rows, bool], str]]] = [(out, _as_json)] if as_json else []
+    with ExitStack() as stack:
+        if csv == "-":
+            outputs.append((out, _as_csv))
+        elif csv:
+            temporary = stack.enter_context(written_aside(Path(csv)))
+            outputs.append((stack.enter_context(temporary.open("w", encoding="utf-8", errors="surrogateescape")),
+                            _as_csv))
+        if not outputs:
+            widths = min(max(4, *map(len, files)), 60), max(map(len, ["label", *loaded.classes]))
+            outputs.append((out, partial(_as_text, files=widths[0], labels=widths[1])))
+        on_terminal = out.isatty() and any(stream is out for stream, _ in outputs)  # where rows show the progress
+        display = None if on_terminal else stack.enter_context(RunDisplay())
+        if display:
+            display.update("reading images", 0, len(files))
+
+        def skip(_: Any, error: UserError) -> None:
+            nonlocal broken
+            broken += 1
+            click.echo(f"left out: {error}", err=True)
+
+        try:
+            for names, logits in loaded.batches(files, skip):
+                rows = list(zip(map(str, names), loaded.prediction(logits).top(top), strict=True))
+                for stream, form in outputs:
+                    stream.write(form(rows, not done))
+                    stream.flush()
+                done += len(names)
+                if display:
+                    display.update("reading images", done + broken, len(files))
+        except KeyboardInterrupt:
+            kept = f"; {csv} was not written" if csv not in (None, "-") else ""
+            raise Interrupted(f"Stopped after {done + broken} of {len(files)} images{kept}.") from None
+        if not done:
+            raise UserError(f"None of the {broken} images could be read." if broken > 1 else
+                            "The image could not be read.")
+    click.echo(f"{done} image{'s' * (done != 1)} classified" + (f", {broken} left out" if broken else "")
+               + (f"; in {csv}" if csv not in (None, "-") else "") + ".", err=True)
+
+
+def _as_json(rows: Rows, first: bool) -> str:
+    entries = [(file, [{"label": label, "probability": round(p, 6)} for label, p in best]) for file, best in rows]
+    return "".join(json.dumps({"file": file, **best[0], **({"top": best} if len(best) > 1 else {})}) + "\n"
+                   for file, best in entries)
+
+
+def _as_csv(rows: Rows, first: bool) -> str:
+    text = io.StringIO()
+    table = csv_format.writer(text, lineterminator="\n")
+    if first:
+        ranks = ["", *(f"_{rank}" for rank in range(2, len(rows[0][1]) + 1))]
+        table.writerow(["file", *(f"{head}{rank}" for rank in ranks for head in ("label", "probability"))])
+    table.writerows([file, *(cell for label, p in best for cell in (label, f"{p:.6f}"))] for file, best in rows)
+    return text.getvalue()
+
+
+def _as_text(rows: Rows, first: bool, files: int, labels: int) -> str:
+    """A table whose columns for file and label have these widths."""
+    head = f"{'file':<{files}}  {'label':<{labels}}  probability\n" if first else ""
+    return head + "".join(f"{file:<{files}}" + "".join(f"  {label:<{labels}}  {p:>6.1%}" for label, p in best) + "\n"
+                          for file, best in rows)

@@ -1,0 +1,296 @@
+"""A trained run as a classifier of any images: prepared exactly as in its evaluation, decoded by threads that run ahead
+of the network."""
+
+import glob
+import hashlib
+import inspect
+import json
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from aidgn import backbones
+from aidgn.algorithms import Algorithm, find
+from aidgn.data.augment import clean
+from aidgn.data.batches import to_device
+from aidgn.data.cache import usable_cores
+from aidgn.data.dataset import walk
+from aidgn.data.decoding import shrunk
+from aidgn.data.images import IMAGE_SUFFIXES, UPRIGHT, orientation, to_rgb
+from aidgn.errors import UserError
+from aidgn.training.evaluation import CPU_BATCH
+from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
+from aidgn.training.folder import read_weights
+from aidgn.training.run import CHUNK
+
+DECODED_TOGETHER = 4  # images that a thread takes at a time
+ImageLike = str | Path | Image.Image | np.ndarray | Tensor
+log = logging.getLogger("aidgn")
+loading = threading.Lock()  # a lazily opened image may be in a list twice
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What the model says of N images."""
+
+    labels: list[str]  # the most probable class of each
+    probabilities: np.ndarray  # float64 [N, C], in the order of `classes`
+    classes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def top(self, k: int) -> list[list[tuple[str, float]]]:
+        """The k most probable classes of each image with their probabilities, most probable first."""
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
+        values = np.take_along_axis(self.probabilities, order, axis=1)
+        return [[(self.classes[c], p) for c, p in zip(row, ps, strict=True)]
+                for row, ps in zip(order.tolist(), values.tolist(), strict=True)]
+
+
+class Model:
+    """A trained network with its classes. An image is a path, a PIL image, an array [H, W, 3] or [H, W] of uint8, or a
+    tensor [3, H, W] of uint8; numbers with a fraction go from 0 to 1 and are rounded to 8 bits.
+
+    Algorithms that describe a domain by the images beside an image (ARM, MTL) do so with consecutive images given."""
+
+    def __init__(self, network: Algorithm, algorithm: str, classes: list[str], domains: list[str], image_size: int,
+                 device: torch.device):
+        self.network = network.to(device).eval()
+        self.algorithm, self.classes, self.domains = algorithm, classes, domains
+        self.image_size, self.device = image_size, device
+        together = network.group_size
+        self.batch_size = max((CPU_BATCH if device.type == "cpu" else EVAL_BATCH) // together, 1) * together
+
+    def predict(self, images: ImageLike | Iterable[ImageLike]) -> Prediction:
+        """Label and probabilities of one image or of many."""
+        return self.prediction(self.logits(images))
+
+    def logits(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
+        """Logits [N, C], float32 on the CPU."""
+        found = [logits for _, logits in self.batches(as_list(images))]
+        return torch.cat([torch.empty(0, len(self.classes)), *found])
+
+    def prediction(self, logits: Tensor) -> Prediction:
+        probabilities = logits.double().softmax(1).numpy()
+        return Prediction([self.classes[c] for c in probabilities.argmax(1)], probabilities, self.classes)
+
+    def batches(self, images: Iterable[ImageLike], on_broken: Callable[[ImageLike, UserError], None] | None = None
+                ) -> Iterator[tuple[list[ImageLike], Tensor]]:
+        """Images and their logits, a batch at a time, while threads decode the next ones: for more images than memory
+        holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
+        kept: list[ImageLike] = []
+        pixels: list[np.ndarray] = []
+        for number, (image, result) in enumerate(self.decoded(images)):
+            if isinstance(result, UserError):
+                if on_broken is None:
+                    raise result if isinstance(image, str | Path) else UserError(f"Image {number}: {result}")
+                on_broken(image, result)
+                continue
+            kept.append(image)
+            pixels.append(result)
+            if len(kept) == self.batch_size:
+                yield kept, self.forward(pixels)
+                kept, pixels = [], []
+        if kept:
+            yield kept, self.forward(pixels)
+
+    def decoded(self, images: Iterable[ImageLike]) -> Iterator[tuple[ImageLike, np.ndarray | UserError]]:
+        """Images in their order with their pixels [h, w, 3], as the cache stores them, or what is wrong with them."""
+        slot, cores, rest = round(self.image_size * 256 / 224), usable_cores(), iter(images)
+        ahead = max(2 * self.batch_size // DECODED_TOGETHER, 2 * cores)
+        waiting: deque[tuple[list[ImageLike], Future[list[np.ndarray | UserError]]]] = deque()
+        pool = ThreadPoolExecutor(cores)  # decoders release the interpreter lock
+        try:
+            while True:
+                while len(waiting) < ahead and (chunk := list(islice(rest, DECODED_TOGETHER))):
+                    waiting.append((chunk, pool.submit(decode, chunk, slot)))
+                if not waiting:
+                    return
+                chunk, future = waiting.popleft()
+                yield from zip(chunk, future.result(), strict=True)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @torch.no_grad()
+    def forward(self, pixels: Sequence[np.ndarray]) -> Tensor:
+        """Logits of decoded images, as evaluation computes them."""
+        sizes = [image.shape[:2] for image in pixels]
+        slot = max(map(max, sizes))
+        slots = np.zeros((len(pixels), slot, slot, 3), np.uint8)
+        for place, image, (height, width) in zip(slots, pixels, sizes, strict=True):
+            place[:height, :width] = image
+        geometry = to_device(torch.tensor([(*size, *size) for size in sizes], dtype=torch.int32), self.device)
+        exact_fit = set(sizes) == {(self.image_size, self.image_size)}
+        together = CHUNK if self.device.type == "cpu" else len(slots)
+        parts = zip(to_device(torch.from_numpy(slots), self.device).split(together), geometry.split(together),
+                    strict=True)
+        x = torch.cat([clean(*part, self.image_size, exact_fit=exact_fit) for part in parts])
+        return self.network.predict(x).float().cpu()
+
+
+# Images ---------------------------------------------------------------------------------------------------------------
+
+def as_list(images: ImageLike | Iterable[ImageLike]) -> Iterable[ImageLike]:
+    """One image as a list of one; an array or tensor of four dimensions is many."""
+    if isinstance(images, np.ndarray | Tensor):
+        return [images] if images.ndim < 4 else images
+    return [images] if isinstance(images, str | Path | Image.Image) else images
+
+
+def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | UserError]:
+    """Pixels [h, w, 3] of upright images, each side shrunk to at most `slot`; an error in the place of a broken one."""
+    found: list[np.ndarray | UserError] = []
+    for image in images:
+        try:
+            if isinstance(image, str | Path):
+                picture, _ = shrunk(str(image), slot)
+            else:
+                picture = upright(image)
+                size = min(slot, picture.width), min(slot, picture.height)
+                if picture.size != size:
+                    picture = picture.resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0)
+            found.append(np.asarray(picture))
+        except UserError as error:
+            found.append(error)
+    return found
+
+
+def upright(image: ImageLike) -> Image.Image:
+    """An image that is in memory in mode RGB, upright as `read_image` gives that of a file."""
+    if isinstance(image, Image.Image):
+        try:
+            with loading:
+                image.load()
+            turn = UPRIGHT.get(orientation(image))
+            return to_rgb(image) if turn is None else to_rgb(image).transpose(turn)
+        except Exception as error:  # decoders fail on damaged files with exceptions of every kind
+            raise UserError(f"it is damaged: {str(error) or type(error).__name__}.") from error
+    if isinstance(image, Tensor):
+        image = image.detach().cpu()
+        image = image.float() if image.is_floating_point() else image
+        array = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
+        wanted = "a tensor [3, H, W] or [H, W]"
+    elif isinstance(image, np.ndarray):
+        array, wanted = image, "an array [H, W, 3] or [H, W]"
+    else:
+        raise UserError(f"it is a {type(image).__name__}; expected a path, a PIL image, an array or a tensor.")
+    if array.ndim not in (2, 3) or not array.size or array.shape[2:] not in ((), (1,), (3,), (4,)):
+        raise UserError(f"its shape is {list(image.shape)}; expected {wanted}.")
+    if np.issubdtype(array.dtype, np.floating):
+        if not (array.min() >= 0 and array.max() <= 1):
+            raise UserError(f"its values go from {array.min():g} to {array.max():g}; numbers with a fraction must be "
+                            "from 0 to 1, and not normalised.")
+        array = np.round(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise UserError(f"its values are {image.dtype}; expected uint8 from 0 to 255, or fractions from 0 to 1.")
+    return to_rgb(Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array)))
+
+
+def find_images(names: Iterable[str]) -> list[str]:
+    """Image files: those named, those below the folders named, sorted, and those that match a pattern.
+
+    A name that is nothing of this stays, so that reading it says what is wrong."""
+    files: list[str] = []
+    for name in names:
+        if os.path.isdir(name):  # noqa: PTH112, here and below for lists of 100,000 names
+            files += sorted(str(Path(name, below, file)) for below, file in walk(Path(name), ".", [], ()))
+        elif not glob.has_magic(name) or os.path.lexists(name):
+            files.append(name)
+        else:
+            matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207
+            files += [match for match in matches if Path(match).suffix.lower() in IMAGE_SUFFIXES] if matches else [name]
+    return files
+
+
+# Loading --------------------------------------------------------------------------------------------------------------
+
+def load_model(path: str | Path, device: str = "auto", algorithm: str | None = None) -> Model:
+    """The model of a finished run: its folder (the selected step), or model.safetensors or last.safetensors in it.
+
+    algorithm: path/to/file.py:Class for a run of an algorithm of your own. It is asked for, not remembered, because
+    loading a model must not run code that whoever made the folder chose."""
+    path = Path(path)
+    weights = path / "model.safetensors" if path.is_dir() else path
+    about = path_to_run(path, weights)
+    where = choose_device(device)
+    try:
+        run = json.loads(about.read_text(encoding="utf-8"))
+        identity: dict[str, Any] = run["identity"]
+        label, average, backbone = identity["algorithm"], identity["average"], str(identity["backbone"])
+        name = label.removesuffix(f"+{average.upper()}") if average else label
+        classes, domains, size = [*run["classes"]], [*run["domains"]], run["image_size"]
+        if not (classes and all(isinstance(each, str) for each in (*classes, *domains)) and size > 0):
+            raise ValueError("classes, domains or image_size")
+        pretrained = identity["weights"] != "none"
+        stride_first = identity["weights"] not in ("none", "hub") and run["stride_first"]
+        hyper_parameters, sources = {**identity["hyper_parameters"]}, len(domains) - len(identity["target"])
+        # The arithmetic of the run; that of a GPU would be slow on a CPU.
+        same = where.type != "cpu" or run["device"].endswith("CPU")
+        precision = choose_precision(run["precision"] if same else "float32", where)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{about} does not describe a run: {backbones.reason(error)}. It was changed, or written by "
+                        "another version of aidgn.") from error
+
+    kind = find_algorithm(about, name, identity.get("source"), algorithm)
+    net = backbones.create(backbone, weights="none", in_channels=3 + kind.extra_channels, freeze_bn=pretrained)
+    if stride_first:
+        backbones.stride_first(net)
+    backbones.fold(net)
+    featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
+    network = kind(featurizer, len(classes), sources, **hyper_parameters)
+
+    tensors, metadata = read_weights(weights)
+    if metadata.get("algorithm", label) != label:
+        raise UserError(f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
+                        "they are not of the same run.")
+    faults = backbones.differences(tensors, network.state_dict())
+    if faults:
+        raise UserError(f"{weights} does not fit {about}, which describes {label} with {backbone} and "
+                        f"{len(classes)} classes: {faults}. They are not of the same run, or one was changed.")
+    network.load_state_dict(tensors, strict=False)
+    return Model(network, label, classes, domains, size, where)
+
+
+def path_to_run(path: Path, weights: Path) -> Path:
+    """The run.json that goes with a model, once it is sure that there is a model."""
+    about = weights.with_name("run.json")
+    expected = "expected the folder of a finished run, or model.safetensors or last.safetensors in it"
+    if not path.exists():
+        raise UserError(f"The model {path} does not exist: {expected}.")
+    if weights.suffix != ".safetensors":
+        raise UserError(f"{path} is not a model: {expected}.")
+    if not about.is_file():
+        runs = sorted(path.glob("*/run.json"))
+        raise UserError(f"{path} holds {len(runs)} runs: give one of them, such as {runs[0].parent}." if runs else
+                        f"{weights.parent} is not the folder of a run: it has no run.json, which says what network "
+                        f"weights are of; {expected}.")
+    if not weights.exists():
+        raise UserError(f"The run {path} is not finished: it has no {weights.name} yet. The `aidgn train` command that "
+                        "started it goes on with it.")
+    return about
+
+
+def find_algorithm(about: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:
+    """The class of a run's algorithm; one of the user's own (it has a `source`) must be given."""
+    if source is not None and given is None:
+        raise UserError(f"{about} describes a run of {name}, an algorithm of your own: say where its class is, with "
+                        f"--algorithm path/to/file.py:{name} (load_model(..., algorithm=...)).")
+    kind = find(given or name)
+    if kind.name() != name:
+        raise UserError(f"{about} describes a run of {name}, not of {given}.")
+    if source is not None and source != hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()[:16]:
+        log.warning("%s has changed since the run was trained; predictions may differ.", given)
+    return kind

@@ -1,0 +1,86 @@
+"""aidgn predict, as a person types it."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from aidgn.data import load_dataset
+from aidgn.inference import load_model
+from aidgn.training import RunSpec, train
+
+DIGITS = load_dataset("digits")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, `run`, and 80 pictures, two of them broken, in `pictures`."""
+    place = tmp_path_factory.mktemp("place")
+    spec = RunSpec("digits", "ERM", "chalk", steps=4, eval_every=4, hyper_parameters={"batch_size": 8})
+    train(spec, place, device="cpu").rename(place / "run")
+    for domain in ("ink", "poster"):
+        (place / "pictures" / domain).mkdir(parents=True)
+        for index in DIGITS.indices(DIGITS.domains.index(domain))[:40]:
+            Image.fromarray(DIGITS.pixels[index]).save(place / "pictures" / domain / f"{index}.png")
+    for path in sorted((place / "pictures" / "poster").iterdir())[:2]:
+        path.write_bytes(path.read_bytes()[:90])
+    return place
+
+
+def predict(place: Path, *arguments: str, code: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess:
+    result = subprocess.run([sys.executable, "-m", "aidgn", "predict", *arguments], capture_output=True, cwd=place,
+                            timeout=120, input=stdin, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    errors = result.stderr.decode()
+    assert result.returncode == code and "Traceback" not in errors, errors
+    return result
+
+
+def test_forms_agree_with_the_library(place: Path) -> None:
+    result = predict(place, "run", "pictures", "--csv", "out/labels.csv", "--json", "--top", "3")
+    objects = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = list(csv.DictReader((place / "out" / "labels.csv").open(newline="")))
+    assert len(objects) == len(rows) == 78
+    assert result.stderr.decode().count("left out: pictures/poster/") == 2
+    assert "78 images classified, 2 left out; in out/labels.csv." in result.stderr.decode()
+    found = load_model(place / "run", "cpu").predict([place / each["file"] for each in objects])
+    for each, row, best in zip(objects, rows, found.top(3), strict=True):
+        assert each["file"] == row["file"] and each["label"] == row["label"] == best[0][0]
+        assert [entry["label"] for entry in each["top"]] == [label for label, _ in best]
+        assert [float(row[key]) for key in ("probability", "probability_2", "probability_3")] == pytest.approx(
+            [p for _, p in best], abs=2e-6)
+    assert os.listdir(place / "out") == ["labels.csv"]  # noqa: PTH208
+
+
+def test_table_list_and_pattern(place: Path) -> None:
+    files = sorted((place / "pictures" / "ink").glob("*.png"))
+    odd = os.fsencode(place) + b"/\xff.png"  # a name that is no text
+    with open(odd, "wb") as file:  # noqa: PTH123
+        file.write(files[0].read_bytes())
+    result = predict(place, "run", "-", "pictures/ink/*.png", stdin=odd + b"\n\nmissing.png\n")
+    head, first, *rest = result.stdout.splitlines()
+    assert head.split() == [b"file", b"label", b"probability"] and first.startswith(odd)
+    assert [row.split()[0].decode() for row in rest] == [str(path.relative_to(place)) for path in files]
+    assert all(row.endswith(b"%") for row in rest)
+    assert b"left out: missing.png does not exist." in result.stderr
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("run", "missing.png"), "missing.png does not exist"),
+    (("run", "run"), "No image found in run"),
+    (("run", "-"), "No image found"),
+    (("nowhere", "pictures"), "The model nowhere does not exist"),
+    (("run", "pictures", "--csv", "-", "--json"), "choose one"),
+    (("run",), "IMAGES"),
+])
+def test_mistakes_get_one_clear_sentence(arguments: tuple[str, ...], words: str, place: Path) -> None:
+    result = predict(place, *arguments, code=2)
+    assert words in result.stderr.decode() and not result.stdout
+
+
+def test_help_has_examples(place: Path) -> None:
+    assert b"aidgn predict RUN photos/ --csv labels.csv" in predict(place, "--help").stdout
