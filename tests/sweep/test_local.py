@@ -32,7 +32,8 @@ def say(run, kind, what):
     print(json.dumps([run, kind, what, [process.pid for process in multiprocessing.active_children()]]), flush=True)
 
 try:
-    failed = run_all(plan(**json.loads(sys.argv[1])), sys.argv[2], workers=2, on_event=say, device="cpu")
+    failed = run_all(plan(**json.loads(sys.argv[1])), sys.argv[2], workers=2, on_event=say, device="cpu",
+                     save_seconds=float(sys.argv[3]))
 except KeyboardInterrupt:
     sys.exit(130)
 sys.exit(1 if failed else 0)
@@ -71,10 +72,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
     return found
 
 
-def start(sweep: dict[str, Any], out: Path) -> subprocess.Popen:
+def start(sweep: dict[str, Any], out: Path, save_seconds: float = 60.0) -> subprocess.Popen:
     """A sweep in a process group of its own, as a terminal starts a command."""
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(sweep), str(out)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(sweep), str(out), str(save_seconds)],
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -204,31 +205,29 @@ def test_ctrl_c_and_a_killed_parent_lose_nothing(tmp_path: Path) -> None:
 def test_twenty_kills_at_random_moments(tmp_path: Path) -> None:
     """Per start two workers, then the parent: by SIGKILL or Ctrl-C in turn."""
     sweep = {**SWEEP, "targets": [], "steps": 300, "eval_every": 10}
-    dice, kills, starts = random.Random(20), 0, 0
-    while kills < 20:
-        process = start(sweep, tmp_path / "disturbed")
+    dice, out, starts = random.Random(20), tmp_path / "disturbed", 0
+    killed: list[int] = []
+    while len(killed) < 20:
+        process = start(sweep, out, save_seconds=0.2)
         starts += 1
-        workers = iter(events(process))
+        happening = events(process)
         for _ in range(2):
-            pids = next(event[3] for event in workers if event[1] == "step" and event[3])
+            pids = next(alive for _, kind, _, workers in happening
+                        if kind == "step" and (alive := sorted({*workers}.difference(killed))))
             time.sleep(dice.uniform(0, 0.5))
-            try:
-                os.kill(dice.choice(pids), signal.SIGKILL)
-                kills += 1
-            except ProcessLookupError:
-                pass
+            killed.append(dice.choice(pids))
+            os.kill(killed[-1], signal.SIGKILL)
         time.sleep(dice.uniform(0, 4))  # sometimes before the new workers are there
         assert process.poll() is None, "the sweep ended before it was killed often enough"
-        kills += 1
+        killed.append(process.pid)
         if starts % 2:
             process.kill()
         else:
             os.killpg(process.pid, signal.SIGINT)
         ended(process)
-        saved_steps(tmp_path / "disturbed")
-    process = start(sweep, tmp_path / "disturbed")
+    process = start(sweep, out)
     assert sum(event[1] == "done" for event in events(process)) == 8
     ended(process)
     assert process.returncode == 0
-    found = records(tmp_path / "disturbed")
+    found = records(out)
     assert len(found) == 8 and found == one_by_one(plan(**sweep), tmp_path / "undisturbed")

@@ -97,8 +97,6 @@ class Tent(EntropyMinimization):
         unfold(copied.featurizer)
         self.parameters = []
         for layer in copied.featurizer.modules():
-            if hasattr(layer, "compiled"):
-                layer.compiled = None  # type: ignore[assignment]  # it would still run the trained network
             if isinstance(layer, nn.BatchNorm2d):
                 layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
                 self.parameters += layer.parameters(recurse=False)

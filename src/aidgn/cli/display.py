@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from aidgn.training import RunSpec
 
 
-UNITS = {"decoding images": "images", "reading images": "images", "training": "steps", "downloading": "MB"}
+UNITS = {"decoding images": "images", "reading images": "images", "training": "steps", "downloading": "MB",
+         "predicting": "images"}
 
 
 class RunDisplay:

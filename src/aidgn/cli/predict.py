@@ -72,7 +72,7 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
         on_terminal = out.isatty() and any(stream is out for stream, _ in outputs)  # where rows show the progress
         display = None if on_terminal else stack.enter_context(RunDisplay())
         if display:
-            display.update("reading images", 0, len(files))
+            display.update("predicting", 0, len(files))
 
         def skip(_: Any, error: UserError) -> None:
             nonlocal broken
@@ -87,7 +87,7 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
                     stream.flush()
                 done += len(names)
                 if display:
-                    display.update("reading images", done + broken, len(files))
+                    display.update("predicting", done + broken, len(files))
         except KeyboardInterrupt:
             kept = f"; {csv} was not written" if csv not in (None, "-") else ""
             raise Interrupted(f"Stopped after {done + broken} of {len(files)} images{kept}.") from None

@@ -30,6 +30,9 @@ class Featurizer(nn.Module):
         if compiled:
             self.compiled = torch.compile(self.compute, mode="reduce-overhead", dynamic=False)
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "compiled": None}  # a copy must not run the original's weights
+
     def compute(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             return self.network(x).float()
