@@ -1,0 +1,112 @@
+"""The step of every algorithm as a ratio to ERM's, beside the passes through the network that its mathematics needs.
+
+    python benchmarks/algorithms.py
+    python benchmarks/algorithms.py --weights FILE     with pretrained weights batch norm is frozen and folded
+
+A pass is one forward and backward over the whole batch of three domains; a forward alone counts as a third of it.
+ratio / passes near 1 says that an algorithm costs nothing beside its passes. Blocks of steps alternate with ERM's, on
+the same images that lie ready on the device, through the code that training runs, compiled on CUDA; ratios are medians
+over the repeats. Penalties that get their weight late have it from the first step.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aidgn import backbones
+from aidgn.algorithms import ALGORITHMS, Algorithm
+from aidgn.algorithms.annealed import Annealed
+from aidgn.training.featurizer import choose_device, choose_precision, featurizer
+
+DOMAINS, CLASSES = 3, 7
+BLOCK = 10  # steps timed together; even, as DANN alternates
+WARM_UP = 20  # steps: compilation, and the replays before CUDA graphs settle
+FORWARD = 1 / 3
+
+# Passes and why, where they are not just one.
+PASSES: dict[str, tuple[float, str]] = {
+    "SagNet": (2 + FORWARD, "content and adversary; style needs the forward only"),
+    "MLDG": (2.0, "meta-train and meta-test of every pair, each a third of the batch"),
+    "DANN": ((1 + FORWARD) / 2, "every other update is the discriminator's: forward only"),
+    "CDANN": ((1 + FORWARD) / 2, "every other update is the discriminator's: forward only"),
+    "ARM": (1.0, "and the forward of the context network, at full resolution"),
+}
+
+
+def build(name: str, arguments: argparse.Namespace, precision: str, device: torch.device) -> Algorithm:
+    kind = ALGORITHMS[name]
+    given: dict[str, Any] = {"batch_size": arguments.batch_size}
+    if issubclass(kind, Annealed):
+        given[kind.anneal] = 0
+    torch.manual_seed(0)
+    network = featurizer(arguments.backbone, arguments.weights, 3 + kind.extra_channels, precision, device)
+    return kind(network, CLASSES, DOMAINS, **given).to(device).train()
+
+
+def seconds(algorithm: Algorithm, batch: list[tuple[Tensor, Tensor]], steps: int) -> float:
+    """Per step."""
+    cuda = batch[0][0].is_cuda
+    if cuda:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        if cuda:
+            torch.compiler.cudagraph_mark_step_begin()
+        algorithm.update(batch)
+    if cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--backbone", help=f"[default: {backbones.DEFAULT} on CUDA, {backbones.SMALL} elsewhere]")
+    parser.add_argument("--weights", default="none", help="none, hub or a file  [default: none]")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per domain, of three  [default: 32]")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    arguments = parser.parse_args()
+    device = choose_device(arguments.device)
+    precision = choose_precision("auto", device)
+    arguments.backbone = arguments.backbone or (backbones.DEFAULT if device.type == "cuda" else backbones.SMALL)
+    size = 28 if arguments.backbone == backbones.SMALL else 224
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(DOMAINS * arguments.batch_size, 3, size, size, generator=generator)
+    x = x.to(device).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(CLASSES, (len(x),), generator=generator).to(device)
+    batch = list(zip(x.split(arguments.batch_size), y.split(arguments.batch_size), strict=True))
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{machine}, torch {torch.__version__}, {arguments.backbone}, weights {arguments.weights}, {precision}, "
+          f"{DOMAINS} x {arguments.batch_size} images of {size} x {size}, load {os.getloadavg()[0]:.1f}")
+    print(f"{'algorithm':<14} {'ms / step':>9} {'ratio':>6} {'passes':>6} {'ratio / passes':>14}", flush=True)
+
+    figures: dict[str, Any] = {"device": machine, "torch": torch.__version__, "backbone": arguments.backbone,
+                               "weights": arguments.weights, "precision": precision,
+                               "batch": [DOMAINS, arguments.batch_size, size], "algorithms": {}}
+    baseline = build("ERM", arguments, precision, device)
+    seconds(baseline, batch, WARM_UP)
+    for name in sorted(ALGORITHMS, key=lambda name: ALGORITHMS[name].extra_channels):  # another network compiles last
+        algorithm = build(name, arguments, precision, device)
+        seconds(algorithm, batch, WARM_UP)
+        seconds(baseline, batch, 2)
+        pairs = np.array([(seconds(algorithm, batch, BLOCK), seconds(baseline, batch, BLOCK))
+                          for _ in range(arguments.repeats)])
+        ratio, (passes, why) = float(np.median(pairs[:, 0] / pairs[:, 1])), PASSES.get(name, (1.0, ""))
+        step = 1e3 * float(np.median(pairs[:, 0]))
+        print(f"{name:<14} {step:>9.2f} {ratio:>6.2f} {passes:>6.2f} {ratio / passes:>14.2f}  {why}", flush=True)
+        figures["algorithms"][name] = {"ms": step, "ratio": ratio, "passes": passes}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
