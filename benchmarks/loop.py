@@ -37,7 +37,7 @@ def loop(data: Dataset, backbone: str, batch_size: int) -> _Run:
     spec = RunSpec("random", "AIDGN", "a", steps=10**9, eval_every=10**9, backbone=backbone, weights="none",
                    hyper_parameters={"batch_size": batch_size}).resolved(data)
     algorithm = create("AIDGN", featurizer(backbone, "none", 3, "float32", device), 5, 3, **spec.hyper_parameters)
-    return _Run(spec, algorithm, Images(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0)
+    return _Run(spec, algorithm, Images(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0, {})
 
 
 def seconds(action, times: int) -> float:

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 class UserError(Exception):
     """Names the file or option at fault, what was expected and what to do. The command line prints it as it is."""
 
+    exit_code = 2
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for the nearest known name, '' when none is near."""

@@ -26,6 +26,10 @@ SETTING = ("dataset", "algorithm", "trial_seed", "hparams_seed", "steps", "backb
            "holdout_fraction")
 
 
+# Names of hyper-parameters that DomainBed has for ours; records are written with its names and read into ours.
+DOMAINBED_NAMES = {"dann_lambda": "lambda"}
+
+
 class Run:
     """One training. Its args and hyper-parameters, the same in every record, are kept once.
 
@@ -35,7 +39,9 @@ class Run:
 
     def __init__(self, first: Record, last: Record, rest: bytes | list[Record] | None, length: int, path: Path | None,
                  about: Mapping[str, Any]):
-        self.args, self.hparams, self.last = first["args"], first["hparams"], last
+        self.args, self.last = first["args"], last
+        ours = {theirs: ours for ours, theirs in DOMAINBED_NAMES.items()}
+        self.hparams = {ours.get(name, name): value for name, value in first["hparams"].items()}
         self.rest, self.length, self.path = rest, length, path
         self.keys = frozenset(first)
         self.columns: dict[str, Floats] = {}

@@ -101,7 +101,7 @@ def test_hyper_parameters(name: str, dataset: str) -> None:
     algorithm = ALGORITHMS[name]
     space = algorithm.space(dataset)
     defaults = {key: default for key, (default, _) in space.items()}
-    assert algorithm.sample(dataset, trial=1, draw_number=0) == defaults
+    assert algorithm.sample(dataset, trial=1, draw=0) == defaults
     draws = [algorithm.sample(dataset, 0, k) for k in range(1, 30)]
     assert draws == [algorithm.sample(dataset, 0, k) for k in range(1, 30)]
     assert draws != [algorithm.sample(dataset, 1, k) for k in range(1, 30)]

@@ -167,7 +167,7 @@ def test_what_identifies_a_run() -> None:
     dataset = load_dataset("digits")
 
     def name(one: RunSpec) -> str:
-        return folder_name(one.resolved(dataset).identity(dataset))
+        return folder_name(one.resolved(dataset).identity(dataset, ""))
 
     assert name(spec(target="C")) == name(spec())  # the letter of chalk
     assert name(spec(hyper_parameters={"batch_size": "8", "resnet_dropout": 0.1})) == name(spec())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join
 from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, one_of, uniform
+from aidgn.errors import UserError
 from aidgn.objective import AngularClassifier, aidgn_loss
 
 LOSS_ARGUMENTS = ("kappa", "gamma", "beta", "eta", "mu_star", "ratio", "regularizer", "ratio_threshold")
@@ -54,6 +55,10 @@ class AIDGN(Algorithm):
     }
     variant: ClassVar[str] = "paper"
     classifier: AngularClassifier
+
+    def build(self) -> None:
+        if self.hyper_parameters.get("ratio") == "exact" and self.number("beta") == 0:
+            raise UserError(f"{self.name()}: ratio=exact divides by beta times a mean norm and needs beta above 0.")
 
     def build_classifier(self) -> AngularClassifier:
         return AngularClassifier(self.num_features, self.num_classes, kappa=self.number("kappa"))

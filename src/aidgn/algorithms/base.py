@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from aidgn.algorithms.hyper_parameters import (
     SearchSpace,
     Value,
-    draw,
+    draw_all,
     fixed,
     floor_power,
     log_uniform,
@@ -62,6 +62,8 @@ class Algorithm(nn.Module):
         if num_domains < self.min_domains:
             raise UserError(f"{self.name()} needs at least {self.min_domains} source domains; there is {num_domains}.")
         self.hyper_parameters = resolve(self.name(), self.search_space, self.implied(hyper_parameters))
+        if not hasattr(featurizer, "num_features"):
+            raise UserError("The featurizer needs an attribute num_features: how many numbers it gives for an image.")
         self.num_features = int(featurizer.num_features)  # type: ignore[arg-type]
         self.num_classes = num_classes
         self.num_domains = num_domains
@@ -188,12 +190,12 @@ class Algorithm(nn.Module):
         return space
 
     @classmethod
-    def sample(cls, dataset: str, trial: int, draw_number: int, small: bool | None = None) -> dict[str, Value]:
+    def sample(cls, dataset: str, trial: int, draw: int, small: bool | None = None) -> dict[str, Value]:
         """Hyper-parameters of one run of a random search; draw 0 is the defaults."""
         space = cls.space(dataset, small)
-        if draw_number == 0:
+        if draw == 0:
             return {name: default for name, (default, _) in space.items()}
-        return draw(space, cls.name(), dataset, trial, draw_number)
+        return draw_all(space, cls.name(), dataset, trial, draw)
 
 
 def join(minibatches: Minibatches) -> tuple[Tensor, Tensor]:

@@ -103,7 +103,7 @@ def resolve(owner: str, space: SearchSpace, given: Mapping[str, Any]) -> dict[st
             for name, (default, distribution) in space.items()}
 
 
-def draw(space: SearchSpace, *identity: object) -> dict[str, Value]:
+def draw_all(space: SearchSpace, *identity: object) -> dict[str, Value]:
     """One random draw of every hyper-parameter; each depends on `identity` and its own name only."""
     values = {}
     for name, (_, distribution) in space.items():

@@ -47,8 +47,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except UserError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(130 if type(error).__name__ == "Interrupted" else 2)
+        click.echo(f"Error: {error}" if error.exit_code == 2 else str(error), err=True)
+        sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted; the same command continues.", err=True)
         sys.exit(130)

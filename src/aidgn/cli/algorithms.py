@@ -1,6 +1,7 @@
 """aidgn algorithms"""
 
 import inspect
+import sys
 
 import click
 
@@ -18,7 +19,7 @@ def algorithms(name: str | None, small: bool) -> None:
 
     from aidgn.algorithms import ALGORITHMS, find
 
-    console = Console(width=None if __import__("sys").stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 120)
     if name is None:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in ("name", "what it does", "paper", "own hyper-parameters"):

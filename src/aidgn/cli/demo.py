@@ -43,9 +43,10 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     click.echo(f"""
 Each column is a style that was never seen in training. ERM minimises the cross entropy on the three others pooled;
 AIDGN classifies by angle, with a margin from feature norms; the same learning rate ({RATE:g}), images and steps.
-Three trials on {len(dataset)} small images show how it works, not which is better. The run folders are in {out}/
+A few trials on {len(dataset)} small images show how it works, not which is better. The run folders are in {out}/
 
 Try next:
   aidgn train digits --algorithm AIDGN --target {dataset.domains[0]} --set beta=0.1
   aidgn algorithms AIDGN
-  aidgn data check FOLDER          your own pictures in FOLDER/<domain>/<class>/""")
+  aidgn table {out} --selection oracle
+Your own pictures go into FOLDER/<domain>/<class>/; `aidgn data check FOLDER` looks them through.""")

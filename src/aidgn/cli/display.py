@@ -94,15 +94,18 @@ class SweepDisplay:
         if kind == "step" and self.first is None:
             self.first, self.began = done, now
         runs = f"{len(self.folders)}/{len(self.specs)} runs"
-        self.progress.update(self.task, completed=done, runs=runs,
-                             description=f"{spec.algorithm}, {', '.join(spec.target)} unseen")
+        doing = f"{spec.algorithm}, {', '.join(spec.target)} unseen"
+        if kind == "prepare":
+            doing = f"decoding images, {what[0]} of {what[1]}"
+        self.progress.update(self.task, completed=done, runs=runs, description=doing)
         if kind == "failed":
             self.progress.console.print(f"{spec.algorithm}, {', '.join(spec.target)}: {what}", highlight=False)
         if not self.live and now - self.said > 10:
             self.said = now
             speed = (done - (self.first or 0)) / max(now - self.began, 1e-9)
             left = f"{(self.total - done) / speed:.0f} s left" if speed else "starting"
-            print(f"{runs}, {done / self.total:.0%}, {speed:.3g} steps/s, {left}", file=sys.stderr, flush=True)
+            text = doing if kind == "prepare" else f"{done / self.total:.0%}, {speed:.3g} steps/s, {left}"
+            print(f"{runs}, {text}", file=sys.stderr, flush=True)
 
 
 def describe(record: Mapping[str, Any]) -> str:

@@ -17,6 +17,8 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--eval-every", type=int, metavar="N",
                      help="Steps between evaluations  [default: the data set's]."),
         click.option("--batch-size", type=int, metavar="N", help="Images per source domain and step."),
+        click.option("--image-size", type=int, metavar="N",
+                     help="Side of the network's input; up to 64 suits --backbone small  [default: 224]."),
         click.option("--backbone", metavar="NAME",
                      help="A timm name with weights tag, torchvision/NAME, or small  [default: resnet50.tv_in1k; "
                           "small for small images]."),

@@ -22,8 +22,8 @@ The same command again continues: finished runs are not repeated; more draws, tr
 @run_options
 def sweep(datasets: tuple[str, ...], algorithms: tuple[str, ...], targets: tuple[str, ...], trials: int, draws: int,
           workers: int | None, out: str, data_dir: str | None, steps: int | None, eval_every: int | None,
-          batch_size: int | None, backbone: str | None, weights: str | None, settings: tuple[str, ...],
-          average: str | None, device: str, precision: str, skip_broken: bool) -> None:
+          batch_size: int | None, image_size: int | None, backbone: str | None, weights: str | None,
+          settings: tuple[str, ...], average: str | None, device: str, precision: str, skip_broken: bool) -> None:
     """Train many runs: every algorithm on every data set with every domain unseen once, several trials."""
     import os
 
@@ -33,7 +33,8 @@ def sweep(datasets: tuple[str, ...], algorithms: tuple[str, ...], targets: tuple
     from aidgn.training.featurizer import choose_device
 
     specs = plan(datasets, algorithms, targets=targets, trials=trials, draws=draws, data_dir=data_dir, steps=steps,
-                 hyper_parameters=parse_settings(settings, batch_size), eval_every=eval_every, backbone=backbone,
+                 hyper_parameters=parse_settings(settings, batch_size), eval_every=eval_every,
+                 image_size=image_size, backbone=backbone,
                  weights=weights, average=average, skip_broken=skip_broken)
     workers = workers or (1 if choose_device(device).type == "cuda" else os.cpu_count() or 1)
     with SweepDisplay(specs) as display:

@@ -24,27 +24,26 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
 @run_options
 def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw: int, augment_validation: bool,
           eval_in: bool, out: str, data_dir: str | None, steps: int | None, eval_every: int | None,
-          batch_size: int | None, backbone: str | None, weights: str | None, settings: tuple[str, ...],
-          average: str | None, device: str, precision: str, skip_broken: bool) -> None:
+          batch_size: int | None, image_size: int | None, backbone: str | None, weights: str | None,
+          settings: tuple[str, ...], average: str | None, device: str, precision: str, skip_broken: bool) -> None:
     """Train one run on DATA: a data set's name (`aidgn data list`) or a folder ROOT/<domain>/<class>/<image>."""
     from aidgn.algorithms import find
     from aidgn.cli.display import RunDisplay
-    from aidgn.data import load_dataset
     from aidgn.selection import load_records, select
     from aidgn.training import RunSpec
     from aidgn.training import train as train_run
 
     find(algorithm)
-    dataset = load_dataset(data, data_dir)
+    spec = RunSpec(data, algorithm, () if targets == ("none",) else targets, trial, draw,
+                   parse_settings(settings, batch_size), steps, eval_every, image_size, backbone, weights,
+                   average=average, augment_validation=augment_validation, evaluate_source_in=eval_in,
+                   skip_broken=skip_broken)
+    dataset = spec.load_dataset(data_dir)
     if not targets:
         raise UserError("Name the domain to hold out with --target: "
                         + ", ".join(f"{name} ({letter})" if letter != name else name
                                     for name, letter in zip(dataset.domains, dataset.letters, strict=True))
                         + "; or --target none to train on all of them.")
-    spec = RunSpec(data, algorithm, () if targets == ("none",) else targets, trial, draw,
-                   parse_settings(settings, batch_size), steps, eval_every, backbone, weights,
-                   average=average, augment_validation=augment_validation, evaluate_source_in=eval_in,
-                   skip_broken=skip_broken)
     resolved = spec.resolved(dataset)
     unseen = ", ".join(resolved.target) or "none"
     click.echo(f"{dataset.name}, {find(algorithm).name()}, unseen domain: {unseen}, trial {trial}: "

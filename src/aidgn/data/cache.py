@@ -44,6 +44,7 @@ class Prepared:
     rows: np.ndarray  # int64 [N]
     geometry: np.ndarray  # int32 [N, 4]: stored height and width, original height and width, all upright
     skipped: list[str]  # broken files left out
+    content: str  # digest of the content of all images, in order
     decoded: int = 0  # images decoded by this call
 
     @property
@@ -65,7 +66,8 @@ def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | N
     if dataset.pixels is not None:
         count, height, width = dataset.pixels.shape[:3]
         geometry = np.tile(np.array([height, width] * 2, dtype=np.int32), (count, 1))
-        return Prepared(dataset, dataset.pixels, np.arange(count), geometry, [])
+        content = blake2b(dataset.pixels.tobytes(), digest_size=16).hexdigest()
+        return Prepared(dataset, dataset.pixels, np.arange(count), geometry, [], content)
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: at least one process is needed to decode images.")
     limit = round(dataset.image_size * 256 / 224)
@@ -119,8 +121,10 @@ def finish(dataset: Dataset, index: "Index", skip_broken: bool, decoded: int) ->
             f"{len(broken)} of {len(dataset)} images in {dataset.root} cannot be used:", *reasons, *more,
             "Mend or remove them" + ("." if skip_broken else ", or leave them out with --skip-broken.")]))
     table = np.array([(entry.row, *entry.geometry) for entry in entries if entry.row != BROKEN], dtype=np.int64)
+    content = blake2b("".join(entry.digest for entry in entries if entry.row != BROKEN).encode(), digest_size=16)
     return Prepared(dataset.without(broken) if broken else dataset, index.map, table[:, 0].copy(),
-                    table[:, 1:].astype(np.int32), [entries[number].file for number in broken], decoded)
+                    table[:, 1:].astype(np.int32), [entries[number].file for number in broken], content.hexdigest(),
+                    decoded)
 
 
 # The index ----------------------------------------------------------------------------------------------------------

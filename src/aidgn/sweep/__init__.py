@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from aidgn.data import load_dataset
+from aidgn.errors import UserError
 from aidgn.training.spec import RunSpec
 
 
@@ -12,9 +12,12 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
     """Every combination, in order of priority: data set, algorithm, draw, trial, target. No target means each domain in
     turn; what is named twice counts once. `shared` goes to every run; all are checked against their data set before the
     first one starts."""
+    for option, value in (("trials", trials), ("draws", draws)):
+        if value < 1:
+            raise UserError(f"--{option} is {value}; expected a whole number of at least 1.")
     specs = []
     for dataset in dict.fromkeys(datasets):
-        loaded = load_dataset(dataset, data_dir)
+        loaded = RunSpec(dataset, image_size=shared.get("image_size")).load_dataset(data_dir)
         names = list(dict.fromkeys(loaded.domains[loaded.find_domain(target)] for target in targets)) or loaded.domains
         specs += [RunSpec(dataset, algorithm, name, trial, draw, **shared).resolved(loaded)
                   for algorithm in dict.fromkeys(algorithms) for draw in range(draws) for trial in range(trials)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -38,12 +39,12 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event
         raise UserError(f"--workers is {workers}; expected a whole number of at least 1.")
     context = multiprocessing.get_context("spawn")
     waiting, attempts, failed = list(range(len(specs)))[::-1], [0] * len(specs), {}
-    cores = max(1, (os.cpu_count() or 1) // workers)
 
     def start() -> Worker:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, str(out), cores, options), daemon=True)
+        process = context.Process(target=_work, args=(theirs, str(out), options), daemon=True)
         # A terminal's Ctrl-C goes to every process; the workers leave it to this one to say when to stop.
+        resource_tracker.ensure_running()  # multiprocessing's own, whose start would unblock it again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
@@ -102,13 +103,10 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event
     return failed
 
 
-def _work(pipe: Connection, out: str, cores: int, options: dict[str, Any]) -> None:
-    import torch
-
+def _work(pipe: Connection, out: str, options: dict[str, Any]) -> None:
     from aidgn.training.run import Interrupted, train
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(cores)
     answer: tuple[int, str, Any] | None = None
     while answer is None or answer[1] != "crashed":  # what a crash leaves behind, on a GPU above all, is unknown
         try:
@@ -117,9 +115,9 @@ def _work(pipe: Connection, out: str, cores: int, options: dict[str, Any]) -> No
             return
 
         def report(what: str, done: int, total: int, record: Any, number: int = number) -> None:
-            if what == "train" and (record is not None or done % 10 == 0):
+            if record is not None or done % 10 == 0:
                 with suppress(OSError):
-                    pipe.send((number, "step", done))
+                    pipe.send((number, "step", done) if what == "train" else (number, "prepare", (done, total)))
 
         try:
             answer = number, "done", str(train(spec, out, on_progress=report, **options))

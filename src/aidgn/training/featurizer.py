@@ -59,6 +59,8 @@ def padded(x: Tensor) -> Tensor:
 def choose_device(name: str = "auto") -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"--device {name} cannot be used: expected auto, cpu, cuda or cuda:N.")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -57,20 +57,33 @@ class RunFolder:
                                 "Wait for it, or stop it, and run the same command again to continue.") from None
             yield
 
-    def claim(self, identity: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Write run.json, or make sure that the one there is of the same run."""
+    def about(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """What run.json says, {} if there is none; an error if it is of another run."""
         path = self.path / "run.json"
-        if path.exists():
-            try:
-                found = json.loads(path.read_text(encoding="utf-8"))["identity"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path} cannot be read ({error}). Move the folder away to start anew.") from None
-            if found != identity:
-                differing = sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
-                raise UserError(f"{self.path} holds a run of another specification (different: "
-                                f"{', '.join(differing)}). Move it away, or choose another folder with --out.")
-        else:
-            write_text(path, json.dumps({"identity": identity, **about}, indent=1) + "\n")
+        if not path.exists():
+            return {}
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            found = about["identity"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} cannot be read ({error}). Move the folder away to start anew.") from None
+        if found != identity:
+            differing = sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
+            raise UserError(f"{self.path} holds a run of another specification (different: "
+                            f"{', '.join(differing)}). Move it away, or choose another folder with --out.")
+        return about
+
+    def claim(self, identity: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Write run.json, unless it is there."""
+        if not (self.path / "run.json").exists():
+            write_text(self.path / "run.json", json.dumps({"identity": identity, **about}, indent=1) + "\n")
+
+    def tidy(self) -> None:
+        """Remove what killed processes left half written, and a state that a finished run does not need."""
+        for path in self.path.glob(".*.tmp"):
+            path.unlink()
+        if self.finished:
+            self.state.unlink(missing_ok=True)
 
     def log(self, text: str) -> None:
         try:
@@ -104,16 +117,17 @@ class RunFolder:
             return None
         try:
             state = torch.load(self.state, map_location="cpu", weights_only=True)
+            size = int(state["results_bytes"])
         except Exception as error:
             raise UserError(
                 f"{self.state} was refused: it is damaged, or holds objects that could run code "
                 f"({type(error).__name__}). Remove it to start this run from the beginning.") from None
         records = self.results.stat().st_size if self.results.exists() else 0
-        if records < state["results_bytes"]:
+        if records < size:
             raise UserError(f"{self.results} is shorter than when {self.state.name} was saved: records were removed. "
                             f"Remove {self.state} to start this run from the beginning.")
-        if records > state["results_bytes"]:
-            os.truncate(self.results, state["results_bytes"])
+        if records > size:
+            os.truncate(self.results, size)
         return state
 
     def finish(self, selected: Mapping[str, Tensor], last: Mapping[str, Tensor],

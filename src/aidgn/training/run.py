@@ -18,10 +18,11 @@ from torch import Tensor
 import aidgn
 from aidgn import backbones
 from aidgn.algorithms import Algorithm, find
-from aidgn.data import augment, load_dataset
+from aidgn.data import augment
 from aidgn.data.batches import Draws, Images, to_device
-from aidgn.data.cache import prepare
+from aidgn.data.cache import Prepared, prepare
 from aidgn.errors import UserError
+from aidgn.records import DOMAINBED_NAMES
 from aidgn.training.averaging import AVERAGES
 from aidgn.training.evaluation import Splits, Transform, measure
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
@@ -29,14 +30,17 @@ from aidgn.training.folder import RunFolder
 from aidgn.training.spec import RunSpec, folder_name
 
 CHUNK = 8  # images augmented together on the CPU
+THREADS = torch.get_num_threads()  # of this machine
 BLOCK = 64  # steps whose draws are made and sent to the device at once
-SAVE_SECONDS = 60.0  # at most this much work is lost by a crash
+SAVE_SECONDS = 60.0  # at most this much work is lost by a crash; less where saving takes under 2 % of the time
 
 Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]  # what, done, of how many, a new record
 
 
 class Interrupted(UserError):
     """Stopped by Ctrl-C or SIGTERM after saving; the same command goes on."""
+
+    exit_code = 130
 
 
 def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | None = None, device: str = "auto",
@@ -46,20 +50,24 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
     report = on_progress or (lambda *_: None)
     where = choose_device(device)
     precision = choose_precision(precision, where)
-    prepared = _prepared(spec.dataset, data_dir, cache_dir, workers, spec.skip_broken, report)
+    prepared = prepare(spec.load_dataset(data_dir), cache_dir=Path(cache_dir) if cache_dir else None, workers=workers,
+                       skip_broken=spec.skip_broken,
+                       on_progress=lambda done, total: report("prepare", done, total, None))
     dataset = prepared.dataset
     spec = spec.resolved(dataset)
-    identity = spec.identity(dataset)
+    identity = spec.identity(dataset, prepared.content)
     folder = RunFolder(Path(out) / folder_name(identity))
-    if folder.finished:
+    if folder.about(identity) and folder.finished:
         return folder.path
 
     with folder.locked(), _stoppable() as stopped:
-        folder.claim(identity, {"steps": spec.steps, "classes": dataset.classes, "domains": dataset.domains,
-                                "image_size": dataset.image_size, "skipped": prepared.skipped,
-                                "stride_first": backbones.says_stride_first(str(spec.backbone), spec.weights),
-                                "precision": precision, "device": _describe(where), "aidgn": aidgn.__version__,
-                                "torch": torch.__version__, "python": platform.python_version()})
+        folder.tidy()
+        about = folder.about(identity)
+        if about and folder.finished:  # by another process, meanwhile
+            return folder.path
+        # Sums on the CPU depend on the number of threads, so it belongs to the run, wherever it is continued.
+        threads = int(about.get("threads") or (1 if dataset.small else THREADS))
+        torch.set_num_threads(threads)
         seed = spec.seed(dataset)
         random.seed(seed)
         np.random.seed(seed)
@@ -76,12 +84,17 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
         network = featurizer(str(spec.backbone), spec.weights, 3 + kind.extra_channels, precision, where)
         algorithm = kind(network, len(dataset.classes), len(sources), **spec.hyper_parameters).to(where)
         algorithm.train()
-        run = _Run(spec, algorithm, Images(prepared, where), splits, sources, targets, seed)
-        run.args = {"dataset": dataset.name, "algorithm": spec.label(), "test_envs": targets, "trial_seed": spec.trial,
-                    "hparams_seed": spec.draw, "seed": seed, "steps": spec.steps, "domains": dataset.domains,
-                    "backbone": spec.backbone, "weights": identity["weights"],
-                    "precision": precision, "skipped": len(prepared.skipped), "task": "domain_generalization",
-                    "holdout_fraction": 0.2}
+        args = {"dataset": dataset.name, "algorithm": spec.label(), "test_envs": targets, "trial_seed": spec.trial,
+                "hparams_seed": spec.draw, "seed": seed, "steps": spec.steps, "domains": dataset.domains,
+                "backbone": spec.backbone, "weights": identity["weights"], "precision": precision,
+                "skipped": len(prepared.skipped), "task": "domain_generalization", "holdout_fraction": 0.2}
+        run = _Run(spec, algorithm, _images(prepared, where), splits, sources, targets, seed, args)
+        folder.claim(identity, {"steps": spec.steps, "classes": dataset.classes, "domains": dataset.domains,
+                                "image_size": dataset.image_size, "skipped": prepared.skipped,
+                                "stride_first": backbones.says_stride_first(str(spec.backbone), spec.weights),
+                                "precision": precision, "threads": threads, "device": _describe(where),
+                                "aidgn": aidgn.__version__, "torch": torch.__version__,
+                                "python": platform.python_version()})
         state = folder.load()
         if state is not None:
             try:
@@ -92,25 +105,28 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
         folder.log(f"{'continued' if run.step else 'started'} at step {run.step} of {spec.steps} on "
                    f"{_describe(where)}, {precision}, torch {torch.__version__}")
         report("train", run.step, run.steps, None)
-        saved = time.monotonic()
+        saved, wait = time.monotonic(), save_seconds
         for record in run.go():
-            due = stopped.is_set() or time.monotonic() - saved > save_seconds
+            first = record is not None and not folder.state.exists()
+            due = stopped.is_set() or first or time.monotonic() - saved > wait
             if due or record is not None:
                 run.check_finite(folder)
             if record is not None:
                 folder.append(record)
             if due:
+                began = time.monotonic()
                 folder.save(run.state())
                 saved = time.monotonic()
+                wait = min(save_seconds, 50 * (saved - began))
             report("train", run.step, run.steps, record)
             if stopped.is_set() and run.step < run.steps:
                 folder.log(f"interrupted at step {run.step}")
                 raise Interrupted(f"Stopped at step {run.step} of {run.steps}; all is saved in {folder.path}. "
                                   "The same command goes on from there.")
-        about = {"algorithm": spec.label(), "run": folder.path.name}
+        label = {"algorithm": spec.label(), "run": folder.path.name}
         folder.finish(run.best_weights, run.last_weights(),
-                      {"model.safetensors": {**about, "step": str(run.best_step)},
-                       "last.safetensors": {**about, "step": str(run.step)}})
+                      {"model.safetensors": {**label, "step": str(run.best_step)},
+                       "last.safetensors": {**label, "step": str(run.step)}})
         folder.log(f"finished; step {run.best_step} selected by training-domain validation")
     return folder.path
 
@@ -119,11 +135,10 @@ class _Run:
     """The loop and all that changes in it."""
 
     def __init__(self, spec: RunSpec, algorithm: Algorithm, images: Images, splits: Splits, sources: list[int],
-                 targets: list[int], seed: int):
-        self.spec, self.algorithm, self.images = spec, algorithm, images
+                 targets: list[int], seed: int, args: Mapping[str, Any]):
+        self.spec, self.algorithm, self.images, self.args = spec, algorithm, images, args
         self.splits, self.sources, self.targets = splits, sources, targets
         self.steps, self.eval_every = int(spec.steps or 0), int(spec.eval_every or 0)
-        self.args: dict[str, Any] = {}
         batch_size = algorithm.integer("batch_size")
         pools = [splits.inside[domain] for domain in sources]
         self.draws = Draws(pools, batch_size, seed)
@@ -196,8 +211,9 @@ class _Run:
             if domain in self.targets or self.spec.evaluate_source_in:
                 names.append(f"env{domain}_in_acc")
                 groups.append(self.splits.inside[domain])
-            names.append(f"env{domain}_out_acc")
-            groups.append(self.splits.outside[domain])
+            if domain in self.targets or not self.spec.augment_validation:
+                names.append(f"env{domain}_out_acc")
+                groups.append(self.splits.outside[domain])
         values = dict(zip(names, measure(self.algorithm, self.images, groups, self.clean_transform)[0], strict=True))
         if self.spec.augment_validation:
             values |= self.augmented_validation()
@@ -209,7 +225,8 @@ class _Run:
         self.sums, self.counts = {}, {}
         return {"step": self.step, "epoch": self.step / self.steps_per_epoch, **means, **values,
                 "eval_time": time.perf_counter() - began, "args": self.args,
-                "hparams": dict(self.spec.hyper_parameters)}
+                "hparams": {DOMAINBED_NAMES.get(name, name): value
+                            for name, value in self.spec.hyper_parameters.items()}}
 
     def augmented_validation(self) -> dict[str, float]:
         """Accuracies on source `out` splits of augmented images, their draws fixed by the step."""
@@ -224,14 +241,16 @@ class _Run:
         return {f"env{domain}_out_acc": value for domain, value in zip(self.sources, values, strict=True)}
 
     def check_finite(self, folder: RunFolder) -> None:
-        """Stop if a loss was not a number, before anything of it is saved."""
-        step = int(self.not_finite)
+        """Stop if a loss or a weight is not a finite number, before anything of it is saved."""
+        weights = [parameter.detach() for parameter in self.algorithm.parameters()]
+        sound = torch.stack([norm.float() for norm in torch._foreach_norm(weights)]).isfinite().all()
+        step = int(torch.where(sound, self.not_finite, self.not_finite.clamp(max=self.step)))
         if step <= self.steps:
             folder.log(f"the loss was not finite at step {step}")
             kept = f"The last good state is in {folder.state}" if folder.state.exists() else "No state was saved yet"
             also = "" if self.args["precision"] == "float32" else ", or --precision float32"
-            raise UserError(f"The loss became NaN or infinite at step {step}. {kept}. Try a smaller learning rate, "
-                            f"for example --set lr={self.algorithm.number('lr') / 10:g}{also}.")
+            raise UserError(f"The loss or a weight became NaN or infinite at step {step}. {kept}. Try a smaller "
+                            f"learning rate, for example --set lr={self.algorithm.number('lr') / 10:g}{also}.")
 
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "algorithm": self.algorithm.training_state(), "sums": self.sums,
@@ -280,11 +299,16 @@ def _compiled_augment() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     return (torch.compile(augment.augment, dynamic=False), torch.compile(augment.clean, dynamic=False))
 
 
-def _prepared(name: str, data_dir: str | Path | None, cache_dir: str | Path | None, workers: int | None,
-              skip_broken: bool, report: Progress) -> Any:
-    dataset = load_dataset(name, data_dir)
-    return prepare(dataset, cache_dir=Path(cache_dir) if cache_dir else None, workers=workers, skip_broken=skip_broken,
-                   on_progress=lambda done, total: report("prepare", done, total, None))
+_loaded: dict[tuple[str, str, int, torch.device], Images] = {}
+
+
+def _images(prepared: Prepared, device: torch.device) -> Images:
+    """The images on the device; those of the last run in this process, if they are the same."""
+    key = prepared.content, prepared.dataset.fingerprint, prepared.dataset.image_size, device
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = Images(prepared, device)
+    return _loaded[key]
 
 
 @contextmanager

@@ -5,12 +5,13 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.hyper_parameters import resolve
-from aidgn.data import Dataset
+from aidgn.data import CATALOGUE, Dataset, load_dataset
 from aidgn.errors import UserError
 from aidgn.training.averaging import AVERAGES
 
@@ -27,6 +28,7 @@ class RunSpec:
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # over those of the draw
     steps: int | None = None
     eval_every: int | None = None
+    image_size: int | None = None  # of the network's input
     backbone: str | None = None
     weights: str | None = None  # "hub", "none" or a file
     lr_milestones: Sequence[int] | None = None
@@ -34,6 +36,15 @@ class RunSpec:
     augment_validation: bool = False  # validate sources on augmented images, as DomainBed does
     evaluate_source_in: bool = False  # measure the accuracy on the training images too
     skip_broken: bool = False
+
+    def load_dataset(self, data_dir: str | Path | None = None) -> Dataset:
+        """The data set, at the image size asked for."""
+        dataset = load_dataset(self.dataset, data_dir)
+        if self.image_size is None or self.image_size == dataset.image_size:
+            return dataset
+        if self.image_size < 8:
+            raise UserError(f"--image-size is {self.image_size}; expected a whole number of at least 8.")
+        return replace(dataset, image_size=self.image_size)
 
     def resolved(self, dataset: Dataset) -> "RunSpec":
         """Every choice made and checked."""
@@ -46,7 +57,7 @@ class RunSpec:
         if sources < algorithm.min_domains:
             raise UserError(f"{algorithm.name()} needs at least {algorithm.min_domains} source domains; with target "
                             f"{', '.join(dataset.domains[i] for i in targets)} there is {sources}.")
-        defaults = algorithm.sample(dataset.name, self.trial, self.draw, small=dataset.small)
+        defaults = algorithm.sample(_key(dataset), self.trial, self.draw, small=dataset.small)
         space = algorithm.space(dataset.name, dataset.small)
         given = algorithm.implied(self.hyper_parameters)
         backbone = self.backbone or (backbones.SMALL if dataset.small else backbones.DEFAULT)
@@ -57,6 +68,7 @@ class RunSpec:
             hyper_parameters=resolve(algorithm.name(), space, {**defaults, **given}),
             steps=dataset.steps if self.steps is None else self.steps,
             eval_every=dataset.eval_every if self.eval_every is None else self.eval_every,
+            image_size=dataset.image_size,
             backbone=backbone,
             weights=self.weights or ("none" if backbone == backbones.SMALL else "hub"),
             lr_milestones=tuple(milestones if self.lr_milestones is None else self.lr_milestones),
@@ -69,8 +81,9 @@ class RunSpec:
                 raise UserError(f"--{option} is {value}; expected a whole number of at least {least}.")
         return spec
 
-    def identity(self, dataset: Dataset) -> dict[str, Any]:
-        """What makes this run this run, whatever folder data and weights are in. For a resolved specification."""
+    def identity(self, dataset: Dataset, content: str) -> dict[str, Any]:
+        """What makes this run this run, whatever folder data and weights are in. For a resolved specification;
+        `content` is a digest of the images."""
         algorithm = find(self.algorithm)
         identity = asdict(self)
         identity["dataset"] = dataset.name
@@ -78,7 +91,7 @@ class RunSpec:
         if self.algorithm != algorithm.name():  # a class of the user's: its text is part of what is run
             identity["source"] = hashlib.sha256(inspect.getsource(algorithm).encode()).hexdigest()[:16]
         identity["weights"] = backbones.weights_identity(str(self.backbone), self.weights)
-        identity["data"] = dataset.fingerprint
+        identity["data"] = f"{dataset.fingerprint[:32]}-{content}"
         del identity["skip_broken"]  # what was left out shows in the fingerprint
         return json.loads(json.dumps(identity))
 
@@ -89,8 +102,14 @@ class RunSpec:
     def seed(self, dataset: Dataset) -> int:
         """The seed of batches, augmentation and initial weights: the same for every algorithm and draw, so that they
         are compared on the same images in the same order."""
-        text = f"{dataset.name}|{','.join(self.target)}|{self.trial}"
+        text = f"{_key(dataset)}|{','.join(self.target)}|{self.trial}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def _key(dataset: Dataset) -> str:
+    """What stands for a data set where numbers are drawn: its published name, or what is in the folder, which may be
+    called anything."""
+    return dataset.name if dataset.name in CATALOGUE else dataset.fingerprint
 
 
 def folder_name(identity: Mapping[str, Any]) -> str:
