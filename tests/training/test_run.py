@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from aidgn.errors import UserError
@@ -133,25 +135,55 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(undisturbed: Path, tmp_path: 
     assert without_times(next(tmp_path.iterdir())) == without_times(undisturbed)
 
 
-def test_same_numbers_from_another_folder_of_the_same_images(tmp_path: Path) -> None:
-    from PIL import Image
-
+def shapes(*folders: Path) -> None:
+    """The same little images in every folder."""
     rng = np.random.default_rng(0)
-    folders = [tmp_path / "here" / "shapes", tmp_path / "elsewhere" / "shapes"]
     for domain in "ab":
         for name in ("dark", "light"):
             for number in range(6):
-                pixels = rng.integers(0, 128, (24, 24, 3), dtype=np.uint8) + (128 if name == "light" else 0)
+                pixels = rng.integers(0, 128, (24, 24, 3)) + (128 if name == "light" else 0)
                 for folder in folders:
                     (folder / domain / name).mkdir(parents=True, exist_ok=True)
                     Image.fromarray(pixels.astype(np.uint8)).save(folder / domain / name / f"{number}.png")
-    runs = []
-    for number, folder in enumerate(folders):
-        one = RunSpec(str(folder), "ERM", "b", steps=2, eval_every=2, backbone="small",
-                      hyper_parameters={"batch_size": 2})
-        runs.append(train(one, tmp_path / f"out{number}", device="cpu", workers=1 + number))
+
+
+def on(folder: Path) -> RunSpec:
+    return RunSpec(str(folder), "ERM", "b", steps=2, eval_every=2, backbone="small", image_size=28,
+                   hyper_parameters={"batch_size": 2})
+
+
+def test_same_numbers_from_another_folder_of_the_same_images(tmp_path: Path) -> None:
+    folders = [tmp_path / "here" / "shapes", tmp_path / "elsewhere" / "shapes", tmp_path / "renamed"]
+    shapes(*folders)
+    runs = [train(on(folder), tmp_path / f"out{number}", device="cpu", workers=1 + number)
+            for number, folder in enumerate(folders)]
     assert runs[0].name == runs[1].name
     assert without_times(runs[0]) == without_times(runs[1])
+    renamed = [{**record, "args": {**record["args"], "dataset": "shapes"}} for record in without_times(runs[2])]
+    assert renamed == without_times(runs[0])
+
+
+def test_other_images_under_the_same_names_are_another_run(tmp_path: Path) -> None:
+    shapes(tmp_path / "shapes")
+    first = train(on(tmp_path / "shapes"), tmp_path / "out", device="cpu")
+    Image.new("RGB", (24, 24), "red").save(tmp_path / "shapes" / "a" / "dark" / "0.png")
+    second = train(on(tmp_path / "shapes"), tmp_path / "out", device="cpu")
+    assert first != second and RunFolder(first).finished and RunFolder(second).finished
+
+
+def test_finished_by_another_process_meanwhile(undisturbed: Path, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process that looked before the first was done finds the finished run once it has the lock."""
+    folder = tmp_path / undisturbed.name
+    shutil.copytree(undisturbed, folder)
+    (folder / ".state.pt.1.tmp").write_text("half written by a process that was killed")
+    answers = iter([False])
+    finished = RunFolder.finished
+    monkeypatch.setattr(RunFolder, "finished",
+                        property(lambda self: next(answers, None) is not False and finished.fget(self)))
+    assert train(spec(), tmp_path, device="cpu") == folder
+    assert without_times(folder) == without_times(undisturbed)
+    assert not (folder / ".state.pt.1.tmp").exists()
 
 
 def test_a_finished_run_is_left_as_it_is(undisturbed: Path) -> None:
