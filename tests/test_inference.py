@@ -249,7 +249,7 @@ def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
     refused(copy, "model.safetensors cannot be read")
     save_file({"a": torch.zeros(2)}, copy / "model.safetensors")
     refused(copy, "does not fit .*missing")
-    save_file(load_file(run / "model.safetensors"), copy / "model.safetensors", {"algorithm": "ERM"})
+    save_file(load_file(run / "model.safetensors"), copy / "model.safetensors", {"aidgn": '{"algorithm": "ERM"}'})
     refused(copy, "ERM.*AIDGN")
     (copy / "model.safetensors").unlink()
     refused(copy, "not finished")

@@ -392,7 +392,7 @@ download("PACS", {str(tmp_path)!r}, sources={{"PACS": Source(entry, (Mirror("m",
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     part = tmp_path / ".downloads" / "PACS" / "PACS.zip.part"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not (part.exists() and part.stat().st_size >= 5 * CHUNK) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(how)

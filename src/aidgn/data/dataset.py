@@ -173,7 +173,7 @@ def scan(root: Path, below: str) -> list[os.DirEntry[str]]:
     """What lies in a folder and is not hidden."""
     try:
         with os.scandir(root / below) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
+            return [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
     except PermissionError:
         raise UserError(f"The folder {root / below} cannot be read: permission denied.") from None
 

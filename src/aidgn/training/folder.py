@@ -130,14 +130,14 @@ class RunFolder:
             os.truncate(self.results, size)
         return state
 
-    def finish(self, selected: Mapping[str, Tensor], last: Mapping[str, Tensor],
-               about: Mapping[str, Mapping[str, str]]) -> None:
-        """Write both sets of weights; from then on the run is finished and the state is not needed."""
-        for path, weights in ((self.model, selected), (self.last, last)):
+    def finish(self, algorithm: str, selected: tuple[Mapping[str, Tensor], int],
+               last: tuple[Mapping[str, Tensor], int]) -> None:
+        """Write both sets of weights with their steps; from then on the run is finished and needs no state."""
+        for path, (weights, step) in ((self.model, selected), (self.last, last)):
             with written_aside(path) as temporary:
                 try:
                     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary,
-                              metadata=dict(about[path.name]))
+                              metadata={"aidgn": json.dumps({"algorithm": algorithm, "step": step})})
                 except SafetensorError as error:
                     raise OSError(28 if _full(temporary.parent) else 5, str(error).splitlines()[0]) from None
         self.state.unlink(missing_ok=True)
@@ -148,12 +148,13 @@ class RunFolder:
         return [json.loads(line) for line in self.results.read_text(encoding="utf-8").splitlines()]
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file."""
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors of a safetensors file, and of which algorithm and step they are, where it says so."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+            about = json.loads((file.metadata() or {}).get("aidgn", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (it is no dict)
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors: {error}.") from None
 
 

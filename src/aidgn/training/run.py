@@ -55,7 +55,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                        on_progress=lambda done, total: report("prepare", done, total, None))
     dataset = prepared.dataset
     spec = spec.resolved(dataset)
-    identity = spec.identity(dataset, prepared.content)
+    identity = {**spec.identity(dataset, prepared.content), "precision": precision}
     folder = RunFolder(Path(out) / folder_name(identity))
     if folder.about(identity) and folder.finished:
         return folder.path
@@ -123,10 +123,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                 folder.log(f"interrupted at step {run.step}")
                 raise Interrupted(f"Stopped at step {run.step} of {run.steps}; all is saved in {folder.path}. "
                                   "The same command goes on from there.")
-        label = {"algorithm": spec.label(), "run": folder.path.name}
-        folder.finish(run.best_weights, run.last_weights(),
-                      {"model.safetensors": {**label, "step": str(run.best_step)},
-                       "last.safetensors": {**label, "step": str(run.step)}})
+        folder.finish(spec.label(), (run.best_weights, run.best_step), (run.last_weights(), run.step))
         folder.log(f"finished; step {run.best_step} selected by training-domain validation")
     return folder.path
 
