@@ -56,11 +56,6 @@ def read_runs(*folders: str | Path) -> Records:
     return Records(list(runs.values()), cut, twice, empty)
 
 
-def unfinished(*folders: str | Path) -> list[Path | str]:
-    """Folders of the runs, below these folders, that have not reached their last step."""
-    return read_runs(*folders).unfinished
-
-
 def _find_files(folder: Path) -> Iterator[str]:
     """results.jsonl of every run: where there is one, or a run.json of a run that has no record yet."""
     if folder.is_file():

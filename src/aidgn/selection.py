@@ -8,11 +8,10 @@ import numpy as np
 
 from aidgn.data.catalogue import CATALOGUE
 from aidgn.errors import UserError, did_you_mean
-from aidgn.reading import load_records, read_runs, unfinished
+from aidgn.reading import load_records, read_runs
 from aidgn.records import Floats, Integers, Record, Records, Run, as_records
 
-__all__ = ["METHODS", "Record", "Records", "Run", "as_records", "domain_names", "load_records", "read_runs", "select",
-           "unfinished"]
+__all__ = ["METHODS", "Record", "Records", "Run", "as_records", "domain_names", "load_records", "read_runs", "select"]
 
 
 class Candidate(NamedTuple):

@@ -32,7 +32,7 @@ COMMON: SearchSpace = {
     "weight_decay": (0.0, log_uniform(-6, -2)),
     "resnet_dropout": (0.0, one_of(0.0, 0.1, 0.5, most=1.0)),
 }
-COMMON_SMALL: SearchSpace = {
+COMMON_SMALL: SearchSpace = {  # DomainBed's
     "lr": (1e-3, SMALL_RATE),
     "batch_size": (64, floor_power(2, 3, 9, least=1)),
     "weight_decay": (0.0, fixed(0.0)),
