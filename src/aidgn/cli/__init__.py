@@ -8,6 +8,7 @@ import aidgn
 from aidgn.cli.algorithms import algorithms
 from aidgn.cli.data import data
 from aidgn.cli.demo import demo
+from aidgn.cli.features import features
 from aidgn.cli.predict import predict
 from aidgn.cli.sweep import sweep
 from aidgn.cli.table import table
@@ -35,7 +36,7 @@ def app() -> None:
     """Train image classifiers that hold up on domains they never saw, and measure that honestly."""
 
 
-for command in (demo, train, sweep, table, predict, algorithms, data):
+for command in (demo, train, sweep, table, features, predict, algorithms, data):
     app.add_command(command)
 
 

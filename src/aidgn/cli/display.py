@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 UNITS = {"decoding images": "images", "reading images": "images", "training": "steps", "downloading": "MB",
-         "predicting": "images"}
+         "predicting": "images", "computing features": "images", "adapting": "settings"}
 
 
 class RunDisplay:

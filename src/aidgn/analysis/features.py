@@ -1,0 +1,332 @@
+"""The features of a trained run: computed once for every image, kept beside the run in an open file, read by every
+analysis."""
+
+import base64
+import hashlib
+import json
+import logging
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from aidgn.algorithms import Algorithm
+from aidgn.data import CATALOGUE, Dataset, augment, load_dataset
+from aidgn.data.batches import Images
+from aidgn.data.cache import prepare
+from aidgn.data.dataset import load_folder
+from aidgn.data.splits import split
+from aidgn.errors import UserError
+from aidgn.files import written_aside
+from aidgn.inference import load_model, path_to_run
+from aidgn.objective import AngularClassifier
+from aidgn.training.evaluation import CPU_BATCH
+from aidgn.training.featurizer import EVAL_BATCH, choose_device
+from aidgn.training.loop import transforms
+from aidgn.training.run import _images
+
+KEPT = "features.npz"
+VERSION = 1
+ARRAYS = {"features": (2, np.float32), "logits": (2, np.float32), "labels": (1, np.int64), "domains": (1, np.int64),
+          "outside": (1, np.bool_)}
+log = logging.getLogger("aidgn")
+
+Progress = Callable[[str, int, int], None]  # what is done, how many, of how many
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """N images of all domains, sources and targets, as the trained network sees them, in the data set's order."""
+
+    features: np.ndarray  # float32 [N, n], what the classifier sees
+    logits: np.ndarray  # float32 [N, C]
+    labels: np.ndarray  # int64 [N]
+    domains: np.ndarray  # int64 [N], index into domain_names
+    outside: np.ndarray  # bool [N], of the `out` split: the fifth set aside
+    files: list[str]  # relative to the data set's folder
+    class_names: list[str]
+    domain_names: list[str]
+    targets: list[str]  # the domains that the training never saw
+    weight: np.ndarray | None  # float32 [n, C], the classifier's class vectors, where it has such
+    kappa: float | None  # of an AngularClassifier
+    dataset: str
+    algorithm: str
+    trial: int
+    draw: int
+    model: str  # sha256 of the weights file
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def split(self, domain: str) -> tuple[np.ndarray, np.ndarray]:
+        """Where the images of a domain's `in` and `out` split are, in the splits' shuffled order."""
+        number = self.domain_names.index(domain)
+        everywhere = np.flatnonzero(self.domains == number)
+        inside, outside = split(len(everywhere), self.trial, number)
+        return everywhere[inside], everywhere[outside]
+
+    def accuracy(self, images: np.ndarray) -> float:
+        return float((self.logits[images].argmax(1) == self.labels[images]).mean())
+
+    def about(self) -> dict[str, Any]:
+        """All but the arrays and files."""
+        return {"version": VERSION, **{key.name: getattr(self, key.name) for key in fields(self)
+                                       if key.name not in (*ARRAYS, "files", "weight")}}
+
+    def save(self, path: str | Path) -> Path:
+        """One open file without objects: .npz, or .parquet with one row per image."""
+        path = Path(path)
+        if path.suffix not in (".npz", ".parquet"):
+            raise UserError(f"{path} should end in .npz or .parquet, the two forms that features are written in.")
+        with written_aside(path) as temporary:
+            if path.suffix == ".parquet":
+                _write_parquet(self, temporary)
+                return path
+            arrays = {name: getattr(self, name) for name in ARRAYS}
+            if self.weight is not None:
+                arrays["weight"] = self.weight
+            about = {key: np.array(value) for key, value in self.about().items() if value is not None}
+            with temporary.open("wb") as file:
+                np.savez(file, files=np.array(self.files, dtype=np.str_), **arrays, **about)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, run: str | Path | None = None) -> "Features":
+        """Features from a file; with `run`, an error if they are not of the model of that run."""
+        path = Path(path)
+        if not path.is_file():
+            raise UserError(f"There is no feature file {path}. `aidgn features RUN` makes one.")
+        try:
+            found = _read_parquet(path) if path.suffix == ".parquet" else _read_npz(path)
+            if int(found.pop("version")) > VERSION:
+                raise UserError(f"{path} was written by a later aidgn. Install a newer one, or make the file anew.")
+            features = cls(**{"weight": None, "kappa": None, **found})
+            for name, (dimensions, kind) in ARRAYS.items():
+                array = getattr(features, name)
+                if array.ndim != dimensions or array.dtype != kind or len(array) != len(features.files):
+                    raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path} is not a feature file of aidgn, or it is damaged ({error}). `aidgn features RUN` "
+                            "makes one.") from None
+        if run is not None and features.model != model_digest(Path(run)):
+            raise UserError(f"{path} holds features of another model ({features.algorithm} on {features.dataset}, "
+                            f"{', '.join(features.targets) or 'nothing'} unseen, trial {features.trial}, weights "
+                            f"{features.model[:8]}) than that of {run}. Make its own with `aidgn features {run}`.")
+        return features
+
+
+# From images to features ----------------------------------------------------------------------------------------------
+
+def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | Path | None = None,
+            device: str = "auto", algorithm: str | None = None, on_progress: Progress | None = None) -> Features:
+    """Features of RUN/model.safetensors for all images of all domains, as the run's evaluation computes them.
+
+    They are kept as RUN/features.npz, and read back from there while that is of this model. `data` is the data set's
+    folder, if it is no more where the training found it; `algorithm` is FILE.py:CLASS of a run of your own algorithm."""
+    run = Path(run)
+    kept = run / KEPT
+    about = read_about(run)
+    digest = model_digest(run)
+    if kept.exists():
+        try:
+            if (known := Features.load(kept)).model == digest:
+                return known
+        except UserError as error:
+            log.warning("%s They are computed anew.", error)
+    report = on_progress or (lambda *_: None)
+    images = open_images(run, about, data=data, data_dir=data_dir, device=device, on_progress=report)
+    model = load_model(run, device, own_algorithm(about, algorithm))
+    dataset, identity = images.prepared.dataset, about["identity"]
+    shape = len(dataset), len(dataset.classes)
+    found = Features(
+        np.empty((0, 0), np.float32), np.empty(shape, np.float32), dataset.labels.astype(np.int64),
+        dataset.domain_of.astype(np.int64), np.zeros(len(dataset), np.bool_), list(dataset.files),
+        list(dataset.classes), list(dataset.domains), list(identity["target"]), *class_vectors(model.network.classifier),
+        identity["dataset"], identity["algorithm"], identity["trial"], identity["draw"], digest)
+    rows = [part for name in found.domain_names for part in found.split(name)]
+    for _, out in map(found.split, found.domain_names):
+        found.outside[out] = True
+    done, features = 0, np.empty((len(dataset), 0), np.float32)
+    for where, z, logits in compute(model.network, images, rows):
+        if not features.size:
+            features = np.empty((len(dataset), z.shape[1]), np.float32)
+        features[where], found.logits[where] = z.cpu().numpy(), logits.cpu().numpy()
+        done += len(where)
+        report("computing features", done, len(dataset))
+    found = replace(found, features=features)
+    try:
+        found.save(kept)
+    except UserError as error:  # a folder of someone else's, or a full disk
+        log.warning("%s The features are not kept.", error)
+    return found
+
+
+@torch.no_grad()
+def compute(network: Algorithm, images: Images, parts: Sequence[np.ndarray], batch: int | None = None
+            ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+    """Images of each part in turn, a batch at a time: their indices, features and logits, on the device in float32.
+
+    Images that are predicted together are neighbours of one part, as in evaluation; where each is predicted on its own,
+    a batch takes from several parts."""
+    together = network.group_size
+    if batch is None:
+        batch = max((EVAL_BATCH if images.device.type == "cuda" else CPU_BATCH) // together, 1) * together
+        parts = parts if together > 1 else [np.concatenate(parts)]
+    network.eval()
+    rows = [row for part in parts for row in torch.from_numpy(part).split(batch) if len(row)]
+    transform = clean_transform(images)
+    for row, (pixels, geometry, _) in zip(rows, images.batches(rows), strict=True):
+        x = transform(pixels, geometry)
+        z = network.features(x)
+        # An algorithm of your own may predict otherwise than by its classifier.
+        logits = network.classifier(z) if predicts_by_classifier(network) else network.predict(x)
+        yield row.numpy(), z.float(), logits.float()
+
+
+def predicts_by_classifier(network: Algorithm) -> bool:
+    return type(network).predict is Algorithm.predict
+
+
+def clean_transform(images: Images) -> Callable[[Tensor, Tensor], Tensor]:
+    """That of evaluation; on a GPU without compiling, which would take longer than the work."""
+    size = images.prepared.dataset.image_size
+    if images.device.type == "cuda":
+        return partial(augment.clean, size=size, exact_fit=images.exact_fit)
+    return transforms(size, False, images.exact_fit, False)[1]
+
+
+def class_vectors(classifier: nn.Module) -> tuple[np.ndarray | None, float | None]:
+    """One vector per class [n, C], and kappa of an AngularClassifier; None where the classifier has no such."""
+    if isinstance(classifier, AngularClassifier):
+        return classifier.weight.detach().float().cpu().numpy(), classifier.kappa
+    if isinstance(classifier, nn.Linear):
+        return np.ascontiguousarray(classifier.weight.detach().float().cpu().numpy().T), None
+    return None, None
+
+
+# The run and its images -----------------------------------------------------------------------------------------------
+
+def read_about(run: Path) -> dict[str, Any]:
+    """run.json of a finished run."""
+    if run.is_file():
+        raise UserError(f"{run} is a file: give the folder of a finished run.")
+    path = path_to_run(run, run / "model.safetensors")
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        missing = [key for key in ("dataset", "algorithm", "target", "trial", "draw", "data")
+                   if key not in about["identity"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} does not describe a run ({error}). It was changed, or written by another version of "
+                        "aidgn.") from None
+    if missing:
+        raise UserError(f"{path} does not say the run's {missing[0]}: it was written by another version of aidgn.")
+    return about
+
+
+def model_digest(run: Path) -> str:
+    """sha256 of the weights of the selected step."""
+    with path_to_run(run, run / "model.safetensors").with_name("model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def own_algorithm(about: dict[str, Any], given: str | None) -> str | None:
+    """FILE.py:CLASS where a run needs it, so that it can be given for many runs of which only some do."""
+    return given if about["identity"].get("source") is not None else None
+
+
+def open_images(run: Path, about: dict[str, Any], *, data: str | Path | None, data_dir: str | Path | None,
+                device: str, on_progress: Progress) -> Images:
+    """The very images a run was trained on, on the device."""
+    dataset = find_dataset(run, about, data, data_dir)
+    prepared = prepare(dataset, skip_broken=bool(about.get("skipped")),
+                       on_progress=lambda done, total: on_progress("decoding images", done, total))
+    if about["identity"]["data"] != f"{prepared.dataset.fingerprint[:32]}-{prepared.content}":
+        raise UserError(f"The images in {dataset.root or dataset.name} are not those that {run} was trained on: files "
+                        "were added, removed or changed. Say where the right ones are with --data DIR.")
+    return _images(prepared, choose_device(device))
+
+
+def find_dataset(run: Path, about: dict[str, Any], data: str | Path | None, data_dir: str | Path | None) -> Dataset:
+    """The data set in `data`, else where the training found it, else where data sets of its name are looked for."""
+    name = about["identity"]["dataset"]
+    entry = CATALOGUE.get(name)
+    root = about.get("root")
+    if entry is not None and entry.name == "digits":
+        dataset = load_dataset(name)
+    elif data is not None and entry is not None and not entry.order(_folders(Path(data))):
+        dataset = load_dataset(name, data)  # the folder that data sets are in
+    elif data is not None:
+        dataset = load_folder(Path(data), entry)
+    elif root is not None and Path(root).is_dir():
+        dataset = load_folder(Path(root), entry)
+    elif entry is not None:
+        dataset = load_dataset(name, data_dir)
+    else:
+        was = f"{root}, where they were, does not exist" if root else "its run.json does not say where they were"
+        raise UserError(f"The images of {run} are not here: {was}. Say where the folder of {name} is with --data DIR.")
+    return replace(dataset, image_size=int(about["image_size"]))
+
+
+def _folders(path: Path) -> list[str]:
+    return [each.name for each in path.iterdir() if each.is_dir() and each.name[0] != "."] if path.is_dir() else []
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as file:
+        found: dict[str, Any] = {name: file[name] for name in file.files}
+    for name in ("files", "class_names", "domain_names", "targets", "kappa", "dataset", "algorithm", "trial", "draw",
+                 "model", "version"):
+        if name in found:
+            found[name] = [str(each) for each in found[name]] if found[name].ndim else found[name].item()
+    return found
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError("Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or choose a "
+                        "file name that ends in .npz.") from None
+    return pyarrow, parquet
+
+
+def _write_parquet(features: Features, path: Path) -> None:
+    arrow, parquet = _arrow()
+    columns = {name: arrow.FixedSizeListArray.from_arrays(arrow.array(array.ravel()), array.shape[1])
+               for name, array in (("features", features.features), ("logits", features.logits))}
+    texts = [file.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for file in features.files]
+    table = arrow.table({
+        "file": texts, "domain": [features.domain_names[number] for number in features.domains],
+        "class": [features.class_names[number] for number in features.labels],
+        "split": np.where(features.outside, "out", "in").tolist(), "domains": features.domains,
+        "labels": features.labels, **columns})
+    about = features.about()
+    if features.weight is not None:
+        about["weight"] = base64.b64encode(features.weight.tobytes()).decode()
+    parquet.write_table(table.replace_schema_metadata({"aidgn": json.dumps(about)}), path)
+
+
+def _read_parquet(path: Path) -> dict[str, Any]:
+    arrow, parquet = _arrow()
+    try:
+        table = parquet.read_table(path)
+    except arrow.ArrowInvalid as error:
+        raise ValueError(error) from None
+    found = json.loads((table.schema.metadata or {})[b"aidgn"])
+    for name in ("features", "logits"):
+        column = table[name].combine_chunks()
+        found[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(table), column.type.list_size)
+    if "weight" in found:
+        found["weight"] = np.frombuffer(base64.b64decode(found["weight"]), np.float32).reshape(
+            -1, len(found["class_names"]))
+    return {**found, "labels": table["labels"].to_numpy(), "domains": table["domains"].to_numpy(),
+            "outside": np.array(table["split"].to_pylist()) == "out", "files": table["file"].to_pylist()}
