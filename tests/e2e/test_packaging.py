@@ -1,0 +1,70 @@
+"""The wheel and the source archive: what is in them, and that they work in a clean environment."""
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("build")
+    folder = tmp_path_factory.mktemp("dist")
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "runs", "data", "build", "dist", "*.egg-info"))
+    shutil.copytree(ROOT / "src/aidgn/data", source / "src/aidgn/data")
+    result = subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(source)], capture_output=True,
+                            text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def test_the_wheel_has_every_file_of_the_package(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        inside = {name for name in wheel.namelist() if name.startswith("aidgn/")}
+        about = email.message_from_bytes(wheel.read(next(name for name in wheel.namelist()
+                                                         if name.endswith("METADATA"))))
+    package = ROOT / "src" / "aidgn"
+    wanted = {f"aidgn/{path.relative_to(package)}" for path in package.rglob("*")
+              if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"}
+    assert inside == wanted
+    assert about["License-Expression"] == "MIT" and about["Requires-Python"] == ">=3.11"
+    assert {"ray", "slurm", "onnx", "serve", "trackers", "docs", "dev"} <= set(about.get_all("Provides-Extra"))
+
+
+def test_the_source_archive_can_be_built_from(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "src/aidgn/report/paper.json"} <= names
+
+
+PYTHONS = [python for version in ("3.11", "3.12", "3.13") if (python := shutil.which(f"python{version}"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", PYTHONS or [sys.executable])
+def test_the_wheel_works_in_a_clean_environment(built: Path, python: str, tmp_path: Path) -> None:
+    def run(*command: str | Path) -> str:
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, timeout=900)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    run(python, "-m", "venv", "clean")
+    run("clean/bin/python", "-m", "pip", "install", "--quiet", next(built.glob("*.whl")))
+    listed = run("clean/bin/aidgn", "--help")
+    assert "sweep" in listed
+    for algorithm in ("ERM", "AIDGN"):
+        run("clean/bin/aidgn", "train", "digits", "--algorithm", algorithm, "--target", "ink", "--steps", "20",
+            "--eval-every", "10")
+    assert re.search(r"AIDGN.*\d\d\.\d", run("clean/bin/aidgn", "table", "runs"))
+    absent = subprocess.run(["clean/bin/aidgn", "sweep", "digits", "--algorithm", "ERM", "--launcher", "ray", "--yes"],
+                            capture_output=True, text=True, cwd=tmp_path)
+    assert absent.returncode == 2 and "aidgn[ray]" in absent.stderr and "Traceback" not in absent.stderr
