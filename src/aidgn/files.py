@@ -9,6 +9,10 @@ from pathlib import Path
 from aidgn.errors import UserError
 
 
+class StorageError(UserError):
+    """Something could not be written: the disk is full, the folder read-only. It concerns all that write there."""
+
+
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary path; rename it to `path` if the block succeeds, remove it if not.
@@ -34,11 +38,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def storage_error(path: Path, error: OSError) -> UserError:
+def storage_error(path: Path, error: OSError) -> StorageError:
     """An operating-system error on writing `path`, in words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"The disk is full: {path} could not be written. What was saved before is intact; "
-                         "free some space and run the same command again to continue.")
+        return StorageError(f"The disk is full: {path} could not be written. What was saved before is intact; "
+                            "free some space and run the same command again to continue.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return UserError(f"{path} cannot be written ({error.strerror}). Choose another folder with --out.")
-    return UserError(f"{path} could not be written: {error.strerror or error}.")
+        return StorageError(f"{path} cannot be written ({error.strerror}). Make it writable, or choose another folder.")
+    return StorageError(f"{path} could not be written: {error.strerror or error}.")

@@ -4,9 +4,10 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -15,62 +16,86 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.errors import UserError
+from aidgn.sweep import attempts
 from aidgn.training.spec import RunSpec
 
-ATTEMPTS = 3  # times a run is started before it is set aside
+RETRIES = 2  # attempts at a run after its first one failed
+STILLBORN = 9  # workers in a row that may die before they begin a run
+PATIENCE = 20.0  # seconds until a run that another process is training is looked at again
 
-# Run number; "step" with the steps done, "done" with its folder, "failed" with why.
+# Run number; "prepare" with (done, total), "step" with the steps done, "retry" with why, "done" with its folder,
+# "failed" with why.
 OnEvent = Callable[[int, str, Any], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker computes: a device, and the GPUs it may see."""
+
+    device: str
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES; None leaves it as it is
 
 
 @dataclass
 class Worker:
     process: SpawnProcess
     pipe: Connection
+    place: Place
     run: int | None = None
 
 
-def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event: OnEvent = lambda *_: None,
-            **options: Any) -> dict[int, str]:
-    """Train every run; returns the errors of those that failed, by run number. Finished runs are not repeated.
+def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = lambda *_: None, retries: int = RETRIES,
+            workers: int | None = None, device: str = "auto", **options: Any) -> dict[int, str]:
+    """Train every run; returns the errors of those that were set aside, by run number. Finished runs are not repeated.
 
-    A worker that dies is replaced and its run continued, up to `ATTEMPTS` times."""
-    if workers < 1:
-        raise UserError(f"--workers is {workers}; expected a whole number of at least 1.")
+    One worker per GPU, or per core where there is none; more workers than GPUs share them. A run that fails is tried
+    again `retries` times; a worker that dies is replaced and its run continued."""
+    if not specs:
+        return {}
+    places = choose_places(device, workers, len(specs))
     context = multiprocessing.get_context("spawn")
-    waiting, attempts, failed = list(range(len(specs)))[::-1], [0] * len(specs), {}
+    waiting, failed = deque(range(len(specs))), dict[int, str]()
+    later: list[tuple[float, int]] = []  # when to look again at runs of other processes
+    crew: list[Worker] = []
+    stillborn = 0  # workers in a row that died before they began a run
 
-    def start() -> Worker:
+    def start(place: Place) -> Worker:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, str(out), options), daemon=True)
+        process = context.Process(target=_work, args=(theirs, str(out), {**options, "device": place.device}),
+                                  daemon=True)
         # A terminal's Ctrl-C goes to every process; the workers leave it to this one to say when to stop.
         resource_tracker.ensure_running()  # multiprocessing's own, whose start would unblock it again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            process.start()
+            with _visible(place.visible):
+                process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        return Worker(process, ours)
+        return Worker(process, ours, place)
 
     def assign(worker: Worker) -> None:
-        worker.run = waiting.pop() if waiting else None
+        worker.run = waiting.popleft() if waiting else None
         if worker.run is not None:
-            attempts[worker.run] += 1
             with suppress(OSError):  # it has died: its pipe says so when it is read
                 worker.pipe.send((worker.run, specs[worker.run]))
 
-    def fail(run: int, why: str) -> None:
-        failed[run] = why
-        on_event(run, "failed", why)
+    def bad_end(run: int, why: str) -> None:
+        if attempts.may_try(specs[run], out, retries):
+            waiting.appendleft(run)
+            on_event(run, "retry", why)
+        else:
+            failed[run] = why
+            on_event(run, "failed", why)
 
-    crew: list[Worker] = []
     try:
-        for _ in range(min(workers, len(specs))):
-            crew.append(start())
+        for place in places:
+            crew.append(start(place))
             assign(crew[-1])
-        while busy := [worker for worker in crew if worker.run is not None]:
-            for ready in wait([worker.pipe for worker in busy]):
+        while later or any(worker.run is not None for worker in crew):
+            busy = [worker for worker in crew if worker.run is not None]
+            pause = max(min(later)[0] - time.monotonic(), 0) if later else None
+            for ready in wait([worker.pipe for worker in busy], pause):
                 worker = next(worker for worker in busy if worker.pipe is ready)
                 assert worker.run is not None
                 try:
@@ -79,19 +104,37 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event
                     worker.process.join()
                     worker.pipe.close()
                     crew.remove(worker)
-                    if worker.run not in failed and attempts[worker.run] < ATTEMPTS:
-                        waiting.append(worker.run)
-                    elif worker.run not in failed:
-                        fail(worker.run, f"its process died {ATTEMPTS} times (exit code {worker.process.exitcode})")
-                    if waiting:
-                        crew.append(start())
-                        assign(crew[-1])
+                    why = f"its process died (exit code {worker.process.exitcode})"
+                    stillborn = 0 if attempts.died(specs[worker.run], out, why, worker.process.pid) else stillborn + 1
+                    if stillborn > STILLBORN:
+                        raise UserError(f"Worker processes end before they begin a run; the last: {why}.") from None
+                    bad_end(worker.run, why)
+                    if waiting or later:
+                        crew.append(start(worker.place))
                     continue
-                if kind in ("failed", "crashed"):
-                    fail(run, what)
-                else:
+                if kind == "stop":
+                    raise UserError(what)
+                if kind in ("prepare", "step"):
                     on_event(run, kind, what)
-                if kind in ("failed", "done"):
+                    continue
+                worker.run = None
+                if kind == "done":
+                    on_event(run, kind, what)
+                elif kind == "busy":
+                    later.append((time.monotonic() + PATIENCE, run))
+                else:
+                    bad_end(run, what)
+                    if kind == "crashed":  # what a crash leaves behind, on a GPU above all, is unknown
+                        worker.pipe.close()
+                        worker.process.join(timeout=30)
+                        crew.remove(worker)
+                        if waiting or later:
+                            crew.append(start(worker.place))
+            now = time.monotonic()
+            waiting.extend(run for when, run in later if when <= now)
+            later = [(when, run) for when, run in later if when > now]
+            for worker in crew:
+                if worker.run is None:
                     assign(worker)
     finally:
         for worker in crew:
@@ -103,12 +146,48 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, workers: int, on_event
     return failed
 
 
-def _work(pipe: Connection, out: str, options: dict[str, Any]) -> None:
-    from aidgn.training.run import Interrupted, train
+def choose_places(device: str, workers: int | None, runs: int) -> list[Place]:
+    """A place for every worker: GPU by GPU in turn, or the CPU."""
+    from aidgn.training.featurizer import choose_device
 
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers is {workers}; expected a whole number of at least 1.")
+    chosen = choose_device(device)
+    if chosen.type == "cpu":
+        return [Place("cpu")] * min(workers or os.cpu_count() or 1, runs)
+    import torch
+
+    numbers = [chosen.index] if chosen.index is not None else list(range(torch.cuda.device_count()))
+    return share_gpus(numbers, workers, os.environ.get("CUDA_VISIBLE_DEVICES"))[:runs]
+
+
+def share_gpus(numbers: Sequence[int], workers: int | None, visible: str | None) -> list[Place]:
+    """Each worker sees one GPU and nothing of the others. `numbers` count within CUDA_VISIBLE_DEVICES, if it is set."""
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    gpus = [names[number] if number < len(names) else str(number) for number in numbers]
+    return [Place("cuda", gpus[i % len(gpus)]) for i in range(workers or len(gpus))]
+
+
+@contextmanager
+def _visible(gpus: str | None) -> Iterator[None]:
+    """Set CUDA_VISIBLE_DEVICES for processes started meanwhile: it counts only if it is set before CUDA starts."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    try:
+        yield
+    finally:
+        if gpus is not None:
+            if before is None:
+                del os.environ["CUDA_VISIBLE_DEVICES"]
+            else:
+                os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+def _work(pipe: Connection, out: str, options: dict[str, Any]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    answer: tuple[int, str, Any] | None = None
-    while answer is None or answer[1] != "crashed":  # what a crash leaves behind, on a GPU above all, is unknown
+    kind = ""
+    while kind not in ("crashed", "interrupted"):
         try:
             number, spec = pipe.recv()
         except (EOFError, OSError):
@@ -119,16 +198,10 @@ def _work(pipe: Connection, out: str, options: dict[str, Any]) -> None:
                 with suppress(OSError):
                     pipe.send((number, "step", done) if what == "train" else (number, "prepare", (done, total)))
 
-        try:
-            answer = number, "done", str(train(spec, out, on_progress=report, **options))
-        except Interrupted:
-            return
-        except UserError as error:
-            answer = number, "failed", str(error)
-        except Exception:
-            answer = number, "crashed", traceback.format_exc()
-        with suppress(OSError):
-            pipe.send(answer)
+        kind, what = attempts.attempt(spec, out, on_progress=report, **options)
+        if kind != "interrupted":
+            with suppress(OSError):
+                pipe.send((number, kind, what))
 
 
 def _end_with_parent() -> None:

@@ -29,6 +29,10 @@ from aidgn.errors import UserError
 from aidgn.files import storage_error, write_text, written_aside
 
 
+class Busy(UserError):
+    """Another process is training the run."""
+
+
 class RunFolder:
     def __init__(self, path: Path):
         self.path = path
@@ -53,8 +57,8 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"Another process is training this run: {self.path} is locked. "
-                                "Wait for it, or stop it, and run the same command again to continue.") from None
+                raise Busy(f"Another process is training this run: {self.path} is locked. "
+                           "Wait for it, or stop it, and run the same command again to continue.") from None
             yield
 
     def about(self, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +157,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("aidgn", "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("its metadata are not those of aidgn")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (it is no dict)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors: {error}.") from None

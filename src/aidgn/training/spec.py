@@ -12,6 +12,7 @@ from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.data import CATALOGUE, Dataset, load_dataset
+from aidgn.data.catalogue import squash
 from aidgn.errors import UserError
 from aidgn.training.averaging import AVERAGES
 
@@ -84,16 +85,26 @@ class RunSpec:
     def identity(self, dataset: Dataset, content: str) -> dict[str, Any]:
         """What makes this run this run, whatever folder data and weights are in. For a resolved specification;
         `content` is a digest of the images."""
+        identity = self._without_files(dataset.name)
+        identity["weights"] = backbones.weights_identity(str(self.backbone), self.weights)
+        identity["data"] = f"{dataset.fingerprint[:32]}-{content}"
+        return identity
+
+    def _without_files(self, dataset: str) -> dict[str, Any]:
+        """The part of the identity that neither images nor weights are read for."""
         algorithm = find(self.algorithm)
         identity = asdict(self)
-        identity["dataset"] = dataset.name
+        identity["dataset"] = dataset
         identity["algorithm"] = self.label()
         if self.algorithm != algorithm.name():  # a class of the user's: its text is part of what is run
             identity["source"] = hashlib.sha256(inspect.getsource(algorithm).encode()).hexdigest()[:16]
-        identity["weights"] = backbones.weights_identity(str(self.backbone), self.weights)
-        identity["data"] = f"{dataset.fingerprint[:32]}-{content}"
         del identity["skip_broken"]  # what was left out shows in the fingerprint
         return json.loads(json.dumps(identity))
+
+    def key(self) -> str:
+        """What the run is called within a sweep, where images, weights and precision are the same for all: known
+        without reading them. For a resolved specification."""
+        return sweep_key(self._without_files(Path(self.dataset).resolve().name))
 
     def label(self) -> str:
         """The algorithm's name in records and tables."""
@@ -118,3 +129,9 @@ def folder_name(identity: Mapping[str, Any]) -> str:
     parts = [identity["dataset"], identity["algorithm"], "+".join(identity["target"]) or "all",
              f"trial{identity['trial']}", f"draw{identity['draw']}", digest]
     return "-".join("".join(c if c.isalnum() or c in "+_." else "_" for c in part) for part in parts)
+
+
+def sweep_key(identity: Mapping[str, Any]) -> str:
+    """`RunSpec.key` from the identity in a run.json."""
+    known = {key: value for key, value in identity.items() if key not in ("data", "weights", "precision")}
+    return folder_name({**known, "dataset": squash(known["dataset"])})
