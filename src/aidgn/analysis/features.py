@@ -88,12 +88,11 @@ class Features:
             if path.suffix == ".parquet":
                 _write_parquet(self, temporary)
                 return path
-            arrays = {name: getattr(self, name) for name in ARRAYS}
-            if self.weight is not None:
-                arrays["weight"] = self.weight
-            about = {key: np.array(value) for key, value in self.about().items() if value is not None}
+            arrays: dict[str, Any] = {name: getattr(self, name) for name in (*ARRAYS, "weight")}
+            arrays |= {"files": np.array(self.files, dtype=np.str_), **self.about()}
+            kept: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items() if value is not None}
             with temporary.open("wb") as file:
-                np.savez(file, files=np.array(self.files, dtype=np.str_), **arrays, **about)
+                np.savez(file, **kept)
         return path
 
     @classmethod
@@ -128,7 +127,7 @@ def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | 
     """Features of RUN/model.safetensors for all images of all domains, as the run's evaluation computes them.
 
     They are kept as RUN/features.npz, and read back from there while that is of this model. `data` is the data set's
-    folder, if it is no more where the training found it; `algorithm` is FILE.py:CLASS of a run of your own algorithm."""
+    folder, if it is no more where the training found it; `algorithm` is FILE.py:CLASS, if it is your own."""
     run = Path(run)
     kept = run / KEPT
     about = read_about(run)
@@ -147,13 +146,14 @@ def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | 
     found = Features(
         np.empty((0, 0), np.float32), np.empty(shape, np.float32), dataset.labels.astype(np.int64),
         dataset.domain_of.astype(np.int64), np.zeros(len(dataset), np.bool_), list(dataset.files),
-        list(dataset.classes), list(dataset.domains), list(identity["target"]), *class_vectors(model.network.classifier),
-        identity["dataset"], identity["algorithm"], identity["trial"], identity["draw"], digest)
-    rows = [part for name in found.domain_names for part in found.split(name)]
+        list(dataset.classes), list(dataset.domains), list(identity["target"]),
+        *class_vectors(model.network.classifier), identity["dataset"], identity["algorithm"], identity["trial"],
+        identity["draw"], digest)
+    parts = [part for name in found.domain_names for part in found.split(name)]
     for _, out in map(found.split, found.domain_names):
         found.outside[out] = True
     done, features = 0, np.empty((len(dataset), 0), np.float32)
-    for where, z, logits in compute(model.network, images, rows):
+    for where, z, logits in compute(model.network, images, evaluation_rows(model.network, parts, images.device)):
         if not features.size:
             features = np.empty((len(dataset), z.shape[1]), np.float32)
         features[where], found.logits[where] = z.cpu().numpy(), logits.cpu().numpy()
@@ -168,18 +168,9 @@ def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | 
 
 
 @torch.no_grad()
-def compute(network: Algorithm, images: Images, parts: Sequence[np.ndarray], batch: int | None = None
-            ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
-    """Images of each part in turn, a batch at a time: their indices, features and logits, on the device in float32.
-
-    Images that are predicted together are neighbours of one part, as in evaluation; where each is predicted on its own,
-    a batch takes from several parts."""
-    together = network.group_size
-    if batch is None:
-        batch = max((EVAL_BATCH if images.device.type == "cuda" else CPU_BATCH) // together, 1) * together
-        parts = parts if together > 1 else [np.concatenate(parts)]
+def compute(network: Algorithm, images: Images, rows: Sequence[Tensor]) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+    """For every row of image indices: the row, features and logits, on the device in float32."""
     network.eval()
-    rows = [row for part in parts for row in torch.from_numpy(part).split(batch) if len(row)]
     transform = clean_transform(images)
     for row, (pixels, geometry, _) in zip(rows, images.batches(rows), strict=True):
         x = transform(pixels, geometry)
@@ -187,6 +178,15 @@ def compute(network: Algorithm, images: Images, parts: Sequence[np.ndarray], bat
         # An algorithm of your own may predict otherwise than by its classifier.
         logits = network.classifier(z) if predicts_by_classifier(network) else network.predict(x)
         yield row.numpy(), z.float(), logits.float()
+
+
+def evaluation_rows(network: Algorithm, parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Batches as in evaluation: images that are predicted together are neighbours in one split; where each is predicted
+    on its own, a batch takes from several."""
+    together = network.group_size
+    batch = max((EVAL_BATCH if device.type == "cuda" else CPU_BATCH) // together, 1) * together
+    parts = parts if together > 1 else [np.concatenate(parts)]
+    return [row for part in parts for row in torch.from_numpy(part).split(batch) if len(row)]
 
 
 def predicts_by_classifier(network: Algorithm) -> bool:

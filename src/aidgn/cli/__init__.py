@@ -5,6 +5,7 @@ import sys
 import click
 
 import aidgn
+from aidgn.cli.adapt import adapt
 from aidgn.cli.algorithms import algorithms
 from aidgn.cli.data import data
 from aidgn.cli.demo import demo
@@ -36,7 +37,7 @@ def app() -> None:
     """Train image classifiers that hold up on domains they never saw, and measure that honestly."""
 
 
-for command in (demo, train, sweep, table, features, predict, algorithms, data):
+for command in (demo, train, sweep, table, adapt, features, predict, algorithms, data):
     app.add_command(command)
 
 

@@ -1,0 +1,250 @@
+"""Adaptation of trained runs, measured: settings chosen on source validation data, results kept beside the run.
+
+RUN/adaptation.jsonl has a line for every method and setting; `selected` marks the setting that the accuracy on source
+validation data chose. The labels of the target only ever measure.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aidgn.adaptation.stream import batches, check
+from aidgn.adaptation.t3a import T3A
+from aidgn.adaptation.tent import Tent, TentBN, TentC
+from aidgn.algorithms import Algorithm
+from aidgn.analysis.features import (
+    Features,
+    Progress,
+    clean_transform,
+    compute,
+    extract,
+    model_digest,
+    open_images,
+    own_algorithm,
+    predicts_by_classifier,
+    read_about,
+)
+from aidgn.data.batches import Images
+from aidgn.errors import UserError
+from aidgn.files import write_text
+from aidgn.inference import load_model
+from aidgn.records import Run
+from aidgn.selection import METHODS as SELECTION
+from aidgn.selection import domain_names, read_runs
+
+KEPT = "adaptation.jsonl"
+BATCH = 32
+TENT = [{"rate": rate, "updates": updates} for rate in (0.1, 1.0, 10.0) for updates in (1, 3)]
+KINDS: dict[str, type] = {"T3A": T3A, "Tent-C": TentC, "Tent-BN": TentBN, "Tent": Tent}
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "T3A": [{"filter_k": k} for k in (1, 5, 20, 50, 100, "all")], "Tent-C": TENT, "Tent-BN": TENT, "Tent": TENT}
+DEFAULT = ("T3A", "Tent-C", "Tent-BN")
+
+Line = dict[str, Any]
+Stream = Callable[[], Iterable[Tensor]]  # the batches of one domain, in the split's shuffled order
+
+
+@dataclass
+class Domain:
+    """What an adaptation meets of one domain: batches without labels, and the labels to measure with, in order."""
+
+    batches: Stream
+    labels: Tensor
+
+
+def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path | None = None,
+          data_dir: str | Path | None = None, device: str = "auto", algorithm: str | None = None,
+          features: str | Path | None = None, on_progress: Progress | None = None,
+          on_message: Callable[[str], None] | None = None) -> list[Line]:
+    """The lines of RUN/adaptation.jsonl, after measuring what of `methods` it lacks.
+
+    A method that this algorithm cannot have is told to `on_message` and left out; an error if none is left."""
+    run = Path(run)
+    about = read_about(run)
+    identity = about["identity"]
+    if not identity["target"]:
+        raise UserError(f"{run} was trained on all domains: there is no unseen one to adapt to.")
+    report = on_progress or (lambda *_: None)
+    given = None if features is None else Features.load(features, run)
+    lines = read_lines(run, model_digest(run))
+    todo = [method for method in methods if not _complete(lines, method)]
+    total = sum(len(SETTINGS[method]) for method in methods)
+    done = total - sum(len(SETTINGS[method]) for method in todo)
+    report("adapting", done, total)
+    if not todo and _complete(lines, "none"):
+        return lines
+
+    known = given or extract(run, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report)
+    model = load_model(run, device, own_algorithm(about, algorithm))
+    streams = Streams(known, model.network, model.device, lambda: open_images(
+        run, about, data=data, data_dir=data_dir, device=device, on_progress=report))
+    front = {"dataset": known.dataset, "algorithm": known.algorithm, "target": known.targets, "trial": known.trial,
+             "draw": known.draw}
+
+    def keep(method: str, measured: list[tuple[dict[str, Any], float, float]]) -> None:
+        best = max(range(len(measured)), key=lambda i: measured[i][1])  # the first of equals
+        lines[:] = [line for line in lines if line["method"] != method] + [
+            {**front, "method": method, "settings": settings, "source_accuracy": source, "target_accuracy": target,
+             "selected": i == best, "model": known.model} for i, (settings, source, target) in enumerate(measured)]
+        lines.sort(key=lambda line: ["none", *KINDS].index(line["method"]))
+        write_text(run / KEPT, "".join(json.dumps(line) + "\n" for line in lines))
+
+    sources = [name for name in known.domain_names if name not in known.targets]
+    keep("none", [({}, float(np.mean([known.accuracy(known.split(name)[1]) for name in sources])),
+                   float(np.mean([known.accuracy(known.split(name)[0]) for name in known.targets])))])
+    refused = []
+    for method in todo:
+        measured = []
+        try:
+            _check(model.network)
+            for settings in SETTINGS[method]:
+                adaptation = KINDS[method](model.network, **settings)
+                found = [torch.stack([accuracy(adaptation, streams.of(name, method, outside)) for name in names]).mean()
+                         for names, outside in ((sources, True), (known.targets, False))]
+                measured.append((settings, *torch.stack(found).tolist()))
+                done += 1
+                report("adapting", done, total)
+        except UserError as error:
+            refused.append(f"{method} left out for {run}: {error}")
+            done += len(SETTINGS[method]) - len(measured)
+            report("adapting", done, total)
+            continue
+        keep(method, measured)
+    if not any(_complete(lines, method) for method in methods):
+        raise UserError("\n".join(refused))
+    for message in refused:
+        (on_message or (lambda _: None))(message)
+    return lines
+
+
+def accuracy(adaptation: Any, domain: Domain) -> Tensor:
+    """The share of right predictions, each made when its batch comes; float64 on the device, so that nobody waits."""
+    adaptation.reset()
+    predict = adaptation.predict if isinstance(adaptation, Tent) else adaptation.predict_features
+    found = torch.cat([predict(batch).argmax(1) for batch in domain.batches()])
+    return (found == domain.labels).double().mean()
+
+
+class Streams:
+    """The domains of a run as streams of features, or of images for Tent, which adapts the network below them."""
+
+    def __init__(self, features: Features, network: Algorithm, device: torch.device, images: Callable[[], Images]):
+        self.features, self.network, self.device, self._images = features, network, device, images
+        self.made: dict[tuple[str, bool, bool], Domain] = {}
+
+    @cached_property
+    def images(self) -> Images:
+        return self._images()
+
+    def of(self, name: str, method: str, outside: bool) -> Domain:
+        """A domain's `in` or `out` split in its shuffled order."""
+        key = name, outside, method == "Tent"
+        if key not in self.made:
+            where = self.features.split(name)[outside]
+            labels = torch.from_numpy(self.features.labels[where]).to(self.device)
+            rows = [torch.from_numpy(where[batch.start:batch.stop]) for batch in batches(len(where), BATCH)]
+            if method == "Tent":
+                self.made[key] = Domain(lambda: self._transformed(rows), labels)
+            else:
+                found = list(self._features(rows))
+                self.made[key] = Domain(lambda: found, labels)
+        return self.made[key]
+
+    def _features(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
+        if BATCH % self.network.group_size == 0:
+            values = torch.from_numpy(self.features.features[torch.cat(list(rows)).numpy()]).to(self.device)
+            yield from values.split([len(row) for row in rows])
+        else:  # images that evaluation predicts together come in different batches here
+            yield from (z for _, z, _ in compute(self.network, self.images, rows))
+
+    def _transformed(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
+        transform = clean_transform(self.images)
+        for pixels, geometry, _ in self.images.batches(rows):
+            yield transform(pixels, geometry)
+
+
+def _check(network: Algorithm) -> None:
+    check(network)
+    if not predicts_by_classifier(network):
+        raise UserError(f"{network.name()} has a `predict` of its own: adapting the classifier behind its `features` "
+                        "would not adapt its predictions.")
+
+
+def read_lines(run: Path, model: str) -> list[Line]:
+    """What RUN/adaptation.jsonl says about this model."""
+    path = run / KEPT
+    if not path.exists():
+        return []
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [line for line in lines if line["model"] == model and line["method"] in ("none", *KINDS)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}). Remove it; the same command makes it anew.") from None
+
+
+def _complete(lines: Iterable[Line], method: str) -> bool:
+    known = [line["settings"] for line in lines if line["method"] == method]
+    return all(settings in known for settings in SETTINGS.get(method, [{}]))
+
+
+# Runs of a sweep ------------------------------------------------------------------------------------------------------
+
+def chosen_runs(folders: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """Runs to adapt: folders of runs as they are; below others, of each (data set, algorithm, target, trial) the run
+    that training-domain validation chooses. And what is missing, in words."""
+    runs = [Path(folder) for folder in folders if (Path(folder) / "run.json").is_file()]
+    sweeps = [folder for folder in folders if Path(folder) not in runs]
+    notes: list[str] = []
+    if sweeps:
+        found = read_runs(*sweeps)
+        if found.unfinished:
+            notes.append(f"{len(found.unfinished)} runs are not finished and left out; the command that started them "
+                         f"goes on with them: {_some(found.unfinished)}.")
+        groups: dict[tuple[str, str, int, int], list[Run]] = {}
+        for run in found.finished().runs:
+            if len(run.targets) == 1:
+                key = run.args["dataset"], run.args["algorithm"], run.targets[0], run.args["trial_seed"]
+                groups.setdefault(key, []).append(run)
+        best = {key: max(SELECTION["training"](key[2], members), key=lambda candidate: candidate[:2], default=None)
+                for key, members in sorted(groups.items(), key=lambda group: group[0])}
+        without = []
+        for candidate in filter(None, best.values()):
+            folder = candidate.run.path.parent if candidate.run.path else None
+            if folder is not None and (folder / "model.safetensors").is_file():
+                runs.append(folder)
+            else:
+                without.append(str(candidate.run))
+        if without:
+            notes.append(f"{len(without)} runs have records but no model.safetensors, so they cannot be adapted: "
+                         f"{_some(without)}.")
+        notes += _holes(groups)
+        if not runs:
+            raise UserError("\n".join([f"There is no finished run with one unseen domain and its model in "
+                                       f"{', '.join(map(str, sweeps))}.", *notes]))
+    return list(dict.fromkeys(runs)), notes
+
+
+def _holes(groups: dict[tuple[str, str, int, int], list[Run]]) -> list[str]:
+    """Places of the table (algorithms x targets x trials of a data set) that no finished run fills."""
+    notes = []
+    for dataset in dict.fromkeys(key[0] for key in groups):
+        keys = [key for key in groups if key[0] == dataset]
+        names = next(domain_names(run.args) for key in keys for run in groups[key])
+        holes = [f"{algorithm}, {names[target] if target < len(names) else target}, trial {trial}"
+                 for algorithm in sorted({key[1] for key in keys}) for target in sorted({key[2] for key in keys})
+                 for trial in sorted({key[3] for key in keys}) if (dataset, algorithm, target, trial) not in groups]
+        if holes:
+            notes.append(f"{dataset} has no finished run for {len(holes)} of its places: {_some(holes, '; ')}.")
+    return notes
+
+
+def _some(names: Sequence[object], separator: str = ", ") -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return separator.join(map(str, names[:5])) + more
