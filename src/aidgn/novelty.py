@@ -1,0 +1,159 @@
+"""Is an image unlike anything the model was trained on? Its feature's norm and its angle to the predicted class's
+direction, against those of source images that were set aside, as a conformal p-value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from aidgn.algorithms import Algorithm
+from aidgn.errors import UserError
+from aidgn.objective import AngularClassifier
+
+RATE = 0.01  # of false alarms: the share of images like the sources' that get a warning
+MOST = 4000  # images kept; with them a rate of 1 % is 1 +- 0.16 %
+LARGEST = 1e30  # a norm for what is infinite
+
+
+@dataclass(frozen=True, eq=False)
+class Novelty:
+    """Norms r = |z| and angles theta = arccos(z . w / |z||w|), w the vector of the predicted class, of n images of the
+    source domains that were not trained on.
+
+    Let a new image join the n. How unusual each of the n + 1 is: the largest of (r - median) / (q95 - median) and
+    (median - r) / (median - q5) of the norms and (theta - median) / (q95 - median) of the angles, quantiles over the
+    n + 1. p is the share of them at least as unusual as the new one: if that one comes from where the n come from,
+    P(p <= a) <= a for every a, exactly, with both tests in it (full conformal prediction; Vovk et al. 2005).
+    """
+
+    norms: np.ndarray  # float64 [n]
+    angles: np.ndarray  # float64 [n], in radians
+    weight: np.ndarray | None  # [features, C], a vector for each class; None: by the norm alone
+
+    @classmethod
+    def of(cls, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
+           weight: Tensor | np.ndarray | None) -> "Novelty":
+        """From features [n, features] of images set aside, their predicted classes [n] or logits [n, C], and the
+        classifier's class vectors [features, C]."""
+        vectors = None if weight is None else as_array(weight)
+        norms, angles = measures(features, predicted, vectors)
+        finite = np.isfinite(norms)
+        norms, angles = norms[finite], angles[finite]
+        if len(norms) > MOST:
+            kept = np.random.default_rng(0).permutation(len(norms))[:MOST]
+            norms, angles = norms[kept], angles[kept]
+        # As the file has them, so that a model says the same before and after it is saved.
+        norms, angles = (np.array([float(f"{value:.6g}") for value in values]) for values in (norms, angles))
+        return cls(norms, angles, vectors)
+
+    def __len__(self) -> int:
+        return len(self.norms)
+
+    def rate(self, wanted: float = RATE) -> float:
+        """The false-alarm rate that warnings have: the one wanted, or what so few images can tell, 1 / (n + 1)."""
+        return max(wanted, 1 / (len(self) + 1))
+
+    def p_values(self, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray) -> np.ndarray:
+        """p of every image, float64 [N], from its feature and predicted class (or logits); small: unlike the n."""
+        return self.p_values_of(*measures(features, predicted, self.weight))
+
+    def p_values_of(self, norms: np.ndarray, angles: np.ndarray) -> np.ndarray:
+        """The same from norms [N] and angles [N] that were measured elsewhere."""
+        norms, angles = np.minimum(norms, LARGEST), np.minimum(angles, np.pi)
+        quantiles = np.stack([self.quantile(self.norms, norms, q) for q in (0.05, 0.5, 0.95)]
+                             + [self.quantile(self.angles, angles, q) for q in (0.5, 0.95)], axis=1)
+        p = np.empty(len(norms))
+        # Quantiles are almost always the same few, as they depend only on which side of them the new image is.
+        distinct, which = np.unique(quantiles, axis=0, return_inverse=True)
+        for number, row in enumerate(distinct):
+            new = np.flatnonzero(which.ravel() == number)
+            known = np.sort(unusual(self.norms, self.angles, row))
+            as_unusual = len(self) - np.searchsorted(known, unusual(norms[new], angles[new], row), "left")
+            p[new] = (as_unusual + 1) / (len(self) + 1)
+        return p
+
+    @staticmethod
+    def quantile(known: np.ndarray, new: np.ndarray, q: float) -> np.ndarray:
+        """The order statistic of rank floor(q n) of the n known values and one new one, for every new one."""
+        ordered = np.concatenate([[-np.inf], np.sort(known), [np.inf]])
+        rank = int(q * len(known))
+        return np.clip(new, ordered[rank], ordered[rank + 1])
+
+    def warnings(self, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
+                 rate: float = RATE) -> list[str | None]:
+        """For every image None, or in words what is unusual about it, at this rate of false alarms."""
+        return self.warnings_of(*measures(features, predicted, self.weight), rate)
+
+    def warnings_of(self, norms: np.ndarray, angles: np.ndarray, rate: float = RATE) -> list[str | None]:
+        return [self.sentence(*each) if each[0] <= self.rate(rate) else None
+                for each in zip(self.p_values_of(norms, angles).tolist(), norms.tolist(), angles.tolist(), strict=True)]
+
+    def sentence(self, p: float, norm: float, angle: float) -> str:
+        low, high = np.quantile(self.norms, (0.005, 0.995)) if len(self) else (np.nan, np.nan)
+        text = f"unlike the training images (p = {p:.2g}): norm {norm:.3g}, usual {low:.3g} to {high:.3g}"
+        if self.weight is None:
+            return text
+        widest = np.quantile(self.angles, 0.99) if len(self) else np.nan
+        return f"{text}; angle {np.degrees(angle):.0f}°, usual up to {np.degrees(widest):.0f}°"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. The class vectors are those of the model, and not repeated."""
+        return {"version": 1, "norms": self.norms.tolist(), "angles": self.angles.tolist(),
+                "by_angle": self.weight is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], weight: Tensor | np.ndarray | None) -> "Novelty":
+        """What `to_dict` gave, with the classifier's class vectors [features, C]."""
+        try:
+            norms, angles = (np.asarray(values[name], np.float64) for name in ("norms", "angles"))
+            if values["version"] != 1 or norms.ndim != 1 or norms.shape != angles.shape:
+                raise ValueError("version or shapes")
+            by_angle = bool(values["by_angle"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"novelty.json cannot be used ({type(error).__name__}: {error}): it was changed, or "
+                            "written by another version of aidgn. Move it away to do without warnings.") from None
+        return cls(norms, angles, as_array(weight) if by_angle and weight is not None else None)
+
+
+def unusual(norms: np.ndarray, angles: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
+    """How far from the median, in units of the 5 % and 95 % quantiles' distances from it: the largest of three."""
+    low, middle, high, angle, wide = quantiles
+    least = 1e-9 * (1 + abs(middle))  # where all are the same
+    return np.max([(norms - middle) / max(high - middle, least), (middle - norms) / max(middle - low, least),
+                   (angles - angle) / max(wide - angle, 1e-9)], axis=0)
+
+
+def measures(features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
+             weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Norms [N] and angles [N] to the vector of the predicted class, float64; of a feature
+    that is not a number the largest there are."""
+    z, predicted = as_array(features).astype(np.float64), as_array(predicted)
+    labels = predicted.argmax(1) if predicted.ndim == 2 else predicted
+    norms = np.linalg.norm(z, axis=1)
+    if weight is None:
+        return np.nan_to_num(norms, nan=np.inf), np.zeros(len(z))
+    w = weight.T[labels]
+    with np.errstate(invalid="ignore"):
+        cosines = (z * w).sum(1) / np.maximum(norms * np.linalg.norm(w, axis=1), 1e-300)
+    return np.nan_to_num(norms, nan=np.inf), np.arccos(np.nan_to_num(cosines, nan=-1).clip(-1, 1))
+
+
+def as_array(values: Tensor | np.ndarray) -> np.ndarray:
+    return values.detach().float().cpu().numpy() if isinstance(values, Tensor) and values.is_floating_point() else (
+        values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
+
+
+def class_vectors(classifier: nn.Module) -> Tensor | None:
+    """[features, C]: the vector of each class, if the classifier is a single layer."""
+    if isinstance(classifier, AngularClassifier):
+        return classifier.weight.detach()
+    return classifier.weight.detach().T if isinstance(classifier, nn.Linear) else None
+
+
+def outputs(algorithm: Algorithm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the classifier sees of x, and the logits; one pass, unless an own algorithm predicts in its own way."""
+    features = algorithm.features(x)
+    whole = type(algorithm).predict is Algorithm.predict
+    return features, algorithm.classifier(features) if whole else algorithm.predict(x)
