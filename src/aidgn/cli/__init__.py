@@ -9,6 +9,7 @@ from aidgn.cli.adapt import adapt
 from aidgn.cli.algorithms import algorithms
 from aidgn.cli.data import data
 from aidgn.cli.demo import demo
+from aidgn.cli.export import export
 from aidgn.cli.features import features
 from aidgn.cli.predict import predict
 from aidgn.cli.sweep import sweep
@@ -37,7 +38,7 @@ def app() -> None:
     """Train image classifiers that hold up on domains they never saw, and measure that honestly."""
 
 
-for command in (demo, train, sweep, table, adapt, features, predict, algorithms, data):
+for command in (demo, train, sweep, table, adapt, features, predict, export, algorithms, data):
     app.add_command(command)
 
 
