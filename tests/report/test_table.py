@@ -347,7 +347,7 @@ def test_all_records_as_csv(tmp_path: Path) -> None:
 def test_all_records_as_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = grid("RotatedMNIST", "ERM", [[0.5, 0.25]])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match="pip install pyarrow"):
+    with pytest.raises(UserError, match=r"pip install .aidgn\[parquet\]"):
         all_records_csv(records, tmp_path / "all.parquet")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()

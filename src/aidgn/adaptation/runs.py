@@ -35,9 +35,6 @@ from aidgn.data.batches import Images
 from aidgn.errors import UserError
 from aidgn.files import write_text
 from aidgn.inference import load_model
-from aidgn.records import Run
-from aidgn.selection import METHODS as SELECTION
-from aidgn.selection import domain_names, read_runs
 
 KEPT = "adaptation.jsonl"
 BATCH = 32
@@ -89,7 +86,7 @@ def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path
              "draw": known.draw}
 
     def keep(method: str, measured: list[tuple[dict[str, Any], float, float]]) -> None:
-        best = max(range(len(measured)), key=lambda i: measured[i][1])  # the first of equals
+        best = max(range(len(measured)), key=lambda i: round(measured[i][1], 9))  # the first of equals
         lines[:] = [line for line in lines if line["method"] != method] + [
             {**front, "method": method, "settings": settings, "source_accuracy": source, "target_accuracy": target,
              "selected": i == best, "model": known.model} for i, (settings, source, target) in enumerate(measured)]
@@ -192,59 +189,3 @@ def read_lines(run: Path, model: str) -> list[Line]:
 def _complete(lines: Iterable[Line], method: str) -> bool:
     known = [line["settings"] for line in lines if line["method"] == method]
     return all(settings in known for settings in SETTINGS.get(method, [{}]))
-
-
-# Runs of a sweep ------------------------------------------------------------------------------------------------------
-
-def chosen_runs(folders: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
-    """Runs to adapt: folders of runs as they are; below others, of each (data set, algorithm, target, trial) the run
-    that training-domain validation chooses. And what is missing, in words."""
-    runs = [Path(folder) for folder in folders if (Path(folder) / "run.json").is_file()]
-    sweeps = [folder for folder in folders if Path(folder) not in runs]
-    notes: list[str] = []
-    if sweeps:
-        found = read_runs(*sweeps)
-        if found.unfinished:
-            notes.append(f"{len(found.unfinished)} runs are not finished and left out; the command that started them "
-                         f"goes on with them: {_some(found.unfinished)}.")
-        groups: dict[tuple[str, str, int, int], list[Run]] = {}
-        for run in found.finished().runs:
-            if len(run.targets) == 1:
-                key = run.args["dataset"], run.args["algorithm"], run.targets[0], run.args["trial_seed"]
-                groups.setdefault(key, []).append(run)
-        best = {key: max(SELECTION["training"](key[2], members), key=lambda candidate: candidate[:2], default=None)
-                for key, members in sorted(groups.items(), key=lambda group: group[0])}
-        without = []
-        for candidate in filter(None, best.values()):
-            folder = candidate.run.path.parent if candidate.run.path else None
-            if folder is not None and (folder / "model.safetensors").is_file():
-                runs.append(folder)
-            else:
-                without.append(str(candidate.run))
-        if without:
-            notes.append(f"{len(without)} runs have records but no model.safetensors, so they cannot be adapted: "
-                         f"{_some(without)}.")
-        notes += _holes(groups)
-        if not runs:
-            raise UserError("\n".join([f"There is no finished run with one unseen domain and its model in "
-                                       f"{', '.join(map(str, sweeps))}.", *notes]))
-    return list(dict.fromkeys(runs)), notes
-
-
-def _holes(groups: dict[tuple[str, str, int, int], list[Run]]) -> list[str]:
-    """Places of the table (algorithms x targets x trials of a data set) that no finished run fills."""
-    notes = []
-    for dataset in dict.fromkeys(key[0] for key in groups):
-        keys = [key for key in groups if key[0] == dataset]
-        names = next(domain_names(run.args) for key in keys for run in groups[key])
-        holes = [f"{algorithm}, {names[target] if target < len(names) else target}, trial {trial}"
-                 for algorithm in sorted({key[1] for key in keys}) for target in sorted({key[2] for key in keys})
-                 for trial in sorted({key[3] for key in keys}) if (dataset, algorithm, target, trial) not in groups]
-        if holes:
-            notes.append(f"{dataset} has no finished run for {len(holes)} of its places: {_some(holes, '; ')}.")
-    return notes
-
-
-def _some(names: Sequence[object], separator: str = ", ") -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return separator.join(map(str, names[:5])) + more

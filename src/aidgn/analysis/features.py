@@ -28,11 +28,11 @@ from aidgn.inference import load_model, path_to_run
 from aidgn.objective import AngularClassifier
 from aidgn.training.evaluation import CPU_BATCH
 from aidgn.training.featurizer import EVAL_BATCH, choose_device
-from aidgn.training.loop import transforms
 from aidgn.training.run import _images
 
 KEPT = "features.npz"
 VERSION = 1
+CPU_CHUNK = 8  # images prepared together on the CPU
 ARRAYS = {"features": (2, np.float32), "logits": (2, np.float32), "labels": (1, np.int64), "domains": (1, np.int64),
           "outside": (1, np.bool_)}
 log = logging.getLogger("aidgn")
@@ -195,10 +195,11 @@ def predicts_by_classifier(network: Algorithm) -> bool:
 
 def clean_transform(images: Images) -> Callable[[Tensor, Tensor], Tensor]:
     """That of evaluation; on a GPU without compiling, which would take longer than the work."""
-    size = images.prepared.dataset.image_size
+    clean = partial(augment.clean, size=images.prepared.dataset.image_size, exact_fit=images.exact_fit)
     if images.device.type == "cuda":
-        return partial(augment.clean, size=size, exact_fit=images.exact_fit)
-    return transforms(size, False, images.exact_fit, False)[1]
+        return clean
+    return lambda pixels, geometry: torch.cat([clean(*few) for few in zip(  # which stay in a processor's cache
+        pixels.split(CPU_CHUNK), geometry.split(CPU_CHUNK), strict=True)])
 
 
 def class_vectors(classifier: nn.Module) -> tuple[np.ndarray | None, float | None]:

@@ -26,10 +26,11 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
           algorithm: str | None, device: str) -> None:
     """Adapt finished runs to their unseen domain while they classify it. Of a SWEEP, the runs that training-domain
     validation chooses; the runs themselves are never changed."""
-    from aidgn.adaptation.runs import DEFAULT, SETTINGS, chosen_runs
+    from aidgn.adaptation.runs import DEFAULT, KEPT, SETTINGS
     from aidgn.adaptation.runs import adapt as adapt_run
     from aidgn.cli.display import RunDisplay
     from aidgn.errors import UserError
+    from aidgn.report.adaptation import chosen_runs, read_lines
 
     names = list(dict.fromkeys(NAMES[method] for method in methods)) or list(DEFAULT)
     runs, notes = chosen_runs(folders)
@@ -49,22 +50,37 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
                 display.update(what, done, total)
 
             try:
-                lines += [line for line in adapt_run(
-                    run, names, data=data, device=device, algorithm=algorithm, features=features, on_progress=report,
-                    on_message=messages.append) if line["method"] in ("none", *names)]
+                adapt_run(run, names, data=data, device=device, algorithm=algorithm, features=features,
+                          on_progress=report, on_message=messages.append)
+                lines += [line for line in read_lines(run) if line["method"] in ("none", *names)]
             except UserError as error:
                 failed.append(f"{run}: {error}" if len(runs) > 1 else str(error))
     for message in messages:
         click.echo(message, err=True)
     if lines:
-        _show(lines, len(runs))
+        click.echo(_one_run(lines) if len(runs) == 1 else _tables(lines))
+        many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
+        click.echo(f"All settings: {runs[0] / KEPT}{many}. `aidgn table {' '.join(folders)} --adaptation` shows this "
+                   "again.", err=True)
     if failed:
         raise UserError("\n".join(failed))
 
 
-def _show(lines: Sequence[dict[str, Any]], runs: int) -> None:
+def _one_run(lines: Sequence[dict[str, Any]]) -> str:
+    """The chosen setting of every method, with its accuracies."""
     chosen = [line for line in lines if line["selected"]]
-    for line in chosen:
-        settings = ", ".join(f"{key}={value}" for key, value in line["settings"].items())
-        click.echo(f"{line['algorithm']}  {line['method']:<8}{settings:<20}  sources {line['source_accuracy']:.1%}  "
-                   f"{', '.join(line['target'])} {line['target_accuracy']:.1%}")
+    settings = [", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+                          for key, value in line["settings"].items()) for line in chosen]
+    width, first = max(map(len, settings)), chosen[0]
+    head = (f"{first['dataset']}, {first['algorithm']}, {', '.join(first['target'])} unseen, trial {first['trial']}. "
+            f"Settings chosen on held-out images of the source domains.")
+    rows = [f"  {'as trained' if line['method'] == 'none' else line['method']:<10}  {setting:<{width}}  "
+            f"sources {line['source_accuracy']:6.1%}   {', '.join(line['target'])} {line['target_accuracy']:6.1%}"
+            for line, setting in zip(chosen, settings, strict=True)]
+    return "\n".join([head, *rows])
+
+
+def _tables(lines: Sequence[dict[str, Any]]) -> str:
+    from aidgn.report.adaptation import adaptation_tables
+
+    return "\n\n".join(table.to_terminal() for table in adaptation_tables(lines))

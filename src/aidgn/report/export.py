@@ -33,7 +33,7 @@ def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
                 writer.writerows([*front, record["step"], *(_plain(record.get(key)) for key in keys), *back]
                                  for record in run.records())
         if path.suffix == ".parquet":
-            _to_parquet(temporary)
+            to_parquet(temporary)
 
 
 def _our_name(hyper_parameter: str) -> str:
@@ -44,15 +44,15 @@ def _plain(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 
-def _to_parquet(path: Path) -> None:
+def to_parquet(path: Path) -> None:
     """Turn a CSV file into a Parquet file of the same name."""
     try:
         import pyarrow
         from pyarrow import csv as arrow_csv
         from pyarrow import parquet
     except ImportError:
-        raise UserError("Parquet needs pyarrow, which is not installed: pip install pyarrow, or choose a file name "
-                        "that ends in .csv.") from None
+        raise UserError("Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or choose a file "
+                        "name that ends in .csv.") from None
     texts = {name: pyarrow.string() for name in ("dataset", "algorithm", "target")}
     table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=texts))
     parquet.write_table(table, path)

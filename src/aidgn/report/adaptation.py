@@ -1,0 +1,167 @@
+"""Tables of test-time adaptation, from the adaptation.jsonl of runs: every algorithm as trained and as adapted."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aidgn.errors import UserError
+from aidgn.files import written_aside
+from aidgn.records import Run
+from aidgn.report.export import to_parquet
+from aidgn.report.forms import Table
+from aidgn.report.paper import dataset_order, paper_notes, paper_order
+from aidgn.report.table import SPREADS, benchmark_table, caption, dataset_table, in_order, target_heads
+from aidgn.selection import METHODS, domain_names, read_runs
+
+FILE = "adaptation.jsonl"
+ORDER = ("none", "T3A", "Tent-BN", "Tent-C", "Tent")  # as in the paper
+KEYS = {"dataset": str, "algorithm": str, "target": list, "trial": int, "draw": int, "method": str, "settings": dict,
+        "source_accuracy": float, "target_accuracy": float, "selected": bool}
+
+Line = dict[str, Any]
+
+
+def adaptation_tables(lines: Sequence[Line], spread: str = "sd", paper: bool = False,
+                      notes: Sequence[str] = ()) -> list[Table]:
+    """One table per data set (algorithms and methods x targets) and, of several data sets, one over them.
+
+    An accuracy is that of the setting which source validation data chose."""
+    if spread not in SPREADS:
+        raise UserError(f"There is no spread {spread}. Choose sd or se.")
+    results: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
+    heads: dict[str, tuple[list[str], list[str]]] = {}
+    chosen = [line for line in lines if line["selected"] and len(line["target"]) == 1]
+    for dataset in in_order({line["dataset"] for line in chosen}, dataset_order()):
+        of = [line for line in chosen if line["dataset"] == dataset]
+        names = {tuple(line.get("domains") or ()) for line in of} - {()}
+        known = list(next(iter(names))) if len(names) == 1 else sorted({line["target"][0] for line in of})
+        heads[dataset] = target_heads(dataset, names or [known], len(known))
+        for line in of:
+            trials = results.setdefault((dataset, label(line)), {}).setdefault(known.index(line["target"][0]), {})
+            trials[line["trial"]] = line["target_accuracy"]
+    rows = {(line["algorithm"], line["method"]): label(line) for line in chosen}
+    algorithms = in_order({algorithm for algorithm, _ in rows}, paper_order())
+    order = [rows[algorithm, method] for algorithm in algorithms for method in ORDER if (algorithm, method) in rows]
+    made = []
+    for dataset, (columns, about) in heads.items():
+        present = [name for name in order if (dataset, name) in results]
+        title = f"{dataset}, test-time adaptation"
+        made.append(dataset_table(title, dataset, columns, present, results, spread, paper))
+        made[-1].notes += about
+    if len(heads) > 1:
+        made.append(benchmark_table("All data sets, test-time adaptation", list(heads), order, results, spread, paper))
+    for table in made:
+        theirs = paper_notes(table.rows, "training") if paper else []
+        table.notes = [caption(table, spread), *table.notes, "Runs chosen by training-domain validation, settings of a "
+                       "method by accuracy on source validation data; the target's labels choose nothing.", *theirs,
+                       *notes]
+    return made
+
+
+def label(line: Line) -> str:
+    return line["algorithm"] if line["method"] == "none" else f"{line['algorithm']} + {line['method']}"
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str]]:
+    """The lines of the runs that `chosen_runs` gives, each with the names of its data set's domains; and notes."""
+    runs, notes = chosen_runs(folders)
+    lines: list[Line] = []
+    without = []
+    for run in runs:
+        if (run / FILE).is_file():
+            lines += read_lines(run)
+        else:
+            without.append(run)
+    if not lines:
+        raise UserError(f"None of the {len(runs)} runs in {', '.join(map(str, folders))} has been adapted. "
+                        f"`aidgn adapt {' '.join(map(str, folders))}` does that.")
+    if without:
+        notes.append(f"Not adapted yet: {len(without)} runs ({some(without)}). `aidgn adapt` does that.")
+    return lines, notes
+
+
+def read_lines(run: Path) -> list[Line]:
+    path = run / FILE
+    lines = []
+    try:
+        domains = json.loads((run / "run.json").read_bytes())["domains"]
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found = json.loads(line)
+            wrong = [key for key, kind in KEYS.items() if not isinstance(found[key], kind)]
+            if wrong:
+                raise ValueError(f"{wrong[0]} is {found[wrong[0]]!r}")
+            lines.append({**found, "domains": domains})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}). Remove it; `aidgn adapt {run}` makes it anew.") from None
+    return lines
+
+
+def write_lines(lines: Sequence[Line], path: Path) -> None:
+    """All lines as CSV, or Parquet where the name of the file ends in .parquet."""
+    settings = dict.fromkeys(key for line in lines for key in line["settings"])
+    keys = [key for key in KEYS if key != "settings"]
+    with written_aside(path) as temporary:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*keys, *(f"settings.{key}" for key in settings)])
+            writer.writerows([*("+".join(line[key]) if key == "target" else line[key] for key in keys),
+                              *(line["settings"].get(key) for key in settings)] for line in lines)
+        if path.suffix == ".parquet":
+            to_parquet(temporary)
+
+
+def chosen_runs(folders: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """Folders of runs as they are; below others, of each (data set, algorithm, target, trial) the run that
+    training-domain validation chooses, if it has its model. And what is missing, in words."""
+    runs = [Path(folder) for folder in folders if (Path(folder) / "run.json").is_file()]
+    sweeps = [folder for folder in folders if Path(folder) not in runs]
+    notes: list[str] = []
+    if sweeps:
+        found = read_runs(*sweeps)
+        if found.unfinished:
+            notes.append(f"{len(found.unfinished)} runs are not finished and left out; the command that started them "
+                         f"goes on with them: {some(found.unfinished)}.")
+        groups: dict[tuple[str, str, int, int], list[Run]] = {}
+        for run in found.finished().runs:
+            if len(run.targets) == 1:
+                key = run.args["dataset"], run.args["algorithm"], run.targets[0], run.args["trial_seed"]
+                groups.setdefault(key, []).append(run)
+        without = []
+        for key, members in sorted(groups.items(), key=lambda group: group[0]):
+            best = max(METHODS["training"](key[2], members), key=lambda candidate: candidate[:2], default=None)
+            folder = best.run.path.parent if best and best.run.path else None
+            if folder is not None and (folder / "model.safetensors").is_file():
+                runs.append(folder)
+            elif best:
+                without.append(str(best.run))
+        if without:
+            notes.append(f"{len(without)} runs have records but no model.safetensors, so they cannot be adapted: "
+                         f"{some(without)}.")
+        notes += _holes(groups)
+        if not runs:
+            raise UserError("\n".join([f"There is no finished run with one unseen domain and its model in "
+                                       f"{', '.join(map(str, sweeps))}.", *notes]))
+    return list(dict.fromkeys(runs)), notes
+
+
+def _holes(groups: dict[tuple[str, str, int, int], list[Run]]) -> list[str]:
+    """Places of the table (algorithms x targets x trials of a data set) that no finished run fills."""
+    notes = []
+    for dataset in dict.fromkeys(key[0] for key in groups):
+        keys = [key for key in groups if key[0] == dataset]
+        names = domain_names(groups[keys[0]][0].args)
+        holes = [f"{algorithm}, {names[target] if target < len(names) else target}, trial {trial}"
+                 for algorithm in sorted({key[1] for key in keys}) for target in sorted({key[2] for key in keys})
+                 for trial in sorted({key[3] for key in keys}) if (dataset, algorithm, target, trial) not in groups]
+        if holes:
+            notes.append(f"{dataset} has no finished run for {len(holes)} of its places: {some(holes, '; ')}.")
+    return notes
+
+
+def some(names: Sequence[object], separator: str = ", ") -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return separator.join(map(str, names[:5])) + more
