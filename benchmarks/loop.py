@@ -19,7 +19,7 @@ from aidgn.data.batches import Images
 from aidgn.data.cache import prepare
 from aidgn.training.evaluation import Splits
 from aidgn.training.featurizer import featurizer
-from aidgn.training.run import _Run
+from aidgn.training.loop import Run
 from aidgn.training.spec import RunSpec
 
 
@@ -32,12 +32,12 @@ def dataset(images: int, size: int) -> Dataset:
                    domain_of, 224 if size > 64 else size, size > 64, 10**9, 10**9, (), pixels)
 
 
-def loop(data: Dataset, backbone: str, batch_size: int) -> _Run:
+def loop(data: Dataset, backbone: str, batch_size: int) -> Run:
     device = torch.device("cpu")
     spec = RunSpec("random", "AIDGN", "a", steps=10**9, eval_every=10**9, backbone=backbone, weights="none",
                    hyper_parameters={"batch_size": batch_size}).resolved(data)
     algorithm = create("AIDGN", featurizer(backbone, "none", 3, "float32", device), 5, 3, **spec.hyper_parameters)
-    return _Run(spec, algorithm, Images(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0, {})
+    return Run(spec, algorithm, Images(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0, {})
 
 
 def seconds(action, times: int) -> float:

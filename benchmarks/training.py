@@ -32,7 +32,7 @@ from aidgn.training import RunSpec, train
 from aidgn.training.evaluation import Splits, measure
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
 from aidgn.training.folder import RunFolder
-from aidgn.training.run import transforms
+from aidgn.training.loop import transforms
 
 
 class Files(TorchDataset):

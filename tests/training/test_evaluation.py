@@ -14,7 +14,7 @@ from aidgn.data import load_dataset
 from aidgn.data.batches import Images
 from aidgn.data.cache import prepare
 from aidgn.training.evaluation import CPU_BATCH, measure
-from aidgn.training.run import transforms
+from aidgn.training.loop import transforms
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def test_records_have_domainbeds_shape(undisturbed: Path) -> None:
         assert all(0 <= record[key] <= 1 for key in accuracies)
         assert record["loss"] == pytest.approx(record["classification"] + record["regularizer"], rel=1e-5)
     assert sorted(path.name for path in undisturbed.iterdir() if not path.name.startswith(".")) == [
-        "last.safetensors", "log.txt", "model.safetensors", "results.jsonl", "run.json"]
+        "last.safetensors", "log.txt", "model.safetensors", "novelty.json", "results.jsonl", "run.json"]
 
 
 def test_selected_model_is_the_best_on_source_validation(undisturbed: Path) -> None:
@@ -206,21 +206,21 @@ def test_what_identifies_a_run() -> None:
 
 def test_learning_rate_is_halved_at_the_milestones(tmp_path: Path) -> None:
     """Against two runs that change the rate by hand: with milestones (2,) the third step is made at half the rate."""
-    from aidgn.training import run
+    from aidgn.training.loop import Run
 
     rates = []
-    original = run._Run.note
+    original = Run.note
 
-    def note(self: run._Run, terms: dict) -> None:
+    def note(self: Run, terms: dict) -> None:
         rates.append(self.algorithm.optimizers["main"].param_groups[0]["lr"])
         original(self, terms)
 
-    run._Run.note = note  # type: ignore[method-assign]
+    Run.note = note  # type: ignore[method-assign]
     try:
         train(spec(steps=6, lr_milestones=(2, 4), hyper_parameters={"lr": 0.01, "batch_size": 2}), tmp_path,
               device="cpu")
     finally:
-        run._Run.note = original  # type: ignore[method-assign]
+        Run.note = original  # type: ignore[method-assign]
     assert rates == [0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025]
 
 

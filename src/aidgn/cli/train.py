@@ -21,9 +21,11 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
               help="Draw of the hyper-parameter search; 0 is the defaults.")
 @click.option("--augment-validation", is_flag=True, help="Validate on augmented images, as DomainBed does.")
 @click.option("--eval-in", is_flag=True, help="Measure the accuracy on the training images too.")
+@click.option("--devices", default=1, show_default=True, metavar="N",
+              help="GPUs (processes on the CPU) that share each step; the numbers stay those of one, within rounding.")
 @run_options
 def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw: int, augment_validation: bool,
-          eval_in: bool, out: str, data_dir: str | None, steps: int | None, eval_every: int | None,
+          eval_in: bool, devices: int, out: str, data_dir: str | None, steps: int | None, eval_every: int | None,
           batch_size: int | None, image_size: int | None, backbone: str | None, weights: str | None,
           settings: tuple[str, ...], average: str | None, device: str, precision: str, skip_broken: bool) -> None:
     """Train one run on DATA: a data set's name (`aidgn data list`) or a folder ROOT/<domain>/<class>/<image>."""
@@ -51,7 +53,8 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
                f"{len(dataset.classes)} classes, {resolved.backbone} ({resolved.weights}), {resolved.steps} steps.",
                err=True)
     with RunDisplay() as display:
-        folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, on_progress=display.run)
+        folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, devices=devices,
+                           on_progress=display.run)
     if len(resolved.target) == 1:
         row = select(load_records(folder), "training")[0]
         click.echo(f"{unseen} (never seen in training): {row['accuracy']:.1%}, at step {row['step']}, "

@@ -12,6 +12,8 @@ from aidgn.algorithms import Algorithm
 from aidgn.data import Dataset
 from aidgn.data.batches import Images
 from aidgn.data.splits import split
+from aidgn.novelty import MOST, Novelty, class_vectors, outputs
+from aidgn.training import parallel
 from aidgn.training.featurizer import EVAL_BATCH
 
 CPU_BATCH = 64  # images per forward pass on the CPU
@@ -33,25 +35,45 @@ class Splits:
 
 
 def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
-            transform: Transform) -> tuple[list[float], list[float]]:
+            transform: Transform, shared: bool = True) -> tuple[list[float], list[float]]:
     """The share of right predictions and the mean cross entropy in every group of image indices.
 
-    Groups are predicted together, unless a prediction depends on the images beside it."""
+    Groups are predicted together, unless a prediction depends on the images beside it. The batches are shared out over
+    the processes of the run, unless the transform must see them all."""
     owner = torch.from_numpy(np.repeat(np.arange(len(groups)), [len(group) for group in groups]))
     together = algorithm.group_size
     parts = groups if together > 1 else [np.concatenate(groups)]
     batch = max((EVAL_BATCH if images.device.type == "cuda" else CPU_BATCH) // together, 1) * together
     was_training = algorithm.training
     algorithm.eval()
-    found = []
+    values = torch.zeros(2, len(owner), device=images.device)
     with torch.no_grad():
         rows = [row for part in parts for row in torch.from_numpy(part).split(batch)]
-        for pixels, geometry, labels in images.batches(rows):
+        places = values.split([len(row) for row in rows], dim=1)
+        own = slice(parallel.rank(), None, parallel.processes()) if shared else slice(None)
+        for (pixels, geometry, labels), place in zip(images.batches(rows[own]), places[own], strict=True):
             logits = algorithm.predict(transform(pixels, geometry))
-            found.append(torch.stack([(logits.argmax(1) == labels).float(),
-                                      cross_entropy(logits.float(), labels, reduction="none")]))
-        values = torch.cat(found, dim=1).double().cpu()
+            place[0] = logits.argmax(1) == labels
+            place[1] = cross_entropy(logits.float(), labels, reduction="none")
+        values = (parallel.summed(values) if shared else values).double().cpu()
     algorithm.train(was_training)
     totals = torch.zeros(2, len(groups), dtype=torch.float64).index_add_(1, owner, values)
     means = totals / torch.tensor([len(group) for group in groups])
     return means[0].tolist(), means[1].tolist()
+
+
+@torch.no_grad()
+def calibrate(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray], transform: Transform) -> Novelty:
+    """Norms and angles of images that were not trained on: groups are the sources' `out` splits. At most `MOST` images,
+    of each group the same share."""
+    share, together = min(1.0, MOST / sum(map(len, groups))), algorithm.group_size
+    batch = max((EVAL_BATCH if images.device.type == "cuda" else CPU_BATCH) // together, 1) * together
+    parts = [group[:max(int(len(group) * share), 1)] for group in groups]  # they are shuffled
+    rows = [row for part in (parts if together > 1 else [np.concatenate(parts)])
+            for row in torch.from_numpy(part).split(batch)]
+    was_training = algorithm.training
+    algorithm.eval()
+    found = [outputs(algorithm, transform(pixels, geometry)) for pixels, geometry, _ in images.batches(rows)]
+    algorithm.train(was_training)
+    features, logits = (torch.cat([each[which].float() for each in found]) for which in (0, 1))
+    return Novelty.of(features, logits, class_vectors(algorithm.classifier))

@@ -35,7 +35,8 @@ class Featurizer(nn.Module):
 
     def compute(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            return self.network(x).float()
+            features = self.network(x)
+        return features.float() if features.dtype == torch.bfloat16 else features
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
