@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
@@ -32,9 +33,41 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
                      help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU."),
         click.option("--skip-broken", is_flag=True,
                      help="Leave out images that cannot be read (counted in the records)."),
+        click.option("--track", "trackers", multiple=True, type=click.Choice(["tensorboard", "wandb", "mlflow"]),
+                     help="Show the records there too; repeatable."),
     )):
         function = option(function)
     return function
+
+
+def launcher_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a sweep's runs are trained; what is given of these reaches the function as `launcher_settings`."""
+    options = {
+        "workers": click.option("--workers", type=int, metavar="N",
+                                help="Worker processes; more than GPUs share them  [default: one per GPU, or per core "
+                                     "on the CPU; with ray as many as there is room for; with slurm no limit]."),
+        "ray_address": click.option("--ray-address", metavar="HOST:PORT",
+                                    help="A Ray cluster  [default: $RAY_ADDRESS, else one is started here]."),
+        "gpus_per_run": click.option("--gpus-per-run", type=float, metavar="N",
+                                     help="ray, slurm: GPUs of each worker; 0.25 lets four share one (ray)."),
+        "cpus_per_run": click.option("--cpus-per-run", type=int, metavar="N", help="ray, slurm: CPUs of each worker."),
+        "partition": click.option("--partition", metavar="NAME", help="slurm: where jobs are queued."),
+        "time_limit": click.option("--time-limit", metavar="[D-]H:MM:SS", help="slurm: of each job."),
+        "slurm": click.option("--slurm", multiple=True, metavar="NAME=VALUE",
+                              help="slurm: any other option of sbatch, such as account=ours; repeatable."),
+    }
+
+    @wraps(function)
+    def with_settings(*args: Any, **values: Any) -> Any:
+        settings = {name: values.pop(name) for name in options}
+        return function(*args, launcher_settings={name: value for name, value in settings.items()
+                                                  if value not in (None, ())}, **values)
+
+    wrapped: Callable[..., Any] = with_settings
+    for option in reversed((click.option("--launcher", type=click.Choice(["local", "ray", "slurm"]), default="local",
+                                         show_default=True, help="Where the runs are trained."), *options.values())):
+        wrapped = option(wrapped)
+    return wrapped
 
 
 def parse_settings(settings: tuple[str, ...], batch_size: int | None) -> dict[str, Any]:

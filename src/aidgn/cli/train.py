@@ -27,15 +27,19 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
 def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw: int, augment_validation: bool,
           eval_in: bool, devices: int, out: str, data_dir: str | None, steps: int | None, eval_every: int | None,
           batch_size: int | None, image_size: int | None, backbone: str | None, weights: str | None,
-          settings: tuple[str, ...], average: str | None, device: str, precision: str, skip_broken: bool) -> None:
+          settings: tuple[str, ...], average: str | None, device: str, precision: str, skip_broken: bool,
+          trackers: tuple[str, ...]) -> None:
     """Train one run on DATA: a data set's name (`aidgn data list`) or a folder ROOT/<domain>/<class>/<image>."""
     from aidgn.algorithms import find
     from aidgn.cli.display import RunDisplay
     from aidgn.selection import load_records, select
     from aidgn.training import RunSpec
     from aidgn.training import train as train_run
+    from aidgn.training.trackers import find_tracker
 
     find(algorithm)
+    for tracker in trackers:
+        find_tracker(tracker)
     spec = RunSpec(data, algorithm, () if targets == ("none",) else targets, trial, draw,
                    parse_settings(settings, batch_size), steps, eval_every, image_size, backbone, weights,
                    average=average, augment_validation=augment_validation, evaluate_source_in=eval_in,
@@ -54,7 +58,7 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
                err=True)
     with RunDisplay() as display:
         folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, devices=devices,
-                           on_progress=display.run)
+                           trackers=trackers, on_progress=display.run)
     if len(resolved.target) == 1:
         row = select(load_records(folder), "training")[0]
         click.echo(f"{unseen} (never seen in training): {row['accuracy']:.1%}, at step {row['step']}, "
