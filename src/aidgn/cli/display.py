@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 UNITS = {"decoding images": "images", "reading images": "images", "training": "steps", "downloading": "MB",
-         "predicting": "images", "computing features": "images", "adapting": "settings"}
+         "predicting": "images", "computing features": "images", "adapting": "settings",
+         "looking inside": "runs", "making thumbnails": "images"}
 
 
 class RunDisplay:
@@ -27,6 +28,7 @@ class RunDisplay:
                                  TextColumn("{task.fields[note]}"), console=Console(stderr=True), disable=not self.live)
         self.tasks: dict[str, Any] = {}
         self.began: dict[str, tuple[float, int]] = {}
+        self.done: dict[str, int] = {}
         self.said = time.monotonic()
 
     def __enter__(self) -> "RunDisplay":
@@ -46,6 +48,10 @@ class RunDisplay:
         if what not in self.tasks:
             self.tasks[what] = self.progress.add_task(what, total=total, speed="", note="")
             self.began[what] = (now, done)
+        elif done < self.done[what]:  # the same work for another run
+            self.progress.reset(self.tasks[what])
+            self.began[what] = (now, done)
+        self.done[what] = done
         began, first = self.began[what]
         speed = (done - first) / (now - began) if now > began else 0.0
         fields = {"speed": f"{speed:.3g} {UNITS[what]}/s"} | ({"note": describe(record)} if record else {})
@@ -60,20 +66,21 @@ class RunDisplay:
 class SweepDisplay:
     """Shows many runs as one bar; give `update` to a launcher as `on_event`."""
 
-    def __init__(self, specs: "Sequence[RunSpec]") -> None:
+    def __init__(self, specs: "Sequence[RunSpec]", done_before: int = 0) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self.specs, self.live = specs, sys.stderr.isatty()
-        self.done = [0] * len(specs)
+        self.specs, self.live, self.done_before = specs, sys.stderr.isatty(), done_before
+        self.steps = [0] * len(specs)
+        self.done = 0
         self.folders: dict[int, str] = {}
         self.began = self.said = time.monotonic()
         self.first: int | None = None  # steps that were done already, which say nothing about the speed
         self.progress = Progress(TextColumn("{task.description:<32}"), BarColumn(), TextColumn("{task.fields[runs]}"),
-                                 TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-                                 console=Console(stderr=True), disable=not self.live)
+                                 TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=Console(stderr=True),
+                                 disable=not self.live)
         self.total = sum(int(spec.steps or 0) for spec in specs)
-        self.task = self.progress.add_task("starting", total=self.total, runs=f"0/{len(specs)} runs")
+        self.task = self.progress.add_task("starting", total=self.total, runs=self.runs(), left="")
 
     def __enter__(self) -> "SweepDisplay":
         self.progress.start()
@@ -83,29 +90,37 @@ class SweepDisplay:
                  trace: TracebackType | None) -> None:
         self.progress.stop()
 
+    def runs(self) -> str:
+        return f"{self.done_before + len(self.folders)}/{self.done_before + len(self.specs)} runs"
+
     def update(self, number: int, kind: str, what: Any) -> None:
+        from aidgn.sweep.timing import in_words
+
         spec = self.specs[number]
-        if kind == "step":
-            self.done[number] = what
-        elif kind == "done":
-            self.done[number] = int(spec.steps or 0)
-            self.folders[number] = what
-        done, now = sum(self.done), time.monotonic()
-        if kind == "step" and self.first is None:
-            self.first, self.began = done, now
-        runs = f"{len(self.folders)}/{len(self.specs)} runs"
         doing = f"{spec.algorithm}, {', '.join(spec.target)} unseen"
+        if kind in ("step", "done", "failed"):  # of a run that was set aside nothing is left to do
+            now_done = what if kind == "step" else int(spec.steps or 0)
+            self.done += now_done - self.steps[number]
+            self.steps[number] = now_done
+        if kind == "done":
+            self.folders[number] = what
+        if kind in ("retry", "failed"):
+            words = what.strip().splitlines()[-1] if what.startswith("Traceback") else what
+            then = "tried again" if kind == "retry" else "set aside"
+            text = f"{spec.algorithm}, {', '.join(spec.target)} unseen, trial {spec.trial}, draw {spec.draw}, {then}: "
+            self.progress.console.print(text + words, highlight=False, markup=False, soft_wrap=True)
+        now = time.monotonic()
+        if kind == "step" and self.first is None:
+            self.first, self.began = self.done, now
         if kind == "prepare":
             doing = f"decoding images, {what[0]} of {what[1]}"
-        self.progress.update(self.task, completed=done, runs=runs, description=doing)
-        if kind == "failed":
-            self.progress.console.print(f"{spec.algorithm}, {', '.join(spec.target)}: {what}", highlight=False)
+        speed = (self.done - (self.first or 0)) / max(now - self.began, 1e-9)
+        left = f"{in_words((self.total - self.done) / speed)} left" if speed > 0 else "starting"
+        self.progress.update(self.task, completed=self.done, runs=self.runs(), description=doing, left=left)
         if not self.live and now - self.said > 10:
             self.said = now
-            speed = (done - (self.first or 0)) / max(now - self.began, 1e-9)
-            left = f"{(self.total - done) / speed:.0f} s left" if speed else "starting"
-            text = doing if kind == "prepare" else f"{done / self.total:.0%}, {speed:.3g} steps/s, {left}"
-            print(f"{runs}, {text}", file=sys.stderr, flush=True)
+            text = doing if kind == "prepare" else f"{self.done / self.total:.0%}, {speed:.3g} steps/s, {left}"
+            print(f"{self.runs()}, {text}", file=sys.stderr, flush=True)
 
 
 def describe(record: Mapping[str, Any]) -> str:

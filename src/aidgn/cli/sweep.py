@@ -1,46 +1,226 @@
 """aidgn sweep"""
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from aidgn.cli.options import parse_settings, run_options
+from aidgn.cli.options import launcher_options, parse_settings, run_options
 from aidgn.errors import UserError
+
+if TYPE_CHECKING:
+    from aidgn.sweep.agenda import Agenda
+    from aidgn.sweep.planfile import Plan
+
+LONG = 15 * 60  # seconds: what takes longer is asked about
+MANY = 50  # runs, where it is not known how long they take
 
 
 @click.command(short_help="Train many runs: algorithms, unseen domains, trials.", epilog="""\b
 Examples:
   aidgn sweep PACS --algorithm AIDGN --algorithm ERM
-  aidgn sweep digits --algorithm AIDGN --draws 20 --trials 1
+  aidgn sweep digits --algorithm AIDGN --draws 20 --trials 1 --out runs/search
+  aidgn sweep experiments/table1.yaml --dry-run
+  aidgn sweep runs/sweep.yaml
 The same command again continues: finished runs are not repeated; more draws, trials or algorithms add runs.""")
-@click.argument("datasets", nargs=-1, required=True, metavar="DATA...")
-@click.option("--algorithm", "algorithms", multiple=True, metavar="NAME", required=True, help="Repeatable.")
+@click.argument("data", nargs=-1, metavar="[DATA...|PLAN.yaml]")
+@click.option("--plan", "plan_file", metavar="FILE", help="A YAML file with the plan; options given besides win.")
+@click.option("--algorithm", "algorithms", multiple=True, metavar="NAME", help="Repeatable.")
 @click.option("--target", "targets", multiple=True, metavar="NAME",
               help="Unseen domain by name or letter; repeatable  [default: each domain in turn].")
-@click.option("--trials", default=3, show_default=True, metavar="N", help="Repetitions with other splits and seeds.")
-@click.option("--draws", default=1, show_default=True, metavar="N",
-              help="Hyper-parameter draws; the first is the defaults.")
-@click.option("--workers", type=int, metavar="N", help="Processes  [default: one per GPU, or per core on the CPU].")
+@click.option("--leave-one-out", is_flag=True,
+              help="Add the runs with two unseen domains that `aidgn table --selection leave-one-out` needs.")
+@click.option("--trials", type=int, metavar="N", help="Repetitions with other splits and seeds  [default: 3].")
+@click.option("--draws", type=int, metavar="N",
+              help="Hyper-parameter draws; the first is the defaults  [default: 1].")
+@click.option("--augment-validation", is_flag=True, help="Validate on augmented images, as DomainBed does.")
+@click.option("--retries", type=int, default=2, show_default=True, metavar="N",
+              help="How often a broken run is tried again before it is set aside.")
+@click.option("--retry-failed", is_flag=True, help="Try the runs that were set aside anew.")
+@launcher_options
+@click.option("--dry-run", is_flag=True, help="Say how many runs there are and how long they take, and stop.")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
 @run_options
-def sweep(datasets: tuple[str, ...], algorithms: tuple[str, ...], targets: tuple[str, ...], trials: int, draws: int,
-          workers: int | None, out: str, data_dir: str | None, steps: int | None, eval_every: int | None,
-          batch_size: int | None, image_size: int | None, backbone: str | None, weights: str | None,
-          settings: tuple[str, ...], average: str | None, device: str, precision: str, skip_broken: bool) -> None:
-    """Train many runs: every algorithm on every data set with every domain unseen once, several trials."""
-    import os
+@click.pass_context
+def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retries: int, retry_failed: bool,
+          launcher: str, launcher_settings: dict[str, Any], dry_run: bool, yes: bool, out: str, data_dir: str | None,
+          device: str, trackers: tuple[str, ...], **given: Any) -> None:
+    """Train many runs: every algorithm on every data set DATA with every domain unseen once, several trials.
 
-    from aidgn.cli.display import SweepDisplay
-    from aidgn.sweep import plan
-    from aidgn.sweep.local import run_all
-    from aidgn.training.featurizer import choose_device
+    PLAN.yaml holds the same as the options do. Without DATA, the sweep in --out is continued."""
+    from aidgn.cli.display import RunDisplay, SweepDisplay
+    from aidgn.sweep.agenda import agenda
+    from aidgn.training.featurizer import choose_device, choose_precision
+    from aidgn.training.trackers import find_tracker
 
-    specs = plan(datasets, algorithms, targets=targets, trials=trials, draws=draws, data_dir=data_dir, steps=steps,
-                 hyper_parameters=parse_settings(settings, batch_size), eval_every=eval_every,
-                 image_size=image_size, backbone=backbone,
-                 weights=weights, average=average, skip_broken=skip_broken)
-    workers = workers or (1 if choose_device(device).type == "cuda" else os.cpu_count() or 1)
-    with SweepDisplay(specs) as display:
-        failed = run_all(specs, out, workers=workers, on_event=display.update, device=device, precision=precision,
-                         data_dir=data_dir)
-    click.echo(f"{len(specs) - len(failed)} of {len(specs)} runs are finished. `aidgn table {out}` shows them.")
-    if failed:
-        raise UserError("\n".join(f"{specs[number].algorithm}, {', '.join(specs[number].target)}, trial "
-                                  f"{specs[number].trial} failed: {why}" for number, why in failed.items()))
+    if retries < 0:
+        raise UserError(f"--retries is {retries}; expected a whole number of at least 0.")
+    explicit = ctx.get_parameter_source("out") is not click.core.ParameterSource.DEFAULT
+    plans, places = find_plans(data, plan_file, out if explicit else None, given)
+    out = out if explicit else places.get("out", out)
+    data_dir = data_dir or places.get("data_dir")
+    run_all = find_launcher(launcher, launcher_settings)
+    workers = launcher_settings.get("workers")
+    for tracker in trackers:
+        find_tracker(tracker)
+    precision = plans[0].precision
+    if launcher == "local" and not dry_run:
+        precision = choose_precision(precision, choose_device(device))
+    with RunDisplay() as display:
+        todo = agenda(plans, out, data_dir=data_dir, precision=None if precision == "auto" else precision, dry=dry_run,
+                      on_prepare=lambda done, total: display.update("decoding images", done, total))
+    if not dry_run:
+        todo.enter(retries, data_dir)
+    todo.look(retries)
+    if retry_failed and not dry_run and todo.count("failed"):
+        todo.retry_failed()
+        todo.look(retries)
+    numbers = todo.of_kind("left", "running")
+    places_at_once = count_workers(launcher, device, workers, len(numbers)) if numbers else 1
+    seconds = say_plan(todo, places_at_once, dry_run)
+    if dry_run:
+        return
+    if (numbers and not yes and sys.stdin.isatty() and sys.stderr.isatty()
+            and (len(numbers) > MANY if seconds is None else seconds > LONG)):
+        click.confirm("Start?", default=True, abort=True, err=True)
+
+    specs = [todo.specs[number] for number in numbers]
+    with SweepDisplay(specs, done_before=todo.count("done")) as progress:
+        failed = run_all(specs, out, on_event=progress.update, retries=retries, device=device, precision=precision,
+                         data_dir=data_dir, trackers=trackers, **launcher_settings)
+    todo.look(retries)
+    say_end(todo, out)
+    if failed or todo.count("failed"):
+        raise UserError(failures(todo, out))
+
+
+def find_plans(data: tuple[str, ...], plan_file: str | None, out: str | None,
+               given: dict[str, Any]) -> "tuple[list[Plan], dict[str, str]]":
+    """The plans of a file, of the sweep folder or of the options alone, with the options over them."""
+    from dataclasses import replace
+
+    from aidgn.sweep.planfile import Plan, read_plans
+
+    settings, batch_size = given.pop("settings"), given.pop("batch_size")
+    hyper_parameters = {name: number(value) for name, value in parse_settings(settings, batch_size).items()}
+    options = {name: value for name, value in given.items() if value not in (None, (), False, "auto")}
+    files = [name for name in data if name.endswith((".yaml", ".yml"))] + ([plan_file] if plan_file else [])
+    names = tuple(name for name in data if name not in files)
+    if len(files) > 1:
+        raise UserError(f"Give one plan, not {' and '.join(files)}.")
+    if not files and not names:
+        path = Path(out or "runs") / "sweep.yaml"
+        if not path.exists():
+            raise UserError(f"Say which data sets, or give a plan: {path.parent} has no sweep.yaml to continue. For "
+                            "example: aidgn sweep digits --algorithm ERM --algorithm AIDGN")
+        files = [str(path)]
+    if not files:
+        if "algorithms" not in options:
+            raise UserError("Say which algorithms with --algorithm NAME; `aidgn algorithms` lists them.")
+        return [Plan(datasets=names, **options, hyper_parameters=hyper_parameters)], {}
+    path = Path(files[0])
+    plans, places = read_plans(path)
+    if path.name == "sweep.yaml" and (path.parent / ".sweep").is_dir():
+        places.setdefault("out", str(path.parent))
+    if names:
+        options["datasets"] = names
+    return [replace(one, **options, hyper_parameters={**one.hyper_parameters, **hyper_parameters})
+            for one in plans], places
+
+
+def number(value: Any) -> Any:
+    """Text as a number, where it is one, so that a plan reads the same from options and from a file."""
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except (TypeError, ValueError):
+            continue
+    return value
+
+
+def find_launcher(name: str, settings: dict[str, Any]) -> Any:
+    """The launcher's run_all, once it is known that it takes these settings."""
+    import inspect
+    from importlib import import_module
+
+    run_all = import_module(f"aidgn.sweep.{name}").run_all
+    for setting in settings:
+        if setting not in inspect.signature(run_all).parameters:
+            raise UserError(f"--{setting.replace('_', '-')} is not for --launcher {name}.")
+    return run_all
+
+
+def count_workers(launcher: str, device: str, workers: int | None, runs: int) -> int:
+    """How many runs are trained at once, as far as it is known beforehand."""
+    from aidgn.sweep.local import choose_places
+
+    return len(choose_places(device, workers, runs)) if launcher == "local" else workers or 1
+
+
+def say_plan(todo: "Agenda", workers: int, dry_run: bool) -> float | None:
+    """How many runs, how many of them are finished, how long it takes. Returns the seconds, None if not known."""
+    from aidgn.sweep.timing import GPU, in_words
+
+    specs, numbers = todo.specs, todo.of_kind("left", "running")
+    kinds = [(len({spec.dataset for spec in specs}), "data set"), (len({spec.label() for spec in specs}), "algorithm"),
+             (max(spec.draw for spec in specs) + 1, "draw"), (max(spec.trial for spec in specs) + 1, "trial")]
+    text = ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in kinds)
+    pairs = sum(len(spec.target) > 1 for spec in specs)
+    text += f", {pairs} of them with two unseen domains" if pairs else ""
+    aside = todo.count("failed")
+    text += f". {todo.count('done')} finished" + (f", {aside} set aside" if aside else "") + f", {len(numbers)} to do."
+    click.echo(f"{len(specs)} runs: {text}", err=not dry_run)
+    if todo.absent:
+        click.echo(f"Not on this disk: {', '.join(todo.absent)}.", err=not dry_run)
+    if not numbers:
+        return 0.0
+    seconds = todo.seconds()
+    on_h200 = todo.h200_seconds(numbers)
+    if seconds is not None:
+        seconds /= workers
+        click.echo(f"About {in_words(seconds)} on {workers} worker{'s' if workers > 1 else ''} of this machine, by its "
+                   "finished runs.", err=not dry_run)
+    elif on_h200 is not None and not dry_run and GPU in device_name():
+        seconds = on_h200 / workers
+        click.echo(f"About {in_words(seconds)} here, by what was measured on an {GPU}.", err=True)
+    else:
+        click.echo("How long it takes on this machine is unknown until the first run has finished.", err=not dry_run)
+    if dry_run and on_h200 is not None:
+        click.echo(f"On one {GPU} about {in_words(on_h200)}, on eight {in_words(on_h200 / 8)}, by measured step "
+                   "times; compilation aside.")
+    return seconds
+
+
+def device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def say_end(todo: "Agenda", out: str) -> None:
+    done = todo.count("done")
+    click.echo(f"{done} of {len(todo.specs)} runs are finished. `aidgn table {out}` shows them.")
+    if todo.others:
+        click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {todo.folder.yaml}` goes on with "
+                   "them.")
+    if done == len(todo.specs) and any(item.varied for item in todo.items):
+        from aidgn.report.sensitivity import write_sensitivity
+
+        for path in write_sensitivity(out):
+            click.echo(f"Accuracy against each hyper-parameter that was varied: {path}")
+
+
+def failures(todo: "Agenda", out: str) -> str:
+    """The runs that were set aside, with their errors."""
+    numbers = todo.of_kind("failed")
+    lines = [f"  {todo.items[number]}: {last_line(todo.states[number].history.error)}" for number in numbers[:20]]
+    more = [f"  and {len(numbers) - 20} more; `aidgn status {out}` lists them all"] if len(numbers) > 20 else []
+    return "\n".join([f"{len(numbers)} runs failed and were set aside:", *lines, *more,
+                      f"Their errors are in {todo.folder.path / '.sweep'}. The same command with --retry-failed tries "
+                      "them again."])
+
+
+def last_line(error: str) -> str:
+    """Of a traceback what went wrong; a sentence as it is."""
+    return error.strip().splitlines()[-1] if error.startswith("Traceback") else error.strip()

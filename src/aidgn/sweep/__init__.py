@@ -1,25 +1,97 @@
 """Many runs: the plan of them, and how they are launched."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
-from aidgn.errors import UserError
+from aidgn.algorithms import find
+from aidgn.data import CATALOGUE, Dataset
+from aidgn.data.cache import prepare
+from aidgn.errors import UserError, did_you_mean
 from aidgn.training.spec import RunSpec
 
+Load = Callable[[RunSpec], Dataset]
 
-def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequence[str] = (), trials: int = 3,
-         draws: int = 1, data_dir: str | None = None, **shared: Any) -> list[RunSpec]:
-    """Every combination, in order of priority: data set, algorithm, draw, trial, target. No target means each domain in
-    turn; what is named twice counts once. `shared` goes to every run; all are checked against their data set before the
-    first one starts."""
+
+def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequence[str] = (),
+         leave_one_out: bool = False, trials: int = 3, draws: int = 1,
+         hyper_parameters: Mapping[str, Any] | None = None, data_dir: str | None = None, load: Load | None = None,
+         **shared: Any) -> list[RunSpec]:
+    """Every combination, in order of priority: data set, algorithm, point of the grid, draw, trial, target.
+
+    No target means each domain in turn; what is named twice counts once. `leave_one_out` adds the runs with two unseen
+    domains that selection by leave-one-domain-out needs. A hyper-parameter given as a list is varied, one at a time,
+    the others as they are; {algorithm: {name: value}} is for that algorithm alone. `shared` goes to every run. All are
+    checked against their data set, as `load` gives it, before the first one starts."""
     for option, value in (("trials", trials), ("draws", draws)):
         if value < 1:
             raise UserError(f"--{option} is {value}; expected a whole number of at least 1.")
-    specs = []
+    algorithms = list(dict.fromkeys(algorithms))
+    points = {algorithm: grid(algorithm, algorithms, hyper_parameters or {}) for algorithm in algorithms}
+    specs: list[RunSpec] = []
+    names: dict[str, str] = {}
     for dataset in dict.fromkeys(datasets):
-        loaded = RunSpec(dataset, image_size=shared.get("image_size")).load_dataset(data_dir)
-        names = list(dict.fromkeys(loaded.domains[loaded.find_domain(target)] for target in targets)) or loaded.domains
-        specs += [RunSpec(dataset, algorithm, name, trial, draw, **shared).resolved(loaded)
-                  for algorithm in dict.fromkeys(algorithms) for draw in range(draws) for trial in range(trials)
-                  for name in names]
+        blank = RunSpec(dataset, **shared)
+        loaded = load(blank) if load else load_for(blank, data_dir)
+        if loaded.name in names:
+            raise UserError(f"{names[loaded.name]} and {dataset} are both called {loaded.name}, and tables could not "
+                            "tell them apart. Rename one of the folders.")
+        names[loaded.name] = dataset
+        groups = unseen(loaded, targets, leave_one_out)
+        for algorithm in algorithms:
+            seen = set()
+            for given in points[algorithm]:
+                for draw in range(draws):
+                    for trial in range(trials):
+                        runs = list(_resolved(replace(blank, algorithm=algorithm, trial=trial, draw=draw,
+                                                      hyper_parameters=given), groups, loaded))
+                        same = repr((draw, trial, runs[0].hyper_parameters))  # a value of a grid may be the default
+                        if same not in seen:
+                            specs += runs
+                        seen.add(same)
     return specs
+
+
+def load_for(spec: RunSpec, data_dir: str | None = None) -> Dataset:
+    """The data set as the run will see it. Draws depend on what an own folder holds, so without its broken images."""
+    dataset = spec.load_dataset(data_dir)
+    own = dataset.name not in CATALOGUE
+    return prepare(dataset, skip_broken=True).dataset if spec.skip_broken and own else dataset
+
+
+def grid(algorithm: str, algorithms: Sequence[str], hyper_parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The hyper-parameters given for an algorithm; then, for every value of every list, with this one value."""
+    known = {find(name).name(): name for name in algorithms}
+    for name, value in hyper_parameters.items():
+        if isinstance(value, Mapping) and name not in {*known, *algorithms}:
+            raise UserError(f"hyper_parameters: {name} is not an algorithm of this plan."
+                            f"{did_you_mean(name, known)} It has {', '.join(known)}.")
+    given = {name: value for name, value in hyper_parameters.items() if not isinstance(value, Mapping)}
+    given |= hyper_parameters.get(find(algorithm).name()) or hyper_parameters.get(algorithm) or {}
+    base = {name: value for name, value in given.items() if not isinstance(value, list | tuple)}
+    points = [base]
+    for name, values in given.items():
+        if isinstance(values, list | tuple):
+            if not values:
+                raise UserError(f"hyper_parameters: {name} is an empty list; expected values to try.")
+            points += [{**base, name: value} for value in values]
+    return points
+
+
+def unseen(dataset: Dataset, targets: Sequence[str], leave_one_out: bool) -> list[tuple[str, ...]]:
+    """The unseen domains of each run: one by one; and all pairs of a target with another domain, if asked for."""
+    numbers = list(dict.fromkeys(dataset.find_domain(str(target)) for target in targets))
+    numbers = numbers or list(range(len(dataset.domains)))
+    pairs = dict.fromkeys(tuple(sorted((target, other))) for target in numbers
+                          for other in range(len(dataset.domains)) if other != target) if leave_one_out else {}
+    return [tuple(dataset.domains[number] for number in group) for group in [*((n,) for n in numbers), *pairs]]
+
+
+def _resolved(spec: RunSpec, groups: Sequence[tuple[str, ...]], dataset: Dataset) -> Iterator[RunSpec]:
+    """The run with each group of unseen domains. Nothing else depends on them but how many they are."""
+    for _, same in groupby(groups, len):
+        first, *rest = same
+        resolved = replace(spec, target=first).resolved(dataset)
+        yield resolved
+        yield from (replace(resolved, target=group) for group in rest)

@@ -1,0 +1,108 @@
+"""Accuracy against each hyper-parameter that a sweep varied, one at a time, as in the paper's search of kappa, gamma
+and mu_star."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from aidgn.errors import UserError
+from aidgn.report.figures import SOURCE_COLOURS, TARGET_COLOURS, WIDTH, grid, save, styled
+from aidgn.selection import Record, Records, as_records, read_runs, select
+
+Curves = dict[str, dict[Any, dict[str, dict[int, float]]]]  # name -> value -> target -> trial -> accuracy
+
+
+def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
+    """Accuracies by hyper-parameter, value, target and trial, each of the step with the best training-domain
+    validation; and the value that each has while others vary. For the runs of one algorithm on one data set."""
+    runs = [run for run in as_records(records).runs if run.args["hparams_seed"] == 0 and len(run.targets) == 1]
+    kinds = {(run.args["dataset"], run.args["algorithm"]) for run in runs}
+    if len(kinds) != 1:
+        raise UserError("Sensitivity is of one algorithm on one data set; the records are of "
+                        f"{', '.join(' '.join(kind) for kind in sorted(kinds)) or 'none with one unseen domain'}.")
+    counts = {name: Counter(run.hparams.get(name) for run in runs) for name in runs[0].hparams}
+    base = {name: counted.most_common(1)[0][0] for name, counted in counts.items()}
+    found: Curves = {}
+    for name, counted in counts.items():
+        if len(counted) == 1:
+            continue
+        others = {other: value for other, value in base.items() if other != name}
+        by_value = defaultdict(list)
+        for run in runs:
+            if all(run.hparams.get(other) == value for other, value in others.items()):
+                by_value[run.hparams[name]].append(run)
+        found[name] = {}
+        for value in sorted(by_value, key=lambda value: (isinstance(value, str), value)):
+            accuracies: dict[str, dict[int, float]] = defaultdict(dict)
+            for row in select(Records(by_value[value]), "training"):
+                accuracies[row.get("target_name", str(row["target"]))][row["trial"]] = row["accuracy"]
+            found[name][value] = dict(accuracies)
+    return found, base
+
+
+def averages(by_target: dict[str, dict[int, float]], targets: set[str]) -> list[float]:
+    """Mean over the targets, in every trial that has all of them."""
+    trials = set.intersection(*(set(by_target.get(target, ())) for target in targets))
+    return [mean(by_target[target][trial] for target in targets) for trial in sorted(trials)]
+
+
+@styled
+def sensitivity(records: Iterable[Record]) -> Figure:
+    """A panel for each hyper-parameter: thin lines the targets, thick their average with its standard deviation over
+    trials; dotted the value while the others vary."""
+    records = as_records(records)
+    found, base = curves(records)
+    if not found:
+        raise UserError("No hyper-parameter takes several values in these runs. Give a list of values in the plan, for "
+                        "example hyper_parameters: {kappa: [50, 110, 200]}.")
+    targets = sorted({target for values in found.values() for one in values.values() for target in one})
+    colours = dict(zip(targets, (SOURCE_COLOURS + TARGET_COLOURS) * (1 + len(targets) // 7), strict=False))
+    figure, axes = grid(1, len(found), max(WIDTH * min(len(found), 3) / 3, 3.4), 2.6)
+    for number, (axis, (name, values)) in enumerate(zip(axes[0], found.items(), strict=True)):
+        for target in targets:
+            line = [(value, 100 * mean(by_target[target].values())) for value, by_target in values.items()
+                    if target in by_target]
+            axis.plot(*zip(*line, strict=True), color=colours[target], linewidth=0.8, marker=".", markersize=3,
+                      label=target)
+        average = [(value, [100 * each for each in averages(by_target, set(targets))])
+                   for value, by_target in values.items()]
+        average = [(value, trials) for value, trials in average if trials]
+        if average:
+            axis.errorbar([value for value, _ in average], [mean(trials) for _, trials in average],
+                          [stdev(trials) if len(trials) > 1 else 0 for _, trials in average], color="black",
+                          linewidth=1.8, marker="o", markersize=3.5, capsize=2, label="average")
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if len(numbers) == len(values):
+            if min(numbers) > 0 and max(numbers) >= 8 * min(numbers):
+                axis.set_xscale("log")
+            axis.axvline(base[name], color="0.6", linestyle=":", linewidth=0.8, zorder=0)
+        axis.set_xlabel(name)
+        axis.grid(axis="y", color="0.92")
+        if number == 0:
+            axis.set_ylabel("accuracy on the unseen domain, %")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
+    run = records.runs[0]
+    trials = len({one.args["trial_seed"] for one in records.runs})
+    figure.suptitle(f"{run.args['algorithm']} on {run.args['dataset']}, training-domain validation, {trials} "
+                    f"trial{'s' if trials > 1 else ''}, ± standard deviation", fontsize=8)
+    return figure
+
+
+def write_sensitivity(folder: str | Path) -> list[Path]:
+    """FOLDER/sensitivity.png and .svg; with the names of data set and algorithm where there are several."""
+    kinds = defaultdict(list)
+    for run in read_runs(folder).finished().runs:
+        kinds[run.args["dataset"], run.args["algorithm"]].append(run)
+    varied = {kind: Records(runs) for kind, runs in kinds.items()
+              if len({tuple(sorted(run.hparams.items(), key=repr)) for run in runs
+                      if run.args["hparams_seed"] == 0}) > 1}
+    paths = []
+    for kind, records in varied.items():
+        suffix = "" if len(varied) == 1 else "-" + "-".join(kind)
+        paths += save(sensitivity(records), Path(folder) / f"sensitivity{suffix}")
+    return paths

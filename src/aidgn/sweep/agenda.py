@@ -1,0 +1,151 @@
+"""What a call of `aidgn sweep` has to do: its plan's runs, checked against the data and what the folder holds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import aidgn
+from aidgn import backbones
+from aidgn.data import CATALOGUE, Dataset, find_entry
+from aidgn.data.cache import prepare
+from aidgn.errors import UserError
+from aidgn.sweep.attempts import forgive
+from aidgn.sweep.folder import Item, State, SweepFolder, items_of
+from aidgn.sweep.planfile import Plan, merged, read_plans, write_plans
+from aidgn.sweep.timing import Speeds, h200_seconds, image_counts
+from aidgn.training.spec import RunSpec
+
+OnPrepare = Callable[[int, int], None]
+
+
+@dataclass
+class Agenda:
+    """The runs that were asked for, each once, and how they stand."""
+
+    folder: SweepFolder
+    plans: list[Plan]
+    specs: list[RunSpec]
+    items: list[Item]
+    datasets: dict[str, Dataset]  # by what the plan calls them
+    absent: list[str]  # data sets that are only known from the catalogue
+    common: dict[str, dict[str, str]]  # by name of the data set, what all its runs must share
+    states: list[State] = field(default_factory=list)
+    others: int = 0  # runs of the folder's plan that are left and were not asked for
+
+    def look(self, retries: int) -> None:
+        self.states = self.folder.states(self.items, retries)
+
+    def count(self, kind: str) -> int:
+        return sum(state.kind == kind for state in self.states)
+
+    def of_kind(self, *kinds: str) -> list[int]:
+        return [number for number, state in enumerate(self.states) if state.kind in kinds]
+
+    def enter(self, retries: int, data_dir: str | None) -> None:
+        """Write the plan into the folder, joined with what was planned there before."""
+        with self.folder.locked():
+            before, _ = self.folder.planned()
+            self.folder.check(self.specs, {key: one.name for key, one in self.datasets.items()}, self.common, before)
+            old = read_plans(self.folder.yaml)[0] if self.folder.yaml.exists() else []
+            new = [plan.settled([spec for spec in self.specs if spec.dataset in plan.datasets]) for plan in self.plans]
+            # A plan that differs and has no runs yet, or `check` would have refused, was changed before it began.
+            dropped = [one for one in old if any(_conflict(one, other) for other in new)]
+            gone = {self.name_of(dataset) for one in dropped for dataset in one.datasets}
+            plans = merged([one for one in old if one not in dropped], new)
+            items = {item.key: item for item in before if item.dataset not in gone}
+            items |= {item.key: item for item in self.items}
+            remarks = [f"Written by aidgn {aidgn.__version__}: {len(items)} runs. "
+                       f"`aidgn sweep {self.folder.yaml}` continues them."]
+            for dataset in self.datasets:
+                spec = next(spec for spec in self.specs if spec.dataset == dataset)
+                remarks.append(f"{self.datasets[dataset].name}: {spec.steps} steps, evaluated every {spec.eval_every}, "
+                               f"images of {spec.image_size}, {spec.backbone} ({spec.weights})")
+            if self.folder.planned() != (list(items.values()), retries) or plans != old:
+                self.folder.write(list(items.values()), retries, write_plans(plans, remarks, data_dir))
+            keys = {item.key for item in self.items}
+            rest = [item for item in items.values() if item.key not in keys]
+        self.others = sum(state.kind != "done" for state in self.folder.states(rest, retries)) if rest else 0
+
+    def name_of(self, dataset: str) -> str:
+        return self.datasets[dataset].name if dataset in self.datasets else Path(dataset).name
+
+    def retry_failed(self) -> None:
+        for number in self.of_kind("failed"):
+            forgive(self.folder.path, self.items[number].key)
+
+    def seconds(self) -> float | None:
+        """What one worker of this machine needs for the runs that are left; None where nothing is known."""
+        return Speeds(self.items, self.states).total(self.items[number] for number in self.of_kind("left", "running"))
+
+    def h200_seconds(self, numbers: Sequence[int]) -> float | None:
+        """What one H200 needs for these runs, by what was measured."""
+        counts = {key: list(CATALOGUE[one.name].counts.values()) if key in self.absent else image_counts(one)
+                  for key, one in self.datasets.items()}
+        total = 0.0
+        for number in numbers:
+            spec = self.specs[number]
+            one = h200_seconds(spec, self.datasets[spec.dataset], counts[spec.dataset])
+            if one is None:
+                return None
+            total += one
+        return total
+
+
+def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = None, precision: str | None = None,
+           dry: bool = False, on_prepare: OnPrepare | None = None) -> Agenda:
+    """Load the data sets, decode what is not decoded yet, plan the runs. `dry` reads and writes nothing of that: data
+    sets that are not on this disk are taken from the catalogue. `precision` is that of the runs, where it is known."""
+    loaded: dict[tuple[str, int | None, bool], Dataset] = {}
+    datasets: dict[str, Dataset] = {}
+    common: dict[str, dict[str, str]] = {}
+    absent: list[str] = []
+
+    def load(spec: RunSpec) -> Dataset:
+        key = spec.dataset, spec.image_size, spec.skip_broken
+        if key in loaded:
+            return loaded[key]
+        content = ""
+        try:
+            dataset = spec.load_dataset(data_dir)
+        except UserError:
+            if not dry or "/" in spec.dataset:
+                raise
+            dataset = outline(spec)
+            absent.append(spec.dataset)
+        else:
+            if not dry:
+                prepared = prepare(dataset, skip_broken=spec.skip_broken, on_progress=on_prepare)
+                dataset, content = prepared.dataset, prepared.content
+        shared = {"precision": precision} if precision else {}
+        if spec.dataset not in absent:
+            shared["data"] = f"{dataset.fingerprint[:32]}-{content}"
+        common[dataset.name] = shared
+        loaded[key] = datasets[spec.dataset] = dataset
+        return dataset
+
+    specs = list({spec.key(): spec for plan in plans for spec in plan.runs(load)}.values())
+    for spec in {(one.dataset, one.backbone, one.weights): one for one in specs}.values():
+        if not dry:
+            common[datasets[spec.dataset].name]["weights"] = backbones.weights_identity(str(spec.backbone),
+                                                                                        spec.weights)
+    items = items_of(specs, {key: one.name for key, one in datasets.items()})
+    return Agenda(SweepFolder(out), list(plans), specs, items, datasets, absent, common)
+
+
+def outline(spec: RunSpec) -> Dataset:
+    """A data set of the catalogue without its images: enough to plan runs and to know how long they take."""
+    entry = find_entry(spec.dataset)
+    none = np.zeros(0, np.int64)
+    return Dataset(entry.name, None, list(entry.domains), list(entry.classes), list(entry.letters), [], none, none,
+                   spec.image_size or entry.image_size, entry.augment, entry.eval_every, entry.steps,
+                   entry.lr_milestones)
+
+
+def _conflict(one: Plan, other: Plan) -> bool:
+    """Whether two plans want different runs for a cell of a table."""
+    names = ("steps", "eval_every", "image_size", "backbone", "weights", "augment_validation")
+    return bool(set(one.datasets) & set(other.datasets)) and any(
+        getattr(one, name) is not None and getattr(other, name) is not None
+        and getattr(one, name) != getattr(other, name) for name in names)

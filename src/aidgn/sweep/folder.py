@@ -1,0 +1,186 @@
+"""The folder of a sweep: run folders, and beside them
+
+    sweep.yaml              the plan, with which the sweep can be continued
+    .sweep/plan.json        its runs, for those who look on without the data at hand
+    .sweep/attempts/        see attempts.py
+
+What is done is decided by the run folders alone.
+"""
+
+import fcntl
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aidgn.errors import UserError
+from aidgn.files import storage_error, write_text
+from aidgn.sweep.attempts import History, history
+from aidgn.training.spec import RunSpec, sweep_key
+
+# What all runs on a data set must have in common to stand in one table.
+SETTINGS = {"steps": "steps", "eval_every": "steps between evaluations", "image_size": "image size",
+            "backbone": "backbone", "weights": "initial weights", "precision": "precision",
+            "augment_validation": "augmented validation", "data": "images"}
+
+
+class Item(NamedTuple):
+    """A planned run."""
+
+    key: str
+    dataset: str
+    algorithm: str
+    target: list[str]
+    trial: int
+    draw: int
+    steps: int
+    varied: str  # the point of a grid: "kappa=50"
+
+    def __str__(self) -> str:
+        parts = [self.dataset, self.algorithm, f"{' and '.join(self.target) or 'nothing'} unseen",
+                 f"trial {self.trial}", f"draw {self.draw}", self.varied]
+        return ", ".join(filter(None, parts))
+
+
+class State(NamedTuple):
+    """How it stands with a planned run: "done", "running", "failed" (and set aside) or "left"."""
+
+    kind: str
+    history: History
+
+
+class SweepFolder:
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.yaml = self.path / "sweep.yaml"
+        self.json = self.path / ".sweep" / "plan.json"
+        self.finished: dict[str, State] = {}  # runs seen to be done; they stay so
+
+    def planned(self) -> tuple[list[Item], int]:
+        """The runs of the plan and how often a broken one is retried; none where no sweep was started."""
+        try:
+            content = json.loads(self.json.read_bytes())
+            return [Item(*fields) for fields in content["runs"]], int(content["retries"])
+        except FileNotFoundError:
+            return [], 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.json} cannot be read ({error}). Remove it and start the sweep again.") from None
+
+    def write(self, items: Sequence[Item], retries: int, yaml: str) -> None:
+        write_text(self.json, json.dumps({"retries": retries, "runs": items}) + "\n")
+        write_text(self.yaml, yaml)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While the plan is read and written."""
+        try:
+            self.json.parent.mkdir(parents=True, exist_ok=True)
+            file = (self.json.parent / "lock").open("a")
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def states(self, items: Sequence[Item], retries: int) -> list[State]:
+        """How each run stands, from the disk alone."""
+        histories = {item.key: history(self.path, item.key) for item in items if item.key not in self.finished}
+        folders = {key: one.folder for key, one in histories.items() if one.folder}
+        named = {*folders.values(), *(state.history.folder for state in self.finished.values())}
+        for name in self.run_folders():
+            if name not in named and (identity := self.identity(name)):
+                folders.setdefault(sweep_key(identity), name)
+        found = []
+        for item in items:
+            if item.key not in self.finished:
+                past, folder = histories[item.key], folders.get(item.key)
+                if folder and (self.path / folder / "last.safetensors").exists():
+                    self.finished[item.key] = State("done", past)
+                else:
+                    kind = "running" if past.running else "failed" if past.failures > retries else "left"
+                    found.append(State(kind, past))
+                    continue
+            found.append(self.finished[item.key])
+        return found
+
+    def run_folders(self) -> list[str]:
+        with suppress(OSError), os.scandir(self.path) as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        return []
+
+    def identity(self, name: str) -> dict[str, Any]:
+        """Of the run in a folder; {} where there is none."""
+        try:
+            identity = json.loads((self.path / name / "run.json").read_bytes())["identity"]
+            return identity if isinstance(identity, dict) and "hyper_parameters" in identity else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def check(self, specs: Sequence[RunSpec], names: Mapping[str, str], common: Mapping[str, Mapping[str, Any]],
+              items: Sequence[Item]) -> None:
+        """Refuse runs here that the new ones would be mixed with in a table though they are of another kind.
+
+        `names` are the data sets' names by what the specifications call them; `common` says by name what is known of
+        weights, precision and images; `items` are the runs that were planned before."""
+        keys = {spec.key() for spec in specs}
+        on_grid = {item.key for item in items if item.varied}
+        examples = {names[spec.dataset]: spec for spec in specs}
+        cells: dict[tuple[Any, ...], RunSpec] = {
+            (names[spec.dataset], spec.label(), list(spec.target).__repr__(), spec.trial, spec.draw): spec
+            for spec in specs}
+        for name in self.run_folders():
+            identity = self.identity(name)
+            example = examples.get(identity.get("dataset", ""))
+            if example is None:
+                continue
+            ours = {**{key: getattr(example, key, None) for key in SETTINGS}, "data": None, "precision": None,
+                    **common[identity["dataset"]]}
+            differing = {words: (identity[key], ours[key]) for key, words in SETTINGS.items()
+                         if ours[key] is not None and identity.get(key) is not None
+                         and not _same(key, identity[key], ours[key])}
+            cell = (identity["dataset"], identity["algorithm"], repr(identity["target"]), identity["trial"],
+                    identity["draw"])
+            if not differing and cell in cells and sweep_key(identity) not in keys | on_grid:
+                spec = cells[cell]
+                there, here = identity["hyper_parameters"], spec.hyper_parameters
+                differing = {f"{identity['algorithm']}'s {key}": (there.get(key), here.get(key))
+                             for key in {**there, **here} if there.get(key) != here.get(key)}
+                differing = differing or {f"the text of {identity['algorithm']}": ("another", "this")}
+            if differing:
+                said = "; ".join(words if words == "images" else f"{words} {there} (here {here})"
+                                 for words, (there, here) in differing.items())
+                raise UserError(
+                    f"{self.path} holds runs of another plan, which tables would mix with these. Different on "
+                    f"{identity['dataset']}: {said}. Choose another folder with --out, give the same settings, or move "
+                    f"those runs away (the first: {self.path / name}).")
+
+
+def items_of(specs: Sequence[RunSpec], names: Mapping[str, str]) -> list[Item]:
+    """The runs as a plan lists them, each once. Of runs that differ in hyper-parameters alone it says in which."""
+    cells = defaultdict(list)
+    for spec in specs:
+        cells[spec.dataset, spec.label(), spec.draw, spec.trial].append(spec)
+    varied: dict[tuple[Any, ...], list[str]] = {}
+    for cell, members in cells.items():
+        first = members[0].hyper_parameters
+        varied[cell] = [name for name in first
+                        if any(spec.hyper_parameters.get(name) != first[name] for spec in members)]
+    items = (Item(spec.key(), names[spec.dataset], spec.label(), list(spec.target), spec.trial, spec.draw,
+                  int(spec.steps or 0),
+                  ", ".join(f"{name}={_short(spec.hyper_parameters[name])}"
+                            for name in varied[spec.dataset, spec.label(), spec.draw, spec.trial]))
+             for spec in specs)
+    return list({item.key: item for item in items}.values())
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _same(key: str, there: Any, here: Any) -> bool:
+    if key == "data":  # names of the images, and their content where that is known
+        return str(there).startswith(str(here))
+    return there == here
