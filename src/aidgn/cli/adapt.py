@@ -1,6 +1,7 @@
 """aidgn adapt"""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,14 +31,12 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
     from aidgn.adaptation.runs import adapt as adapt_run
     from aidgn.cli.display import RunDisplay
     from aidgn.errors import UserError
-    from aidgn.report.adaptation import chosen_runs, read_lines
+    from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, read_lines
 
     names = list(dict.fromkeys(NAMES[method] for method in methods)) or list(DEFAULT)
     runs, notes = chosen_runs(folders)
     if features is not None and len(runs) != 1:
         raise UserError(f"--features {features} is of one model, but there are {len(runs)} runs to adapt.")
-    for note in notes:
-        click.echo(note, err=True)
     lines: list[dict[str, Any]] = []
     failed: list[str] = []
     each = sum(len(SETTINGS[name]) for name in names)
@@ -58,7 +57,13 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
     for message in messages:
         click.echo(message, err=True)
     if lines:
-        click.echo(_one_run(lines) if len(runs) == 1 else _tables(lines))
+        sweep = next((Path(folder) for folder in folders if not (Path(folder) / "run.json").is_file()), None)
+        made = adaptation_tables(lines, notes=notes) if sweep or len(runs) > 1 else []
+        click.echo("\n\n".join(table.to_terminal() for table in made) or _one_run(lines))
+        if sweep is not None and (compared := comparable(lines)):
+            from aidgn.report.figures import adaptation_bars, save
+
+            click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep / 'adaptation')))}")
         many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
         click.echo(f"All settings: {runs[0] / KEPT}{many}. `aidgn table {' '.join(folders)} --adaptation` shows this "
                    "again.", err=True)
@@ -78,9 +83,3 @@ def _one_run(lines: Sequence[dict[str, Any]]) -> str:
             f"sources {line['source_accuracy']:6.1%}   {', '.join(line['target'])} {line['target_accuracy']:6.1%}"
             for line, setting in zip(chosen, settings, strict=True)]
     return "\n".join([head, *rows])
-
-
-def _tables(lines: Sequence[dict[str, Any]]) -> str:
-    from aidgn.report.adaptation import adaptation_tables
-
-    return "\n\n".join(table.to_terminal() for table in adaptation_tables(lines))

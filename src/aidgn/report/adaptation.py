@@ -64,6 +64,18 @@ def label(line: Line) -> str:
     return line["algorithm"] if line["method"] == "none" else f"{line['algorithm']} + {line['method']}"
 
 
+def comparable(lines: Sequence[Line]) -> list[Line]:
+    """The chosen settings, for (data set, target, trial) where every algorithm and method has one, so that averages are
+    over the same; [] where there is nothing to compare."""
+    found: dict[tuple[str, str], dict[tuple[str, str, int], Line]] = {}
+    for line in lines:
+        if line["selected"] and len(line["target"]) == 1:
+            place = line["dataset"], line["target"][0], line["trial"]
+            found.setdefault((line["algorithm"], line["method"]), {})[place] = line
+    common = set.intersection(*(set(places) for places in found.values())) if len(found) > 1 else set()
+    return [line for places in found.values() for place, line in places.items() if place in common]
+
+
 # Reading --------------------------------------------------------------------------------------------------------------
 
 def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str]]:
