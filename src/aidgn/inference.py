@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from aidgn import backbones
-from aidgn.algorithms import Algorithm, find
+from aidgn.algorithms import ALGORITHMS, Algorithm, find
 from aidgn.data.augment import clean
 from aidgn.data.batches import to_device
 from aidgn.data.cache import usable_cores
@@ -30,10 +30,11 @@ from aidgn.data.dataset import walk
 from aidgn.data.decoding import shrunk
 from aidgn.data.images import IMAGE_SUFFIXES, UPRIGHT, orientation, to_rgb
 from aidgn.errors import UserError
+from aidgn.novelty import RATE, Novelty, class_vectors, outputs
 from aidgn.training.evaluation import CPU_BATCH
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
 from aidgn.training.folder import read_weights
-from aidgn.training.run import CHUNK
+from aidgn.training.loop import CHUNK
 
 DECODED_TOGETHER = 4  # images that a thread takes at a time
 ImageLike = str | Path | Image.Image | np.ndarray | Tensor
@@ -48,6 +49,9 @@ class Prediction:
     labels: list[str]  # the most probable class of each
     probabilities: np.ndarray  # float64 [N, C], in the order of `classes`
     classes: list[str]
+    logits: Tensor  # float32 [N, C], on the CPU
+    features: Tensor  # float32 [N, n], on the CPU: what the classifier sees
+    warnings: list[str | None] | None = None  # what is unlike the training images; None: this model cannot tell
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,30 +71,36 @@ class Model:
     Algorithms that describe a domain by the images beside an image (ARM, MTL) do so with consecutive images given."""
 
     def __init__(self, network: Algorithm, algorithm: str, classes: list[str], domains: list[str], image_size: int,
-                 device: torch.device):
+                 device: torch.device, novelty: Novelty | None = None, false_alarms: float = RATE):
+        self.novelty, self.false_alarms = novelty, false_alarms
         self.network = network.to(device).eval()
         self.algorithm, self.classes, self.domains = algorithm, classes, domains
         self.image_size, self.device = image_size, device
+        self.slot = round(image_size * 256 / 224)  # larger images are shrunk to this side first, as in the cache
         together = network.group_size
         self.batch_size = max((CPU_BATCH if device.type == "cpu" else EVAL_BATCH) // together, 1) * together
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Prediction:
         """Label and probabilities of one image or of many."""
-        return self.prediction(self.logits(images))
+        found = [(each.features, each.logits) for _, each in self.batches(as_list(images))]
+        empty = torch.empty(0, self.network.num_features), torch.empty(0, len(self.classes))
+        features, logits = (torch.cat(parts) for parts in zip(*(found or [empty]), strict=True))
+        return self.prediction(features, logits)
 
     def logits(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
         """Logits [N, C], float32 on the CPU."""
-        found = [logits for _, logits in self.batches(as_list(images))]
-        return torch.cat([torch.empty(0, len(self.classes)), *found])
+        return self.predict(images).logits
 
-    def prediction(self, logits: Tensor) -> Prediction:
+    def prediction(self, features: Tensor, logits: Tensor) -> Prediction:
         probabilities = logits.double().softmax(1).numpy()
-        return Prediction([self.classes[c] for c in probabilities.argmax(1)], probabilities, self.classes)
+        labels = probabilities.argmax(1)
+        warnings = None if self.novelty is None else self.novelty.warnings(features, labels, self.false_alarms)
+        return Prediction([self.classes[c] for c in labels], probabilities, self.classes, logits, features, warnings)
 
     def batches(self, images: Iterable[ImageLike], on_broken: Callable[[ImageLike, UserError], None] | None = None
-                ) -> Iterator[tuple[list[ImageLike], Tensor]]:
-        """Images and their logits, a batch at a time, while threads decode the next ones: for more images than memory
-        holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
+                ) -> Iterator[tuple[list[ImageLike], Prediction]]:
+        """Images and what the model says of them, a batch at a time, while threads decode the next: for more images
+        than memory holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
         kept: list[ImageLike] = []
         pixels: list[np.ndarray] = []
         for number, (image, result) in enumerate(self.decoded(images)):
@@ -102,14 +112,14 @@ class Model:
             kept.append(image)
             pixels.append(result)
             if len(kept) == self.batch_size:
-                yield kept, self.forward(pixels)
+                yield kept, self.prediction(*self.forward(pixels))
                 kept, pixels = [], []
         if kept:
-            yield kept, self.forward(pixels)
+            yield kept, self.prediction(*self.forward(pixels))
 
     def decoded(self, images: Iterable[ImageLike]) -> Iterator[tuple[ImageLike, np.ndarray | UserError]]:
         """Images in their order with their pixels [h, w, 3], as the cache stores them, or what is wrong with them."""
-        slot, cores, rest = round(self.image_size * 256 / 224), usable_cores(), iter(images)
+        slot, cores, rest = self.slot, usable_cores(), iter(images)
         ahead = max(2 * self.batch_size // DECODED_TOGETHER, 2 * cores)
         waiting: deque[tuple[list[ImageLike], Future[list[np.ndarray | UserError]]]] = deque()
         pool = ThreadPoolExecutor(cores)  # decoders release the interpreter lock
@@ -125,8 +135,8 @@ class Model:
             pool.shutdown(wait=False, cancel_futures=True)
 
     @torch.no_grad()
-    def forward(self, pixels: Sequence[np.ndarray]) -> Tensor:
-        """Logits of decoded images, as evaluation computes them."""
+    def forward(self, pixels: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """Features and logits of decoded images, as evaluation computes them."""
         sizes = [image.shape[:2] for image in pixels]
         slot = max(map(max, sizes))
         slots = np.zeros((len(pixels), slot, slot, 3), np.uint8)
@@ -138,7 +148,8 @@ class Model:
         parts = zip(to_device(torch.from_numpy(slots), self.device).split(together), geometry.split(together),
                     strict=True)
         x = torch.cat([clean(*part, self.image_size, exact_fit=exact_fit) for part in parts])
-        return self.network.predict(x).float().cpu()
+        features, logits = outputs(self.network, x)
+        return features.float().cpu(), logits.float().cpu()
 
 
 # Images ---------------------------------------------------------------------------------------------------------------
@@ -217,17 +228,21 @@ def find_images(names: Iterable[str]) -> list[str]:
 
 # Loading --------------------------------------------------------------------------------------------------------------
 
-def load_model(path: str | Path, device: str = "auto", algorithm: str | None = None) -> Model:
-    """The model of a finished run: its folder (the selected step), or model.safetensors or last.safetensors in it.
+def load_model(path: str | Path, device: str = "auto", algorithm: str | None = None,
+               false_alarms: float = RATE) -> Model:
+    """The model of a finished run: its folder (the selected step), model.safetensors or last.safetensors in it, or the
+    .safetensors file that `aidgn export` made of it.
 
     algorithm: path/to/file.py:Class for a run of an algorithm of your own. It is asked for, not remembered, because
-    loading a model must not run code that whoever made the folder chose."""
+    loading a model must not run code that whoever made the folder chose.
+    false_alarms: the share of images like those of the sources that get a warning."""
     path = Path(path)
     weights = path / "model.safetensors" if path.is_dir() else path
-    about = path_to_run(path, weights)
+    tensors, metadata = read_weights(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
+    about = weights if "run" in metadata else path_to_run(path, weights)  # an exported file says all itself
     where = choose_device(device)
     try:
-        run = json.loads(about.read_text(encoding="utf-8"))
+        run = metadata["run"] if about is weights else json.loads(about.read_text(encoding="utf-8"))
         identity: dict[str, Any] = run["identity"]
         label, average, backbone = identity["algorithm"], identity["average"], str(identity["backbone"])
         name = label.removesuffix(f"+{average.upper()}") if average else label
@@ -252,7 +267,6 @@ def load_model(path: str | Path, device: str = "auto", algorithm: str | None = N
     featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
     network = kind(featurizer, len(classes), sources, **hyper_parameters)
 
-    tensors, metadata = read_weights(weights)
     if metadata.get("algorithm", label) != label:
         raise UserError(f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
                         "they are not of the same run.")
@@ -261,13 +275,28 @@ def load_model(path: str | Path, device: str = "auto", algorithm: str | None = N
         raise UserError(f"{weights} does not fit {about}, which describes {label} with {backbone} and "
                         f"{len(classes)} classes: {faults}. They are not of the same run, or one was changed.")
     network.load_state_dict(tensors, strict=False)
-    return Model(network, label, classes, domains, size, where)
+    return Model(network, label, classes, domains, size, where, read_novelty(weights, network, metadata), false_alarms)
+
+
+def read_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) -> Novelty | None:
+    """What is usual for the selected step's weights; None for others, and for runs that were trained before this."""
+    if "run" in metadata:
+        exported = metadata.get("novelty")
+        return None if exported is None else Novelty.from_dict(exported, class_vectors(network.classifier))
+    path = weights.with_name("novelty.json")
+    if weights.name != "model.safetensors" or not path.exists():
+        return None
+    try:
+        return Novelty.from_dict(json.loads(path.read_text(encoding="utf-8")), class_vectors(network.classifier))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}). Without it there are no warnings: move it away.") from None
 
 
 def path_to_run(path: Path, weights: Path) -> Path:
     """The run.json that goes with a model, once it is sure that there is a model."""
     about = weights.with_name("run.json")
-    expected = "expected the folder of a finished run, or model.safetensors or last.safetensors in it"
+    expected = "expected the folder of a finished run, model.safetensors or last.safetensors in it, or what " \
+               "`aidgn export` made of it"
     if not path.exists():
         raise UserError(f"The model {path} does not exist: {expected}.")
     if weights.suffix != ".safetensors":
@@ -288,6 +317,8 @@ def find_algorithm(about: Path, name: str, source: str | None, given: str | None
     if source is not None and given is None:
         raise UserError(f"{about} describes a run of {name}, an algorithm of your own: say where its class is, with "
                         f"--algorithm path/to/file.py:{name} (load_model(..., algorithm=...)).")
+    if given is None and name not in ALGORITHMS:  # `find` would take a path to code for a name
+        raise UserError(f"{about} describes a run of {name}, which is no algorithm of this version of aidgn.")
     kind = find(given or name)
     if kind.name() != name:
         raise UserError(f"{about} describes a run of {name}, not of {given}.")

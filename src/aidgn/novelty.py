@@ -2,7 +2,7 @@
 direction, against those of source images that were set aside, as a conformal p-value."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Novelty:
     norms: np.ndarray  # float64 [n]
     angles: np.ndarray  # float64 [n], in radians
     weight: np.ndarray | None  # [features, C], a vector for each class; None: by the norm alone
+    _known: dict[bytes, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # how unusual the n are
 
     @classmethod
     def of(cls, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
@@ -66,10 +67,14 @@ class Novelty:
                              + [self.quantile(self.angles, angles, q) for q in (0.5, 0.95)], axis=1)
         p = np.empty(len(norms))
         # Quantiles are almost always the same few, as they depend only on which side of them the new image is.
+        if len(self._known) > 100:
+            self._known.clear()
         distinct, which = np.unique(quantiles, axis=0, return_inverse=True)
         for number, row in enumerate(distinct):
             new = np.flatnonzero(which.ravel() == number)
-            known = np.sort(unusual(self.norms, self.angles, row))
+            known = self._known.get(row.tobytes())
+            if known is None:
+                known = self._known[row.tobytes()] = np.sort(unusual(self.norms, self.angles, row))
             as_unusual = len(self) - np.searchsorted(known, unusual(norms[new], angles[new], row), "left")
             p[new] = (as_unusual + 1) / (len(self) + 1)
         return p

@@ -3,10 +3,12 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -47,8 +49,13 @@ def test_forms_agree_with_the_library(place: Path) -> None:
     assert len(objects) == len(rows) == 78
     assert result.stderr.decode().count("left out: pictures/poster/") == 2
     assert "78 images classified, 2 left out; in out/labels.csv." in result.stderr.decode()
+    warned = [each["warning"] for each in objects if each["warning"]]
+    assert f"{len(warned)} with a warning, {len(warned) / 78:.1%}; of images like the training ones, 1.0% get one" in (
+        result.stderr.decode())
     found = load_model(place / "run", "cpu").predict([place / each["file"] for each in objects])
+    assert [each["warning"] for each in objects] == found.warnings
     for each, row, best in zip(objects, rows, found.top(3), strict=True):
+        assert (each["warning"] or "") == row["warning"]
         assert each["file"] == row["file"] and each["label"] == row["label"] == best[0][0]
         assert [entry["label"] for entry in each["top"]] == [label for label, _ in best]
         assert [float(row[key]) for key in ("probability", "probability_2", "probability_3")] == pytest.approx(
@@ -65,8 +72,20 @@ def test_table_list_and_pattern(place: Path) -> None:
     head, first, *rest = result.stdout.splitlines()
     assert head.split() == [b"file", b"label", b"probability"] and first.startswith(odd)
     assert [row.split()[0].decode() for row in rest] == [str(path.relative_to(place)) for path in files]
-    assert all(row.endswith(b"%") for row in rest)
+    assert all(row.split(b"  unlike")[0].endswith(b"%") for row in rest)
     assert b"left out: missing.png does not exist." in result.stderr
+
+
+def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (28, 28, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(place / "noise.png")
+    result = predict(place, "run", "noise.png", "--false-alarms", "0.9999")  # anything but the most usual image
+    assert b"unlike the training images (p = " in result.stdout and b"1 with a warning" in result.stderr
+    older = Path(shutil.copytree(place / "run", place / "older"))
+    (older / "novelty.json").unlink()
+    result = predict(place, "older", "noise.png", "--csv", "-")
+    assert result.stdout.splitlines()[0] == b"file,label,probability"
+    assert b"Warnings about images unlike the training ones are not available" in result.stderr
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

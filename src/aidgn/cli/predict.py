@@ -15,26 +15,30 @@ import click
 from aidgn.errors import UserError
 from aidgn.files import written_aside
 
-Rows = list[tuple[str, list[tuple[str, float]]]]  # files, each with its most probable classes
+# Files, each with its most probable classes and, from a model that can tell, '' or what is unlike the training images.
+Rows = list[tuple[str, list[tuple[str, float]], str | None]]
 
 
-@click.command(short_help="Labels and probabilities of images.", epilog="""\b
+@click.command(short_help="Labels, probabilities and warnings of images.", epilog="""\b
 Examples:
   aidgn predict runs/digits-AIDGN-chalk-trial0-draw0-524de501 photo.jpg
   aidgn predict RUN photos/ --csv labels.csv
   aidgn predict RUN "photos/**/*.png" --top 3
   find . -name "*.jpg" | aidgn predict RUN - --json > labels.jsonl
-Images that cannot be read are named on standard error and left out.""")
+Images that cannot be read are named on standard error and left out. A warning means that the feature's norm, or its
+angle to the predicted class, is unlike those of images set aside in training.""")
 @click.argument("model")
 @click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
 @click.option("--top", default=1, show_default=True, type=click.IntRange(min=1), metavar="K",
               help="The K most probable classes instead of one.")
 @click.option("--csv", metavar="FILE", help="Write CSV to FILE, or to standard output if it is -.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.option("--false-alarms", default=0.01, show_default=True, type=click.FloatRange(0, 1, min_open=True),
+              metavar="SHARE", help="How many of the images like those trained on may get a warning.")
 @click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
-def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_json: bool, algorithm: str | None,
-            device: str) -> None:
+def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_json: bool, false_alarms: float,
+            algorithm: str | None, device: str) -> None:
     """Classify IMAGES with MODEL, the folder of a finished run. IMAGES are files, folders, quoted patterns, or - for
     a list of files on standard input."""
     if csv == "-" and as_json:
@@ -54,9 +58,9 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
     if not files:
         raise UserError(f"No image found in {', '.join(images)}: expected image files, folders with some, or quoted "
                         "patterns.")
-    loaded = load_model(model, device, algorithm)
+    loaded = load_model(model, device, algorithm, false_alarms)
     top = min(top, len(loaded.classes))
-    broken = done = 0
+    broken = done = warned = 0
     out = sys.stdout  # as it is before a live display redirects what is printed
     outputs: list[tuple[TextIO, Callable[[Rows, bool], str]]] = [(out, _as_json)] if as_json else []
     with ExitStack() as stack:
@@ -80,8 +84,10 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
             click.echo(f"left out: {error}", err=True)
 
         try:
-            for names, logits in loaded.batches(files, skip):
-                rows = list(zip(map(str, names), loaded.prediction(logits).top(top), strict=True))
+            for names, found in loaded.batches(files, skip):
+                warnings = [None] * len(names) if found.warnings is None else [each or "" for each in found.warnings]
+                warned += sum(map(bool, warnings))
+                rows = list(zip(map(str, names), found.top(top), warnings, strict=True))
                 for stream, form in outputs:
                     stream.write(form(rows, not done))
                     stream.flush()
@@ -96,12 +102,23 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
                             "The image could not be read.")
     click.echo(f"{done} image{'s' * (done != 1)} classified" + (f", {broken} left out" if broken else "")
                + (f"; in {csv}" if csv not in (None, "-") else "") + ".", err=True)
+    if loaded.novelty is None:
+        click.echo("Warnings about images unlike the training ones are not available: this model came without "
+                   "novelty.json, which training writes.", err=True)
+    else:
+        rate = loaded.novelty.rate(false_alarms)
+        few = f" (the least that {len(loaded.novelty)} images set aside can tell)" if rate > false_alarms else ""
+        click.echo(f"{warned} with a warning, {warned / done:.1%}; of images like the training ones, {rate:.1%} get "
+                   f"one by chance{few}.", err=True)
 
 
 def _as_json(rows: Rows, first: bool) -> str:
-    entries = [(file, [{"label": label, "probability": round(p, 6)} for label, p in best]) for file, best in rows]
-    return "".join(json.dumps({"file": file, **best[0], **({"top": best} if len(best) > 1 else {})}) + "\n"
-                   for file, best in entries)
+    lines = []
+    for file, best, warning in rows:
+        entries = [{"label": label, "probability": round(p, 6)} for label, p in best]
+        told = {} if warning is None else {"warning": warning or None}
+        lines.append(json.dumps({"file": file, **entries[0], **told, **({"top": entries} if len(best) > 1 else {})}))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _as_csv(rows: Rows, first: bool) -> str:
@@ -109,13 +126,15 @@ def _as_csv(rows: Rows, first: bool) -> str:
     table = csv_format.writer(text, lineterminator="\n")
     if first:
         ranks = ["", *(f"_{rank}" for rank in range(2, len(rows[0][1]) + 1))]
-        table.writerow(["file", *(f"{head}{rank}" for rank in ranks for head in ("label", "probability"))])
-    table.writerows([file, *(cell for label, p in best for cell in (label, f"{p:.6f}"))] for file, best in rows)
+        told = [] if rows[0][2] is None else ["warning"]
+        table.writerow(["file", *(f"{head}{rank}" for rank in ranks for head in ("label", "probability")), *told])
+    table.writerows([file, *(cell for label, p in best for cell in (label, f"{p:.6f}")),
+                     *([] if warning is None else [warning])] for file, best, warning in rows)
     return text.getvalue()
 
 
 def _as_text(rows: Rows, first: bool, files: int, labels: int) -> str:
     """A table whose columns for file and label have these widths."""
     head = f"{'file':<{files}}  {'label':<{labels}}  probability\n" if first else ""
-    return head + "".join(f"{file:<{files}}" + "".join(f"  {label:<{labels}}  {p:>6.1%}" for label, p in best) + "\n"
-                          for file, best in rows)
+    return head + "".join(f"{file:<{files}}" + "".join(f"  {label:<{labels}}  {p:>6.1%}" for label, p in best)
+                          + (f"  {warning}" if warning else "") + "\n" for file, best, warning in rows)

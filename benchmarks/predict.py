@@ -1,0 +1,103 @@
+"""Speed of predicting from files, warnings and CSV rows included, against bare decoding and the bare network.
+
+    python benchmarks/predict.py --backbone resnet18 --images 600
+
+Aim: at least 0.90 of the speed of the slower of the two. On a CPU both need the same cores, so that the sum of the two
+times is the least possible there; the share of that is printed too.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from prepare import clocks, generate
+
+from aidgn import backbones
+from aidgn.algorithms import find
+from aidgn.cli.predict import _as_csv
+from aidgn.data.cache import usable_cores
+from aidgn.data.decoding import shrunk
+from aidgn.inference import Model, find_images
+from aidgn.novelty import MOST, Novelty, class_vectors
+from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
+
+
+def make_model(backbone: str, size: int, device: torch.device) -> Model:
+    """A network of random weights; what is usual is made up, as much of it as a real model has."""
+    net = backbones.create(backbone, weights="none")
+    backbones.fold(net)
+    featurizer = Featurizer(net.to(memory_format=torch.channels_last), choose_precision("auto", device), compiled=False)
+    network = find("AIDGN")(featurizer, 7, 3)
+    usual = Novelty.of(torch.randn(MOST, network.num_features), torch.zeros(MOST, dtype=torch.long),
+                       class_vectors(network.classifier))
+    return Model(network, "AIDGN", list("abcdefg"), ["x", "y", "z"], size, device, usual)
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> np.ndarray:
+    start = clocks()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return clocks() - start
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=600)
+    parser.add_argument("--pixels", type=int, default=227, help="side of the image files")
+    parser.add_argument("--backbone", default="resnet18")
+    parser.add_argument("--image-size", type=int, default=224, help="side of the network's input")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeats", type=int, default=3, help="the fastest of so many, taken in turns, counts")
+    options = parser.parse_args()
+    device = choose_device(options.device)
+    model = make_model(options.backbone, options.image_size, device)
+    batch = torch.randn(model.batch_size, 3, options.image_size, options.image_size, device=device)
+    with tempfile.TemporaryDirectory() as folder:
+        generate(Path(folder), options.images, options.pixels)
+        files = find_images([folder])
+
+        def decoding() -> None:
+            with ThreadPoolExecutor(usable_cores()) as pool:
+                for _ in pool.map(lambda file: shrunk(file, model.slot)[0].tobytes(), files):
+                    pass
+
+        @torch.no_grad()
+        def network() -> None:
+            for start in range(0, options.images, model.batch_size):
+                model.network.predict(batch[:options.images - start]).cpu()
+
+        def everything() -> None:
+            for names, found in model.batches(files):
+                _as_csv([(str(name), best, warning or "") for name, best, warning
+                         in zip(names, found.top(1), found.warnings or [], strict=True)], False)
+
+        works = {"bare decoding": decoding, "bare network": network, "predict": everything}
+        for work in works.values():
+            work()  # caches and cuDNN's choices
+        times = {name: np.full(2, np.inf) for name in works}
+        began = time.perf_counter()
+        for _ in range(options.repeats):
+            for name, work in works.items():
+                times[name] = np.minimum(times[name], seconds(work, device))
+    print(f"{options.images} JPEGs of {options.pixels} pixels, {options.backbone} at {options.image_size} on "
+          f"{device.type}, {usable_cores()} cores, fastest of {options.repeats} in {time.perf_counter() - began:.0f} s")
+    for name, (wall, cores) in times.items():
+        print(f"  {name:<14} {options.images / wall:>8.1f} images/s, {cores / options.images * 1e3:.2f} ms of a core")
+    wall, cores = (dict(zip(times, each, strict=True)) for each in zip(*times.values(), strict=True))
+    slower = max(wall["bare decoding"], wall["bare network"]) / wall["predict"]
+    print(f"  predict has {slower:.2f} of the speed of the slower of the two")
+    if device.type == "cpu":
+        both = cores["bare decoding"] + cores["bare network"]
+        print(f"  and takes {cores['predict'] / both:.2f} times the work of both together")
+    return 0 if slower >= 0.9 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
