@@ -1,0 +1,246 @@
+"""Features against the run's own records, single images through the network, and classifiers written out in float64."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from aidgn.analysis.features import KEPT, Features, extract
+from aidgn.data import load_dataset
+from aidgn.errors import UserError
+from aidgn.inference import load_model
+from aidgn.training import RunSpec, train
+from aidgn.training.folder import RunFolder
+
+DIGITS = load_dataset("digits")
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+OWN = """
+from torch.nn.functional import cross_entropy
+from aidgn.algorithms.base import Algorithm, join
+class Mine(Algorithm):
+    def objective(self, minibatches):
+        x, y = join(minibatches)
+        return {"loss": cross_entropy(self.predict(x), y)}
+    def predict(self, x):
+        return -super().predict(x)
+"""
+
+
+def digits_run(out: Path, algorithm: str = "AIDGN", **changes: object) -> Path:
+    settings = {"steps": 6, "eval_every": 3, "hyper_parameters": {"batch_size": 8}, **changes}
+    return train(RunSpec("digits", algorithm, "chalk", **settings), out, device="cpu")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digits_run(tmp_path_factory.mktemp("runs"), trial=1)
+
+
+@pytest.fixture(scope="module")
+def features(run: Path) -> Features:
+    return extract(run, device="cpu")
+
+
+@pytest.fixture
+def copy(run: Path, features: Features, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def selected_record(run: Path) -> dict[str, float]:
+    records = RunFolder(run).records()
+    sources = [i for i in range(4) if i not in records[0]["args"]["test_envs"]]
+    return max(records, key=lambda record: np.mean([record[f"env{i}_out_acc"] for i in sources]))
+
+
+def accuracies(features: Features) -> dict[str, float]:
+    """Of every domain and split, by `domains`, `outside`, `logits` and `labels` alone."""
+    found = {}
+    for i, _ in enumerate(features.domain_names):
+        for which, name in ((features.outside, "out"), (~features.outside, "in")):
+            here = (features.domains == i) & which
+            found[f"env{i}_{name}_acc"] = float(np.mean(features.logits[here].argmax(1) == features.labels[here]))
+    return found
+
+
+@pytest.mark.parametrize(("algorithm", "hyper_parameters"), [
+    ("AIDGN", {}), ("MTL", {}), pytest.param("ARM", {"batch_size": 7}, marks=pytest.mark.slow)])
+def test_they_reproduce_the_recorded_accuracies_exactly(algorithm: str, hyper_parameters: dict[str, float],
+                                                        tmp_path: Path) -> None:
+    """Also of algorithms whose prediction depends on the images beside an image."""
+    run = digits_run(tmp_path, algorithm, evaluate_source_in=True,
+                     hyper_parameters={"batch_size": 8, **hyper_parameters})
+    record, found = selected_record(run), accuracies(extract(run, device="cpu"))
+    wanted = {key: value for key, value in record.items() if key.endswith("_acc")}
+    assert len(wanted) == 8 and len({*wanted.values()}) > 4
+    assert found == pytest.approx(wanted, abs=1e-12)
+
+
+def test_what_they_say_about_the_images(run: Path, features: Features) -> None:
+    assert features.files == DIGITS.files and features.class_names == DIGITS.classes
+    assert features.domain_names == DIGITS.domains and features.targets == ["chalk"]
+    assert (features.dataset, features.algorithm, features.trial, features.draw) == ("digits", "AIDGN", 1, 0)
+    np.testing.assert_array_equal(features.labels, DIGITS.labels)
+    np.testing.assert_array_equal(features.domains, DIGITS.domain_of)
+    assert [features.outside[features.domains == i].sum() for i in range(4)] == [
+        int(0.2 * np.sum(DIGITS.domain_of == i)) for i in range(4)]
+    inside, outside = features.split("poster")
+    assert features.outside[outside].all() and not features.outside[inside].any()
+    assert sorted([*inside, *outside]) == np.flatnonzero(DIGITS.domain_of == 2).tolist()
+    assert inside.tolist() != sorted(inside)  # shuffled, as the splits are
+
+
+def test_single_images_through_the_network(run: Path, features: Features) -> None:
+    network = load_model(run, device="cpu").network
+    assert DIGITS.pixels is not None and features.weight is not None and features.kappa == 10
+    for i in (0, 700, 1796):
+        x = ((DIGITS.pixels[i] / 255 - MEAN) / STD).transpose(2, 0, 1)[None]
+        with torch.no_grad():
+            z = network.features(torch.from_numpy(x).float())[0].numpy()
+        np.testing.assert_allclose(features.features[i], z, rtol=1e-4, atol=1e-4)
+        z, weight = features.features[i].astype(np.float64), features.weight.astype(np.float64)
+        cosine = z @ weight / np.linalg.norm(weight, axis=0) / np.linalg.norm(z)
+        np.testing.assert_allclose(features.logits[i], 10 * cosine, rtol=1e-4, atol=1e-5)
+
+
+def test_the_weight_of_a_linear_classifier(tmp_path: Path) -> None:
+    run = digits_run(tmp_path, "ERM", steps=2, eval_every=2)
+    found, tensors = extract(run, device="cpu"), load_file(run / "model.safetensors")
+    bias = tensors["classifier.bias"].double().numpy()
+    assert found.kappa is None and found.weight is not None and found.weight.shape == (128, 10)
+    logits = found.features[:50].astype(np.float64) @ found.weight.astype(np.float64) + bias
+    np.testing.assert_allclose(found.logits[:50], logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.parquet"])
+def test_files(features: Features, name: str, tmp_path: Path) -> None:
+    again = Features.load(features.save(tmp_path / name))
+    for key in ("features", "logits", "labels", "domains", "outside", "weight"):
+        np.testing.assert_array_equal(getattr(again, key), getattr(features, key))
+        assert getattr(again, key).dtype == getattr(features, key).dtype
+    assert again.files == features.files and again.about() == features.about()
+    if name == "a.npz":  # open to anyone, without unpickling
+        with np.load(tmp_path / name, allow_pickle=False) as file:
+            assert file["class_names"].tolist() == DIGITS.classes and file["files"].dtype.kind == "U"
+    else:
+        from pyarrow import parquet
+
+        row = parquet.read_table(tmp_path / name).slice(700, 1).to_pylist()[0]
+        assert row["file"] == DIGITS.files[700] and row["domain"] == "chalk" and row["split"] in ("in", "out")
+        assert row["class"] == DIGITS.classes[DIGITS.labels[700]]
+        np.testing.assert_array_equal(np.float32(row["features"]), features.features[700])
+
+
+def test_kept_features_are_read_back_while_the_model_is_theirs(copy: Path, features: Features) -> None:
+    np.savez(copy / KEPT, **{**dict(np.load(copy / KEPT)), "logits": features.logits + 1})
+    assert (extract(copy, device="cpu").logits == features.logits + 1).all()
+    tensors = load_file(copy / "model.safetensors")
+    tensors["classifier.weight"] = -tensors["classifier.weight"]
+    save_file(tensors, copy / "model.safetensors",
+              metadata={"aidgn": json.dumps({"algorithm": "AIDGN", "step": 3})})
+    with pytest.raises(UserError, match=r"features of another model \(AIDGN on digits, chalk unseen, trial 1"):
+        Features.load(copy / KEPT, copy)
+    found = extract(copy, device="cpu")
+    np.testing.assert_allclose(found.logits, -features.logits, rtol=1e-5, atol=1e-5)
+    assert found.model != features.model and Features.load(copy / KEPT, copy).model == found.model
+
+
+def test_damaged_kept_features_are_computed_anew(copy: Path, features: Features) -> None:
+    (copy / KEPT).write_bytes((copy / KEPT).read_bytes()[:5000])
+    np.testing.assert_array_equal(extract(copy, device="cpu").logits, features.logits)
+
+
+def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"no feature file .*missing\.npz"):
+        Features.load(tmp_path / "missing.npz")
+    for name in ("text.npz", "text.parquet"):
+        (tmp_path / name).write_text("hello")
+        with pytest.raises(UserError, match=f"{name} is not a feature file"):
+            Features.load(tmp_path / name)
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    with pytest.raises(UserError, match=r"other\.npz is not a feature file"):
+        Features.load(tmp_path / "other.npz")
+    np.savez(tmp_path / "pickled.npz", features=np.array([{}], dtype=object))
+    with pytest.raises(UserError, match=r"pickled\.npz is not a feature file"):
+        Features.load(tmp_path / "pickled.npz")
+    with pytest.raises(UserError, match=r"a\.csv should end in \.npz or \.parquet"):
+        features.save(tmp_path / "a.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'aidgn\[parquet\]'"):
+        features.save(tmp_path / "b.parquet")
+    assert not (tmp_path / "b.parquet").exists()
+
+
+def test_a_run_that_is_not_finished_or_none(copy: Path, tmp_path: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"is not finished.*`aidgn train` command that started it goes on"):
+        extract(copy, device="cpu")
+    with pytest.raises(UserError, match="does not exist"):
+        extract(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="holds 1 runs: give one of them"):
+        extract(copy.parent)
+    with pytest.raises(UserError, match="is a file: give the folder"):
+        extract(copy / "run.json")
+
+
+# Own images -----------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for domain in ("a", "b", "c"):
+        for level, name in ((60, "dark"), (200, "light")):
+            (tmp_path / "photos" / domain / name).mkdir(parents=True)
+            for number in range(5):
+                pixels = np.clip(rng.normal(level, 25, (30, 40, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "photos" / domain / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def photos_run(photos: Path, **changes: object) -> Path:
+    return train(RunSpec(str(photos), target="c", steps=1, eval_every=1, image_size=28, backbone="small",
+                         hyper_parameters={"batch_size": 2}, **changes),  # type: ignore[arg-type]
+                 photos.parent / "runs", device="cpu")
+
+
+def test_the_folder_of_the_images_is_remembered_and_can_be_told(photos: Path) -> None:
+    run = photos_run(photos)
+    assert json.loads((run / "run.json").read_text())["root"] == str(photos)
+    first = extract(run, device="cpu")
+    assert first.files[0] == "a/dark/0.png" and len(first) == 30
+    (run / KEPT).unlink()
+    moved = photos.rename(photos.with_name("moved"))
+    with pytest.raises(UserError, match=r"images of .* are not here: .*photos.* --data DIR"):
+        extract(run, device="cpu")
+    np.testing.assert_array_equal(extract(run, data=moved, device="cpu").logits, first.logits)
+    (run / KEPT).unlink()
+    Image.new("RGB", (30, 40)).save(moved / "a" / "dark" / "0.png")
+    with pytest.raises(UserError, match=r"images in .*moved are not those that .* was trained on"):
+        extract(run, data=moved, device="cpu")
+    shutil.rmtree(moved)
+    (run / KEPT).write_bytes(b"")
+    with pytest.raises(UserError, match="moved does not exist"):
+        extract(run, data=moved, device="cpu")
+
+
+def test_images_that_the_run_left_out_stay_out(photos: Path) -> None:
+    (photos / "b" / "light" / "3.png").write_text("broken")
+    run = photos_run(photos, skip_broken=True)
+    assert len(extract(run, device="cpu")) == 29
+
+
+def test_an_algorithm_that_predicts_by_its_own_way(photos: Path) -> None:
+    (photos.parent / "mine.py").write_text(OWN)
+    mine = f"{photos.parent / 'mine.py'}:Mine"
+    run = photos_run(photos, algorithm=mine)
+    with pytest.raises(UserError, match="an algorithm of your own: say where its class is"):
+        extract(run, device="cpu")
+    found = extract(run, device="cpu", algorithm=mine)
+    bias = load_file(run / "model.safetensors")["classifier.bias"].numpy()
+    assert found.weight is not None
+    np.testing.assert_allclose(found.logits, -(found.features @ found.weight + bias), rtol=1e-4, atol=1e-5)
