@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from aidgn.errors import UserError
+from aidgn.training.featurizer import Featurizer
+
 
 def test_updates(toy: SimpleNamespace) -> None:
     algorithm = toy.make("ARM", toy.image_network(4))
@@ -61,3 +64,49 @@ def test_batch_size_is_8_except_for_small_images(toy: SimpleNamespace) -> None:
     assert [arm.sample("PACS", 0, draw)["batch_size"] for draw in range(3)] == [8, 8, 8]
     assert arm.sample("DomainNet", 0, 1)["batch_size"] == 8
     assert arm.sample("RotatedMNIST", 0, 0)["batch_size"] == 64
+
+
+def test_a_featurizer_for_images_alone_is_refused(toy: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match=r"images of 3 channels its first convolution must take 4, not 3"):
+        toy.make("ARM", toy.image_network(3))
+    with pytest.raises(UserError, match=r"images of 3 channels its first convolution must take 4, not 2"):
+        toy.make("ARM", toy.image_network(2)).predict(torch.randn(2, 3, 6, 6, dtype=torch.float64))
+
+
+def test_the_context_has_the_arithmetic_of_the_featurizer(toy: SimpleNamespace) -> None:
+    """In bfloat16 it differs from float32 by bfloat16's rounding, and by no more; copies run their own weights."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 6, 6)
+    contexts = {}
+    for precision in ("float32", "bfloat16"):
+        algorithm = toy.make("ARM", Featurizer(toy.image_network(4), precision, compiled=False)).float()
+        torch.manual_seed(1)
+        for parameter in algorithm.context_net.parameters():
+            nn.init.uniform_(parameter, -0.1, 0.1)
+        with torch.no_grad():
+            contexts[precision] = algorithm.context(x)
+        assert contexts[precision].dtype == torch.float32
+        assert next(name for name in algorithm.state_dict() if "context" in name) == "context_net.0.weight"
+        assert {id(p) for p in algorithm.context.parameters()} == {id(p) for p in algorithm.context_net.parameters()}
+        twin = copy.deepcopy(algorithm)
+        assert {id(p) for p in twin.context.parameters()} == {id(p) for p in twin.context_net.parameters()}
+        assert not {id(p) for p in twin.parameters()} & {id(p) for p in algorithm.parameters()}
+    difference = (contexts["bfloat16"] - contexts["float32"]).norm() / contexts["float32"].norm()
+    assert 1e-4 < difference < 2e-2
+
+
+def test_compiled_code_is_kept_for_the_next_run(toy: SimpleNamespace) -> None:
+    """The same module with the new weights; while training the batch is not padded, which its batch norm would see."""
+    featurizer = Featurizer(toy.image_network(4), "float32", compiled=False)
+    shapes = []
+    featurizer.compiled = featurizer.compute  # stands for compiled code, which exists on CUDA only
+    first = toy.make("ARM", featurizer).float()
+    first.context.compiled = lambda x: (shapes.append(len(x)), first.context.compute(x))[1]
+    weights = first.context_net[0].weight.detach().clone()
+    second = toy.make("ARM", featurizer).float().train()
+    assert second.context is first.context and not torch.equal(second.context_net[0].weight, weights)
+    x = torch.randn(5, 3, 6, 6)
+    with torch.no_grad():
+        second.features(x)
+        second.eval().features(x)
+    assert shapes == [5, 512]

@@ -351,3 +351,27 @@ def test_mistakes_are_named(changes: dict, message: str, tmp_path: Path) -> None
     with pytest.raises(UserError, match=message):
         train(spec(**changes), tmp_path, device="cpu")
     assert list(tmp_path.iterdir()) == [] or not any(tmp_path.rglob("results.jsonl"))
+
+
+def test_a_batch_that_does_not_fit(tmp_path: Path) -> None:
+    """In a process whose memory is limited to little more than it has."""
+    script = """
+import resource, sys
+from pathlib import Path
+from aidgn.training import RunSpec, train
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, -1))
+train(RunSpec("digits", "ERM", "chalk", steps=2, hyper_parameters={"batch_size": 200_000}), sys.argv[1], device="cpu")
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert "UserError: Out of memory with 3 x 200000 images of 28 pixels" in done.stderr
+    assert "Try --batch-size 100000" in done.stderr
+
+
+def test_an_average_of_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(spec(average="sma", steps=2, eval_every=2), tmp_path, device="cpu")
+    assert "this run has 2 steps: nothing is averaged" in caplog.text
+    caplog.clear()
+    train(spec(average="swad", steps=2, eval_every=2), tmp_path, device="cpu")
+    assert "averaged" not in caplog.text

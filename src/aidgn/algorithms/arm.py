@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.hyper_parameters import SearchSpace, fixed
+from aidgn.errors import UserError
 
 
 class ARM(Algorithm):
@@ -22,12 +23,17 @@ class ARM(Algorithm):
     paper = "Zhang et al., NeurIPS 2021"
     extra_channels = 1
     search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, kind=int, least=1))}
+    context: nn.Module
 
     def build(self) -> None:
-        self.context_net = nn.Sequential(
+        network = nn.Sequential(
             nn.Conv2d(image_channels(self.featurizer), 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(),
             nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(),
             nn.Conv2d(64, 1, 5, padding=2))
+        # Computed as the featuriser is, where that has an arithmetic of its own; a part of this under one name only.
+        like = getattr(self.featurizer, "like", None)
+        self.__dict__["context"] = like(network) if like else network
+        self.context_net = self.context.network if like else network
 
     @property
     def group_size(self) -> int:
@@ -35,8 +41,9 @@ class ARM(Algorithm):
 
     def features(self, x: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """Features of x, where consecutive groups of these sizes (default: batch_size each) share a context."""
+        check_channels(self.featurizer, x.shape[1])
         with torch.no_grad():
-            contexts = self.context_net(x).split(list(sizes) if sizes else self.group_size)
+            contexts = self.context(x).split(list(sizes) if sizes else self.group_size)
             context = torch.cat([each.mean(0, keepdim=True).expand_as(each) for each in contexts])
         return super().features(torch.cat([x, context], dim=1))
 
@@ -46,7 +53,22 @@ class ARM(Algorithm):
         return {"loss": cross_entropy(self.classifier(z), y)}
 
 
+def first_channels(featurizer: nn.Module) -> int | None:
+    """What the featuriser's first convolution takes, if it has one."""
+    return next((module.in_channels for module in featurizer.modules() if isinstance(module, nn.Conv2d)), None)
+
+
 def image_channels(featurizer: nn.Module) -> int:
-    """The channels of an image: one less than the featuriser's first convolution takes; 3 if it has none."""
-    first = next((module for module in featurizer.modules() if isinstance(module, nn.Conv2d)), None)
-    return 3 if first is None else first.in_channels - ARM.extra_channels
+    """The channels of an image: one less than the featuriser takes; 3 if it has no convolution."""
+    channels = first_channels(featurizer) or 3 + ARM.extra_channels
+    if channels in (1, 3):  # it was made for images alone
+        check_channels(featurizer, channels)
+    return channels - ARM.extra_channels
+
+
+def check_channels(featurizer: nn.Module, channels: int) -> None:
+    taken, needed = first_channels(featurizer), channels + ARM.extra_channels
+    if taken not in (None, needed):
+        raise UserError(f"ARM gives the featurizer its context as one more channel: with images of {channels} channels "
+                        f"its first convolution must take {needed}, not {taken}. backbones.create(..., "
+                        f"in_channels={needed}) makes such a network.")

@@ -17,12 +17,10 @@ from aidgn.algorithms.hyper_parameters import (
     one_of,
     resolve,
 )
+from aidgn.data.catalogue import CATALOGUE
 from aidgn.errors import UserError
 
 Minibatches = Sequence[tuple[Tensor, Tensor]]
-
-# The data sets of 28-pixel images, trained from scratch; every other data set has 224-pixel images.
-SMALL_IMAGES = frozenset({"digits", "RotatedMNIST", "ColoredMNIST"})
 
 RATE = log_uniform(-5, -3.5, above=True)
 SMALL_RATE = log_uniform(-4.5, -2.5, above=True)
@@ -182,7 +180,8 @@ class Algorithm(nn.Module):
     @classmethod
     def space(cls, dataset: str, small: bool | None = None) -> SearchSpace:
         """The search space on a data set: defaults for 224 pixels, or for small images trained from scratch."""
-        small = dataset in SMALL_IMAGES if small is None else small
+        if small is None:
+            small = dataset in CATALOGUE and CATALOGUE[dataset].image_size <= 64
         space = {**cls.search_space, **({key: value for key, value in cls.small_images.items()
                                          if key in cls.search_space} if small else {})}
         if dataset == "DomainNet" and cls.search_space["batch_size"] == COMMON["batch_size"]:

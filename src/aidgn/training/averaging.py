@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 Weights = list[Tensor]
+SMA_START = 100  # the step after which `sma` averages
 
 
 class RunningAverage:
@@ -15,7 +16,7 @@ class RunningAverage:
 
     needs_validation_loss = False
 
-    def __init__(self, module: nn.Module, start: int = 100):
+    def __init__(self, module: nn.Module, start: int = SMA_START):
         self.parameters: Weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.start = start
         self.count = 0  # weights in the average

@@ -24,14 +24,27 @@ class Featurizer(nn.Module):
     def __init__(self, network: nn.Module, precision: str, compiled: bool):
         super().__init__()
         self.network = network
-        self.num_features = int(network.num_features)  # type: ignore[arg-type]
+        self.num_features = int(getattr(network, "num_features", 0))
         self.precision = precision
         self.compiled: Callable[[Tensor], Tensor] | None = None
         if compiled:
             self.compiled = torch.compile(self.compute, mode="reduce-overhead", dynamic=False)
+        self.__dict__["beside"] = None  # not a part of this module: see `like`
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "compiled": None}  # a copy must not run the original's weights
+
+    def like(self, network: nn.Module) -> "Featurizer":
+        """A network that an algorithm has beside this one, with the same arithmetic. Compiled code is kept for the
+        next run in this process: the same module comes back with these weights copied in."""
+        beside: Featurizer | None = self.__dict__["beside"]
+        if beside is None or self.compiled is None:
+            beside = Featurizer(network.to(memory_format=torch.channels_last), self.precision,
+                                compiled=self.compiled is not None)
+            self.__dict__["beside"] = beside
+        else:
+            beside.network.load_state_dict(network.state_dict())
+        return beside
 
     def compute(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
@@ -43,7 +56,7 @@ class Featurizer(nn.Module):
         if self.compiled is None:
             return self.compute(x)
         try:
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or self.network.training:
                 return self.compiled(x).clone()  # the graph's own output is overwritten by its next replay
             return torch.cat([self.compiled(padded(part))[:len(part)].clone() for part in x.split(EVAL_BATCH)])
         except torch._dynamo.exc.TorchDynamoException as error:

@@ -151,7 +151,7 @@ class Run:
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "algorithm": self.algorithm.training_state(), "sums": self.sums,
                 "counts": self.counts, "best_accuracy": self.best_accuracy, "best_step": self.best_step,
-                "best_weights": self.best_weights, "random": random_state(),
+                "best_weights": self.best_weights, "random": random_state(self.images.device),
                 "average": self.average.state() if self.average else None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ class Run:
         self.best_weights = {name: value.to(device) for name, value in state["best_weights"].items()}
         if self.average:
             self.average.load_state(state["average"])
-        set_random_state(state["random"])
+        set_random_state(state["random"], device)
 
     def novelty(self) -> Novelty:
         """What is usual, by the sources' `out` images, for the weights of the selected step; these stay in place."""
@@ -201,20 +201,20 @@ def _compiled_augment() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     return (torch.compile(augment.augment, dynamic=False), torch.compile(augment.clean, dynamic=False))
 
 
-def random_state() -> dict[str, Any]:
-    """The state of every global generator, in types that load without running code."""
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of every global generator that the run draws from, in types that load without running code."""
     version, numbers, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state()
     return {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss],
             "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+            "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []}
 
 
-def set_random_state(state: Mapping[str, Any]) -> None:
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if device.type == "cuda" and state["cuda"]:
+        torch.cuda.set_rng_state(state["cuda"][0], device)

@@ -1,6 +1,7 @@
 """A run, top to bottom: data, network, loop, records, and going on where it stopped."""
 
 import json
+import logging
 import platform
 import random
 import re
@@ -21,6 +22,7 @@ from aidgn.data.cache import Prepared, prepare
 from aidgn.errors import UserError
 from aidgn.files import write_text
 from aidgn.training import crew, parallel
+from aidgn.training.averaging import SMA_START
 from aidgn.training.evaluation import Splits
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
 from aidgn.training.folder import RunFolder
@@ -31,6 +33,7 @@ from aidgn.training.trackers import Tracker, Tracking
 
 THREADS = torch.get_num_threads()  # of this machine
 SAVE_SECONDS = 60.0  # at most this much work is lost by a crash; less where saving takes under 2 % of the time
+log = logging.getLogger("aidgn")
 
 Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]  # what, done, of how many, a new record
 
@@ -55,6 +58,9 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
     tracking = Tracking(trackers, folder)
     if folder.about(identity) and folder.finished:
         return folder.path
+    if spec.average == "sma" and int(spec.steps or 0) <= SMA_START and parallel.processes() == 1:
+        log.warning("--average sma averages the weights after step %d, and this run has %d steps: nothing is averaged.",
+                    SMA_START, spec.steps)
     if devices != parallel.processes():
         return crew.train(devices, where, spec, out, report, trackers=trackers, data_dir=data_dir, precision=precision,
                           cache_dir=cache_dir, workers=workers, save_seconds=save_seconds)
