@@ -126,7 +126,17 @@ class SweepDisplay:
 def describe(record: Mapping[str, Any]) -> str:
     """'validation 97.1 %, chalk 78.3 %' of a record."""
     args = record["args"]
-    sources = [i for i in range(len(args["domains"])) if i not in args["test_envs"]]
-    validation = sum(record[f"env{i}_out_acc"] for i in sources) / len(sources)
     targets = [f"{args['domains'][i]} {record[f'env{i}_in_acc']:.1%}" for i in args["test_envs"]]
-    return ", ".join([f"validation {validation:.1%}", *targets])
+    return ", ".join([f"validation {validation(record):.1%}", *targets])
+
+
+def validation(record: Mapping[str, Any]) -> float:
+    """The mean accuracy on the source domains' out splits."""
+    args = record["args"]
+    sources = [i for i in range(len(args["domains"])) if i not in args["test_envs"]]
+    return sum(record[f"env{i}_out_acc"] for i in sources) / len(sources)
+
+
+def selected(records: "Sequence[Mapping[str, Any]]") -> Mapping[str, Any]:
+    """Of a run's records the one that training-domain validation believes: the first of the highest."""
+    return max(records, key=lambda record: (validation(record), -record["step"]))

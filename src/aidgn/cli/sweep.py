@@ -1,6 +1,7 @@
 """aidgn sweep"""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from aidgn.sweep.planfile import Plan
 
 LONG = 15 * 60  # seconds: what takes longer is asked about
+ALIKE = 5  # runs that fail alike before any is done: the others would too
 MANY = 50  # runs, where it is not known how long they take
 
 
@@ -65,34 +67,55 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
     for tracker in trackers:
         find_tracker(tracker)
     precision = plans[0].precision
+    if any(one.precision != precision for one in plans):
+        raise UserError(f"The plans have different precisions, {precision} and others; a sweep has one.")
     if launcher == "local" and not dry_run:
         precision = choose_precision(precision, choose_device(device))
     with RunDisplay() as display:
         todo = agenda(plans, out, data_dir=data_dir, precision=None if precision == "auto" else precision, dry=dry_run,
                       on_prepare=lambda done, total: display.update("decoding images", done, total))
     if not dry_run:
-        todo.enter(retries, data_dir)
+        todo.check()
     todo.look(retries)
-    if retry_failed and not dry_run and todo.count("failed"):
-        todo.retry_failed()
-        todo.look(retries)
-    numbers = todo.of_kind("left", "running")
+    numbers = todo.of_kind("left", "running", *(["failed"] if retry_failed else []))
     places_at_once = count_workers(launcher, device, workers, len(numbers)) if numbers else 1
-    seconds = say_plan(todo, places_at_once, dry_run)
+    seconds = say_plan(todo, numbers, places_at_once, dry_run)
     if dry_run:
         return
     if (numbers and not yes and sys.stdin.isatty() and sys.stderr.isatty()
             and (len(numbers) > MANY if seconds is None else seconds > LONG)):
         click.confirm("Start?", default=True, abort=True, err=True)
 
-    specs = [todo.specs[number] for number in numbers]
-    with SweepDisplay(specs, done_before=todo.count("done")) as progress:
-        failed = run_all(specs, out, on_event=progress.update, retries=retries, device=device, precision=precision,
-                         data_dir=data_dir, trackers=trackers, **launcher_settings)
-    todo.look(retries)
+    if numbers:
+        todo.enter(retries, data_dir)
+        if retry_failed:
+            todo.retry_failed()
+        specs = [todo.specs[number] for number in numbers]
+        with SweepDisplay(specs, done_before=todo.count("done")) as progress:
+            run_all(specs, out, on_event=stopping(progress.update), retries=retries, device=device,
+                    precision=precision, data_dir=data_dir, trackers=trackers, **launcher_settings)
+        todo.look(retries)
     say_end(todo, out)
-    if failed or todo.count("failed"):
+    if todo.count("failed"):
         raise UserError(failures(todo, out))
+
+
+def stopping(update: Callable[[int, str, Any], None]) -> Callable[[int, str, Any], None]:
+    """`update` for a launcher, that ends the sweep if the first runs all fail in the same way, as all others would."""
+    errors: list[str] | None = []
+
+    def on_event(number: int, kind: str, what: Any) -> None:
+        nonlocal errors
+        update(number, kind, what)
+        if kind == "done":
+            errors = None
+        elif kind == "failed" and errors is not None:
+            errors.append(last_line(what))
+            if errors == errors[:1] * ALIKE:
+                raise UserError(f"The first {ALIKE} runs failed alike, so the others were not started: {errors[0]}\n"
+                                "Once that is mended, the same command with --retry-failed goes on.")
+
+    return on_event
 
 
 def find_plans(data: tuple[str, ...], plan_file: str | None, out: str | None,
@@ -158,11 +181,11 @@ def count_workers(launcher: str, device: str, workers: int | None, runs: int) ->
     return len(choose_places(device, workers, runs)) if launcher == "local" else workers or 1
 
 
-def say_plan(todo: "Agenda", workers: int, dry_run: bool) -> float | None:
+def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) -> float | None:
     """How many runs, how many of them are finished, how long it takes. Returns the seconds, None if not known."""
-    from aidgn.sweep.timing import GPU, in_words
+    from aidgn.sweep.timing import GPU, STEP_MS, in_words
 
-    specs, numbers = todo.specs, todo.of_kind("left", "running")
+    specs = todo.specs
     kinds = [(len({spec.dataset for spec in specs}), "data set"), (len({spec.label() for spec in specs}), "algorithm"),
              (max(spec.draw for spec in specs) + 1, "draw"), (max(spec.trial for spec in specs) + 1, "trial")]
     text = ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in kinds)
@@ -175,7 +198,7 @@ def say_plan(todo: "Agenda", workers: int, dry_run: bool) -> float | None:
         click.echo(f"Not on this disk: {', '.join(todo.absent)}.", err=not dry_run)
     if not numbers:
         return 0.0
-    seconds = todo.seconds()
+    seconds = todo.seconds(numbers)
     on_h200 = todo.h200_seconds(numbers)
     if seconds is not None:
         seconds /= workers
@@ -187,8 +210,12 @@ def say_plan(todo: "Agenda", workers: int, dry_run: bool) -> float | None:
     else:
         click.echo("How long it takes on this machine is unknown until the first run has finished.", err=not dry_run)
     if dry_run and on_h200 is not None:
-        click.echo(f"On one {GPU} about {in_words(on_h200)}, on eight {in_words(on_h200 / 8)}, by measured step "
-                   "times; compilation aside.")
+        hours = on_h200 / 3600
+        counted = sorted({spec.label() for spec in specs} - STEP_MS.keys())
+        click.echo(f"On one {GPU} about {hours:.3g} hours, on eight {hours / 8:.3g}: by step times measured with 3 x "
+                   "32 images, taken in proportion to the images of a step; compilation aside."
+                   + (f" Not measured, counted by their passes through the network: {', '.join(counted)}."
+                      if counted else ""))
     return seconds
 
 

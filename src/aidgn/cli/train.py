@@ -31,8 +31,8 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
           trackers: tuple[str, ...]) -> None:
     """Train one run on DATA: a data set's name (`aidgn data list`) or a folder ROOT/<domain>/<class>/<image>."""
     from aidgn.algorithms import find
-    from aidgn.cli.display import RunDisplay
-    from aidgn.selection import load_records, select
+    from aidgn.cli.display import RunDisplay, selected, validation
+    from aidgn.selection import load_records
     from aidgn.training import RunSpec
     from aidgn.training import train as train_run
     from aidgn.training.trackers import find_tracker
@@ -59,8 +59,12 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
     with RunDisplay() as display:
         folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, devices=devices,
                            trackers=trackers, on_progress=display.run)
-    if len(resolved.target) == 1:
-        row = select(load_records(folder), "training")[0]
-        click.echo(f"{unseen} (never seen in training): {row['accuracy']:.1%}, at step {row['step']}, "
-                   "selected by training-domain validation.")
+    if "training" not in display.tasks:
+        click.echo("This run was finished before; nothing was left to train.", err=True)
+    record = selected(load_records(folder))
+    for name in resolved.target:
+        accuracy = record[f"env{dataset.domains.index(name)}_in_acc"]
+        click.echo(f"{name} (never seen in training): {accuracy:.1%}")
+    click.echo(f"Images of the seen domains that were set aside: {validation(record):.1%}, highest at step "
+               f"{record['step']}, which is therefore selected.")
     click.echo(f"Run folder: {folder}")

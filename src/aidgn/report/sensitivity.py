@@ -61,7 +61,7 @@ def sensitivity(records: Iterable[Record]) -> Figure:
                         "example hyper_parameters: {kappa: [50, 110, 200]}.")
     targets = sorted({target for values in found.values() for one in values.values() for target in one})
     colours = dict(zip(targets, (SOURCE_COLOURS + TARGET_COLOURS) * (1 + len(targets) // 7), strict=False))
-    figure, axes = grid(1, len(found), max(WIDTH * min(len(found), 3) / 3, 3.4), 2.6)
+    figure, axes = grid(1, len(found), max(WIDTH * min(len(found), 3) / 3, 4.6), 2.6)
     for number, (axis, (name, values)) in enumerate(zip(axes[0], found.items(), strict=True)):
         for target in targets:
             line = [(value, 100 * mean(by_target[target].values())) for value, by_target in values.items()
@@ -79,11 +79,13 @@ def sensitivity(records: Iterable[Record]) -> Figure:
         if len(numbers) == len(values):
             if min(numbers) > 0 and max(numbers) >= 8 * min(numbers):
                 axis.set_xscale("log")
+            axis.set_xticks(numbers, [f"{value:g}" for value in numbers])
+            axis.minorticks_off()
             axis.axvline(base[name], color="0.6", linestyle=":", linewidth=0.8, zorder=0)
         axis.set_xlabel(name)
         axis.grid(axis="y", color="0.92")
         if number == 0:
-            axis.set_ylabel("accuracy on the unseen domain, %")
+            axis.set_ylabel("accuracy, %")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
     run = records.runs[0]

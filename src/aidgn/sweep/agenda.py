@@ -43,11 +43,15 @@ class Agenda:
     def of_kind(self, *kinds: str) -> list[int]:
         return [number for number, state in enumerate(self.states) if state.kind in kinds]
 
+    def check(self) -> None:
+        """That the runs in the folder are of the same kind."""
+        self.folder.check(self.specs, {key: one.name for key, one in self.datasets.items()}, self.common,
+                          self.folder.planned()[0])
+
     def enter(self, retries: int, data_dir: str | None) -> None:
         """Write the plan into the folder, joined with what was planned there before."""
         with self.folder.locked():
             before, _ = self.folder.planned()
-            self.folder.check(self.specs, {key: one.name for key, one in self.datasets.items()}, self.common, before)
             old = read_plans(self.folder.yaml)[0] if self.folder.yaml.exists() else []
             new = [plan.settled([spec for spec in self.specs if spec.dataset in plan.datasets]) for plan in self.plans]
             # A plan that differs and has no runs yet, or `check` would have refused, was changed before it began.
@@ -75,9 +79,9 @@ class Agenda:
         for number in self.of_kind("failed"):
             forgive(self.folder.path, self.items[number].key)
 
-    def seconds(self) -> float | None:
-        """What one worker of this machine needs for the runs that are left; None where nothing is known."""
-        return Speeds(self.items, self.states).total(self.items[number] for number in self.of_kind("left", "running"))
+    def seconds(self, numbers: Sequence[int]) -> float | None:
+        """What one worker of this machine needs for these runs; None where nothing is known."""
+        return Speeds(self.items, self.states).total(self.items[number] for number in numbers)
 
     def h200_seconds(self, numbers: Sequence[int]) -> float | None:
         """What one H200 needs for these runs, by what was measured."""
