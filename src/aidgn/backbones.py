@@ -185,6 +185,26 @@ def widen(net: nn.Module, name: str, inputs: Sequence[str], in_channels: int) ->
         layer.in_channels = in_channels
 
 
+def train_last_stage(net: nn.Module) -> None:
+    """Take the gradients from all that comes before the last stage of the network. Nothing of it is then kept for a
+    backward pass, which ends at that stage; its place is what timm says, or the last part of the network."""
+    info = getattr(net, "feature_info", None)
+    stage: nn.Module | None = None
+    if info:
+        path = [*info][-1]["module"]
+        stage = dict(net.named_modules()).get(path)
+    if stage is None or not any(True for _ in stage.parameters()):
+        stage = net
+        while len(parts := [part for part in stage.children() if any(True for _ in part.parameters())]) == 1:
+            stage = parts[0]
+        stage = parts[-1] if parts else stage
+    first = next(stage.parameters(), None)
+    for parameter in net.parameters():
+        if parameter is first:
+            break
+        parameter.requires_grad_(False)
+
+
 # Weights from a file --------------------------------------------------------------------------------------------------
 
 def load(net: nn.Module, name: str, path: Path, heads: Sequence[str]) -> None:

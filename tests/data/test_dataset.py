@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from aidgn.data.catalogue import CATALOGUE
-from aidgn.data.dataset import check, compare, load_dataset, short_names
+from aidgn.data.dataset import check, compare, load_dataset, same_images, short_names
+from aidgn.data.splits import split
 from aidgn.errors import UserError
 
 
@@ -253,13 +254,50 @@ def test_a_domain_or_class_without_images(tmp_path):
     assert "class fox" in error_of(root)
 
 
-def test_classes_that_differ_are_all_named(tmp_path):
+def test_a_domain_may_lack_a_class_but_not_spell_it_otherwise(tmp_path):
     root = make(tmp_path / "own", domains=("camera", "phone", "tablet"), classes=("cat", "dog", "fox"))
+    whole = load_dataset(root)
     for missing in ("camera/fox", "phone/cat", "phone/dog"):
         (root / missing).rename(tmp_path / missing.replace("/", "-"))
-    message = error_of(root)
-    assert "camera lacks fox; phone lacks cat, dog" in message
-    assert "tablet" not in message
+    less = load_dataset(root)
+    kept = [index for index, file in enumerate(whole.files)
+            if not file.startswith(("camera/fox", "phone/cat", "phone/dog"))]
+    assert less.classes == whole.classes and less.files == [whole.files[index] for index in kept]
+    assert less.labels.tolist() == whole.labels[kept].tolist()
+    (root / "tablet" / "cat").rename(root / "tablet" / "Cat")
+    assert "camera/cat and tablet/Cat" in error_of(root)
+
+
+def test_the_same_name_in_two_forms_of_unicode(tmp_path):
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    root = make(tmp_path / "own", domains=("camera", "phone"), classes=("cat", composed))
+    (root / "phone" / composed).rename(root / "phone" / decomposed)
+    (root / "phone").rename(root / decomposed)
+    dataset = load_dataset(root)
+    assert dataset.classes == [composed, "cat"] or dataset.classes == ["cat", composed]
+    assert dataset.domains[0] == composed or dataset.domains[1] == composed
+    assert dataset.find_domain(composed) == dataset.domains.index(composed)
+    assert all((root / file).is_file() for file in dataset.files)
+    (root / "camera").rename(root / composed)
+    assert "written differently in Unicode" in error_of(root)
+
+
+def test_copies_on_both_sides_of_the_split_and_in_several_classes(tmp_path):
+    root = make(tmp_path / "own", domains=("camera", "phone"), classes=("cat", "dog"))
+    dataset = load_dataset(root)
+    digests = [f"{index}" for index in range(len(dataset))]
+    indices = dataset.indices(1)
+    inside, outside = split(len(indices), 0, 1)
+    if not len(outside):
+        pytest.skip("too few images for a split")
+    a, b = sorted((indices[inside[0]], indices[outside[0]]))
+    digests[a] = digests[b] = "same"
+    across, straddling, contradictory = same_images(dataset, digests)
+    assert across == [] and straddling == [[dataset.files[a], dataset.files[b]]]
+    assert contradictory == (straddling if dataset.labels[a] != dataset.labels[b] else [])
+    digests[0] = "same"
+    across, straddling, _ = same_images(dataset, digests)
+    assert across == straddling == [[dataset.files[index] for index in (0, a, b)]]
 
 
 def test_a_known_data_set_that_is_incomplete(tmp_path):

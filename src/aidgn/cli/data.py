@@ -65,6 +65,17 @@ def check(folder: str, data_dir: str | None) -> None:
         click.echo(f"broken: {file}: {reason}")
     for group in found.duplicates:
         click.echo(f"the same image in several domains: {', '.join(group)}")
+    for group in found.contradictions:
+        click.echo(f"the same image in several classes: {', '.join(group)}")
+    if found.copies:
+        more = f"; and {len(found.copies) - 5} more" if len(found.copies) > 5 else ""
+        click.echo(f"{len(found.copies)} images have a copy in their domain on the other side of the split (trial 0), "
+                   "so that validation sees what was trained on: "
+                   + "; ".join(", ".join(group) for group in found.copies[:5]) + more)
+    empty = [f"{name} of {class_name}" for name, row in zip(dataset.domains, found.counts, strict=True)
+             for class_name, number in zip(dataset.classes, row, strict=True) if not number]
+    if empty:
+        click.echo(f"no images in {', '.join(empty[:10])}{' ...' if len(empty) > 10 else ''}: right, if there are none")
     if dataset.ignored:
         click.echo(f"{len(dataset.ignored)} other files are ignored: {', '.join(dataset.ignored[:5])}"
                    + (" ..." if len(dataset.ignored) > 5 else ""))

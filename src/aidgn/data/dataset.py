@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import numpy as np
 
 from aidgn.data.catalogue import CATALOGUE, Entry, find_entry, squash
 from aidgn.data.images import IMAGE_SUFFIXES, read_image
+from aidgn.data.splits import split
 from aidgn.errors import UserError, did_you_mean
 
 LAYOUT = "A data set is a folder with one folder per domain, in each one folder per class, in these the images."
@@ -131,23 +133,28 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
                             f"{', '.join(found)}. Get it anew with `aidgn data download {entry.name}`, or give the "
                             "folder's path to take it as your own data set.")
 
-    class_folders = {folder: subfolders(root, folder, ignored) for folder in folders}
+    class_folders: dict[str, dict[str, list[str]]] = {folder: defaultdict(list) for folder in folders}
+    for folder in folders:
+        for name in subfolders(root, folder, ignored):  # a name may be written in two ways in Unicode
+            class_folders[folder][unicodedata.normalize("NFC", name)].append(name)
     classes = sorted(set().union(*class_folders.values()))
     if len(classes) < 2:
         what = f"only the class {classes[0]}" if classes else "no class folders"
-        raise UserError(f"{root} has {what} in its domains {', '.join(folders)}; two classes are needed. {LAYOUT}")
-    differences = [f"{folder} lacks {', '.join(missing)}" for folder in folders
-                   if (missing := sorted(set(classes) - set(class_folders[folder])))]
-    if differences:
-        raise UserError(f"The domains of {root} must have the same class folders, but {'; '.join(differences)}. Rename "
-                        "or remove what is wrong; an empty folder says that a domain has no image of a class.")
+        direct = [file.partition("/")[0] for file in ignored if file.count("/") == 1
+                  and Path(file).suffix.lower() in IMAGE_SUFFIXES]
+        hint = (f" Images lie directly in {direct[0]}: if that is a class, put the class folders into one for each "
+                "domain.") if direct and not classes else ""
+        raise UserError(f"{root} has {what} in its domains {', '.join(folders)}; two classes are needed. {LAYOUT}"
+                        f"{hint}")
+    check_names(root, class_folders)
 
     files: list[str] = []
     counts = np.zeros((len(folders), len(classes)), dtype=np.int64)
     for domain, folder in enumerate(folders):
         above = (os.path.realpath(root), os.path.realpath(root / folder))
         for label, name in enumerate(classes):
-            images = sorted(walk(root, f"{folder}/{name}", ignored, above))
+            images = sorted(image for below in class_folders[folder][name]
+                            for image in walk(root, f"{folder}/{below}", ignored, above))
             counts[domain, label] = len(images)
             files += [f"{parent}/{image}" for parent, image in images]
     for domain, folder in enumerate(folders):
@@ -160,13 +167,28 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     own_name = root.resolve().name
     if any(squash(known) == squash(own_name) for known in CATALOGUE):
         own_name = f"own-{own_name}"  # its results must not be taken for those of the published data set
-    settings = entry or Entry(own_name, "", tuple(folders), short_names(folders), len(classes), {}, eval_every=100)
+    names = [unicodedata.normalize("NFC", folder) for folder in folders]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{root} has two folders that read {twice}, written differently in Unicode: merge them.")
+    settings = entry or Entry(own_name, "", tuple(names), short_names(names), len(classes), {}, eval_every=100)
     return Dataset(
         name=settings.name, root=root, domains=list(settings.domains), classes=classes, letters=list(settings.letters),
         files=files, labels=np.tile(np.arange(len(classes)), len(folders)).repeat(counts.ravel()),
         domain_of=np.arange(len(folders)).repeat(counts.sum(1)), image_size=settings.image_size,
         augment=settings.augment, eval_every=settings.eval_every, steps=settings.steps,
         lr_milestones=settings.lr_milestones, ignored=sorted(ignored))
+
+
+def check_names(root: Path, class_folders: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+    """A domain may lack a class. But names that differ only in case, spaces, _ and - are taken for a slip."""
+    seen: dict[str, tuple[str, str]] = {}
+    for folder, names in class_folders.items():
+        for name in names:
+            other, where = seen.setdefault(squash(name), (name, folder))
+            if other != name:
+                raise UserError(f"{root} has the class folders {where}/{other} and {folder}/{name}: rename one, to the "
+                                "same name if they are one class, or to one that differs by more if not.")
 
 
 def scan(root: Path, below: str) -> list[os.DirEntry[str]]:
@@ -233,6 +255,8 @@ class Check:
     differences: list[str]  # from the expected counts, one sentence each
     broken: list[tuple[str, str]]  # (file, what is wrong with it)
     duplicates: list[list[str]]  # files of the same content in different domains: a target image among the sources
+    copies: list[list[str]] = field(default_factory=list)  # ... in one domain, on both sides of its split in trial 0
+    contradictions: list[list[str]] = field(default_factory=list)  # ... in different classes
 
     @property
     def fine(self) -> bool:
@@ -251,21 +275,50 @@ def check(dataset: Dataset, on_progress: Callable[[int, int], None] | None = Non
         except UserError as error:
             return b"", str(error)
 
-    broken, same = [], defaultdict(list)
+    broken, digests = [], [b""] * len(dataset)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads: decoders and hashes release the interpreter lock
         for index, (digest, reason) in enumerate(pool.map(examine, range(len(dataset)))):
             if reason:
                 broken.append((dataset.files[index], reason))
             else:
-                same[digest].append(index)
+                digests[index] = digest
             if on_progress:
                 on_progress(index + 1, len(dataset))
-    duplicates = [[dataset.files[index] for index in group] for group in same.values()
-                  if len(set(dataset.domain_of[group].tolist())) > 1]
+    counts = count(dataset)
+    return Check(counts, *compare(dataset, counts), broken, *same_images(dataset, digests))
+
+
+def count(dataset: Dataset) -> np.ndarray:
+    """Images by domain and class."""
     counts = np.zeros((len(dataset.domains), len(dataset.classes)), dtype=np.int64)
     np.add.at(counts, (dataset.domain_of, dataset.labels), 1)
-    expected, differences = compare(dataset, counts)
-    return Check(counts, expected, differences, broken, duplicates)
+    return counts
+
+
+def same_images(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[list[list[str]], ...]:
+    """Groups of files of the same content (digests; an empty one is of no image): in different domains; in one domain
+    but on both sides of its split in trial 0, so that validation sees training images; in different classes."""
+    same: dict[bytes | str, list[int]] = defaultdict(list)
+    for index, digest in enumerate(digests):
+        if digest:
+            same[digest].append(index)
+    outside = np.zeros(len(dataset), bool)
+    for domain in range(len(dataset.domains)):
+        indices = dataset.indices(domain)
+        outside[indices[split(len(indices), 0, domain)[1]]] = True
+    groups = [np.array(group) for group in same.values() if len(group) > 1]
+
+    def across(group: np.ndarray) -> bool:
+        return len(set(dataset.domain_of[group].tolist())) > 1
+
+    def straddling(group: np.ndarray) -> bool:
+        return len(set(zip(dataset.domain_of[group].tolist(), outside[group].tolist(), strict=True))) > len(
+            set(dataset.domain_of[group].tolist()))
+
+    def contradictory(group: np.ndarray) -> bool:
+        return len(set(dataset.labels[group].tolist())) > 1
+    return tuple([[dataset.files[index] for index in group] for group in groups if wanted(group)]
+                 for wanted in (across, straddling, contradictory))
 
 
 def compare(dataset: Dataset, counts: np.ndarray) -> tuple[str | None, list[str]]:

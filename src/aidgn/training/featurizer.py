@@ -99,18 +99,23 @@ _compiled: dict[tuple[object, ...], Featurizer] = {}
 
 
 def featurizer(backbone: str, weights: str | Path | None, in_channels: int, precision: str,
-               device: torch.device) -> Featurizer:
-    """A featuriser with fresh initial weights. On CUDA its compiled code is kept for the next run in this process:
-    the same module comes back with the initial weights copied in."""
+               device: torch.device, train_only: str | None = None) -> Featurizer:
+    """A featuriser with fresh initial weights; with `train_only`, its last stage alone has gradients.
+
+    On CUDA its compiled code is kept for the next run in this process: the same module comes back with the initial
+    weights copied in."""
     # From scratch there are no statistics worth freezing.
     network = backbones.create(backbone, weights=weights, in_channels=in_channels, freeze_bn=weights != "none")
-    key = (backbone, str(weights), in_channels, precision, device)  # the weights file decides where the strides are
+    # The weights file decides where the strides are.
+    key = (backbone, str(weights), in_channels, precision, device, train_only)
     if key in _compiled:
         module = _compiled[key]
         module.network.load_state_dict(network.state_dict())
         module.zero_grad(set_to_none=True)
         return module
     backbones.fold(network)
+    if train_only:
+        backbones.train_last_stage(network)
     network = network.to(device).to(memory_format=torch.channels_last)
     module = Featurizer(network, precision, compiled=device.type == "cuda")
     if device.type == "cuda":

@@ -87,7 +87,8 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                 raise UserError(f"Domain {dataset.domains[domain]} has {len(dataset.indices(domain))} images; at least "
                                 "5 are needed to set a fifth of them aside for validation.")
         kind = find(spec.algorithm)
-        network = featurizer(str(spec.backbone), spec.weights, 3 + kind.extra_channels, precision, where)
+        network = featurizer(str(spec.backbone), spec.weights, 3 + kind.extra_channels, precision, where,
+                             spec.train_only)
         if devices > 1:
             parallel.split(network)
         algorithm = kind(network, len(dataset.classes), len(sources), **spec.hyper_parameters).to(where)

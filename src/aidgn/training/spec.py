@@ -16,6 +16,8 @@ from aidgn.data.catalogue import squash
 from aidgn.errors import UserError
 from aidgn.training.averaging import AVERAGES
 
+LAST_STAGE = "last-stage"
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -37,6 +39,7 @@ class RunSpec:
     augment_validation: bool = False  # validate sources on augmented images, as DomainBed does
     evaluate_source_in: bool = False  # measure the accuracy on the training images too
     skip_broken: bool = False
+    train_only: str | None = None  # "last-stage": the network before its last stage stays as it is
 
     def load_dataset(self, data_dir: str | Path | None = None) -> Dataset:
         """The data set, at the image size asked for."""
@@ -74,6 +77,11 @@ class RunSpec:
             weights=self.weights or ("none" if backbone == backbones.SMALL else "hub"),
             lr_milestones=tuple(milestones if self.lr_milestones is None else self.lr_milestones),
         )
+        if spec.train_only not in (None, LAST_STAGE):
+            raise UserError(f"train_only is {spec.train_only}; expected {LAST_STAGE} or None.")
+        if spec.train_only and spec.weights == "none":
+            raise UserError(f"train_only={spec.train_only} keeps what a network has learnt before, but with weights "
+                            "none there is nothing. Give weights, or train all of it.")
         if spec.average is not None and spec.average not in AVERAGES:
             raise UserError(f"--average {spec.average} is not one of {', '.join(AVERAGES)}.")
         for option, value, least in (("steps", spec.steps, 1), ("eval-every", spec.eval_every, 1),
@@ -99,6 +107,8 @@ class RunSpec:
         if self.algorithm != algorithm.name():  # a class of the user's: its text is part of what is run
             identity["source"] = hashlib.sha256(inspect.getsource(algorithm).encode()).hexdigest()[:16]
         del identity["skip_broken"]  # what was left out shows in the fingerprint
+        if self.train_only is None:  # as before there was a choice
+            del identity["train_only"]
         return json.loads(json.dumps(identity))
 
     def key(self) -> str:
