@@ -228,6 +228,32 @@ def test_the_folder_of_the_images_is_remembered_and_can_be_told(photos: Path) ->
         extract(run, data=moved, device="cpu")
 
 
+def test_a_published_data_set_is_found_by_name_wherever_it_lies(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of runs that do not say where their images were."""
+    pacs = photos.rename(photos.with_name("PACS"))
+    for old, new in (("a", "art_painting"), ("b", "cartoon"), ("c", "photo")):
+        (pacs / old).rename(pacs / new)
+    shutil.copytree(pacs / "photo", pacs / "sketch")
+    run = train(RunSpec("PACS", target="C", steps=1, eval_every=1, image_size=28, backbone="small",
+                        hyper_parameters={"batch_size": 2}), pacs.parent / "runs", data_dir=pacs.parent, device="cpu")
+    about = json.loads((run / "run.json").read_text())
+    del about["root"]
+    (run / "run.json").write_text(json.dumps(about))
+    monkeypatch.chdir(run)
+    with pytest.raises(UserError, match="PACS is not on this disk"):
+        extract(run, device="cpu")
+    for ways in ({"data_dir": pacs.parent}, {"data": pacs.parent}, {"data": pacs}):
+        found = extract(run, device="cpu", **ways)  # type: ignore[arg-type]
+        assert found.targets == ["cartoon"] and len(found) == 40
+        (run / KEPT).unlink()
+    elsewhere = pacs.rename(pacs.with_name("pictures"))
+    assert extract(run, device="cpu", data=elsewhere).domain_names[0] == "art_painting"
+    (run / KEPT).unlink()
+    monkeypatch.setenv("AIDGN_DATA", str(pacs.parent))
+    elsewhere.rename(pacs)
+    assert len(extract(run, device="cpu")) == 40
+
+
 def test_images_that_the_run_left_out_stay_out(photos: Path) -> None:
     (photos / "b" / "light" / "3.png").write_text("broken")
     run = photos_run(photos, skip_broken=True)
