@@ -32,7 +32,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
 SlurmdPort={node_port}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=1
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -116,8 +116,10 @@ def cluster() -> Iterator[Path]:
         eventually(lambda: subprocess.run(["sinfo", "--noheader", "--format=%T"], capture_output=True).stdout.strip()
                    == b"idle")
         yield folder
-        ask("scancel", "--user=root")
     finally:
+        if len(daemons) == 3:
+            subprocess.run(["scancel", "--user=root"], capture_output=True)
+            eventually(lambda: not subprocess.run(["squeue", "--noheader"], capture_output=True).stdout)
         for daemon in reversed(daemons):
             daemon.terminate()
             daemon.wait(timeout=30)
@@ -141,6 +143,18 @@ def records(out: Path) -> dict[str, list[dict]]:
 
 
 @real_slurm
+def test_a_run_as_a_job(cluster: Path, tmp_path: Path) -> None:
+    specs, seen = plan(**{**SWEEP, "steps": 6}, algorithms=["ERM"], targets=["ink"]), []
+    assert slurm.run_all(specs, tmp_path, on_event=lambda *event: seen.append(event), device="cpu", workers=1) == {}
+    folder, = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
+    assert RunFolder(folder).finished and [record["step"] for record in RunFolder(folder).records()] == [6]
+    assert [event for event in seen if event[1] != "step"] == [(0, "done", str(folder))]
+    assert slurm.run_all(specs, tmp_path, device="cpu") == {}  # finished: no other job
+    assert len(list(tmp_path.glob(".sweep/slurm/*.json"))) == 1 and not jobs()
+
+
+@real_slurm
+@pytest.mark.slow
 def test_preempted_jobs_and_a_stopped_launcher_change_nothing(cluster: Path, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(OWN)
