@@ -9,9 +9,14 @@ from aidgn.cli.adapt import adapt
 from aidgn.cli.algorithms import algorithms
 from aidgn.cli.data import data
 from aidgn.cli.demo import demo
+from aidgn.cli.diagnose import diagnose
 from aidgn.cli.export import export
 from aidgn.cli.features import features
+from aidgn.cli.fit import fit
 from aidgn.cli.predict import predict
+from aidgn.cli.report import report
+from aidgn.cli.serve import serve
+from aidgn.cli.status import status
 from aidgn.cli.sweep import sweep
 from aidgn.cli.table import table
 from aidgn.cli.train import train
@@ -38,7 +43,8 @@ def app() -> None:
     """Train image classifiers that hold up on domains they never saw, and measure that honestly."""
 
 
-for command in (demo, train, sweep, table, adapt, features, predict, export, algorithms, data):
+for command in (demo, train, sweep, status, table,
+                report, adapt, features, diagnose, fit, predict, export, serve, algorithms, data):
     app.add_command(command)
 
 

@@ -1,0 +1,294 @@
+"""aidgn serve as people use it: in a real browser, from programs, and from fifty of them at once."""
+
+import base64
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from aidgn.data import load_dataset
+from aidgn.inference import load_model
+from aidgn.training import RunSpec, train
+
+DIGITS = load_dataset("digits")
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+class Server(NamedTuple):
+    process: subprocess.Popen[str]
+    url: str
+    said: list[str]  # on standard error
+
+    def memory(self) -> int:
+        """The most it ever held, in MB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) // 1000
+
+
+@contextmanager
+def served(run: Path, *options: str, **environment: str) -> Iterator[Server]:
+    command = [sys.executable, "-m", "aidgn", "serve", str(run), "--port", "0", "--device", "cpu", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=run.parent, start_new_session=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", **environment}) as process:
+        said: list[str] = []
+        try:
+            assert process.stderr
+            for line in process.stderr:
+                said.append(line)
+                if found := re.search(r"at (http://\S+)/ ", line):
+                    for _ in range(300):
+                        try:
+                            httpx.get(f"{found[1]}/api/health")
+                            break
+                        except httpx.TransportError:
+                            time.sleep(0.1)
+                    yield Server(process, found[1], said)
+                    break
+            else:
+                raise AssertionError("".join(said))
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = RunSpec("digits", "AIDGN", "chalk", steps=30, eval_every=30, hyper_parameters={"batch_size": 16})
+    return train(spec, tmp_path_factory.mktemp("runs"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Iterator[Server]:
+    with served(run, "--map", "60") as server:
+        assert len(server.said) == 1  # on this machine alone: no warning
+        yield server
+
+
+def encoded(picture: np.ndarray | Image.Image, form: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(file, form)
+    return file.getvalue()
+
+
+def bomb(side: int) -> bytes:
+    """A whole PNG of side x side black pixels, three hundred times as large as the file."""
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    packer = zlib.compressobj()
+    packed = b"".join(packer.compress(bytes(1 + 3 * side)) for _ in range(side)) + packer.flush()
+    header = side.to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def send(server: Server, *files: tuple[str, bytes]) -> httpx.Response:
+    return httpx.post(f"{server.url}/api/predict", files=[("images", file) for file in files], timeout=120)
+
+
+# Programs -------------------------------------------------------------------------------------------------------------
+
+def load(server: Server, run: Path, requests: int, large: int) -> None:
+    """Many requests at once, of every kind; each gets its proper answer, and memory stays bounded."""
+    panorama = encoded(Image.linear_gradient("L").resize((10_000, 10_000 * large // 10)).convert("RGB"), "JPEG")
+    kinds = [("bomb.png", bomb(9000), 413), ("letter.jpg", b"Dear all,\n", 415),
+             ("cut.png", encoded(DIGITS.pixels[0])[:90], 422), ("panorama.jpg", panorama, 200),
+             ("large.png", bomb(700 * large), 200)]
+    labels = load_model(run, "cpu").predict(DIGITS.pixels[:requests]).labels
+    before = server.memory()
+
+    def ask(number: int) -> tuple[str, int, int]:
+        if number % 2:
+            name, content, wanted = kinds[number // 2 % len(kinds)]
+            answer = send(server, (name, content))
+        else:
+            name, wanted = "digit.png", 200
+            answer = send(server, (name, encoded(DIGITS.pixels[number])))
+            if answer.status_code == 200:
+                assert answer.json()["images"][0]["label"] == labels[number]
+        if answer.status_code not in (429, 503):
+            assert answer.json()["images"][0]["name"] == name
+        return name, answer.status_code, wanted
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(50) as pool:
+        found = list(pool.map(ask, range(requests)))
+    took = time.monotonic() - began
+    busy = Counter(status for _, status, wanted in found if status != wanted)
+    assert set(busy) <= {429, 503}, Counter(found)  # too busy is a proper answer; a wrong one is not
+    assert sum(busy.values()) < requests / 2, Counter(found)
+    assert took < 100 and server.process.poll() is None
+    assert server.memory() - before < 200 + 45 * large  # MB; fifty decoded panoramas would be 3,000 for each 10
+    health = httpx.get(f"{server.url}/api/health").json()
+    assert health["working"] == health["waiting"] == 0
+    assert send(server, ("a.png", encoded(DIGITS.pixels[0]))).status_code == 200
+
+
+def test_fifty_at_once(server: Server, run: Path) -> None:
+    load(server, run, 50, large=2)
+
+
+@pytest.mark.slow
+def test_hundreds_with_the_largest_pictures(run: Path) -> None:
+    with served(run, "--map", "60", "--max-seconds", "60") as server:
+        load(server, run, 300, large=6)
+
+
+def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> None:
+    with served(run, "--map", "0", "--host", "0.0.0.0", "--max-seconds", "2", "--max-requests", "2",
+                TMPDIR=str(tmp_path)) as server:
+        assert server.process.stderr and "can be reached by other machines" in server.process.stderr.readline()
+        port = server.url.rpartition(":")[2]
+        head = (f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000\r\n"
+                "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n").encode()
+        for _ in range(5):  # more than may be in work: they must not stay in it
+            with socket.create_connection(("127.0.0.1", int(port))) as leaver:
+                leaver.sendall(head)
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=20) as dawdler:
+            dawdler.sendall(head)
+            assert send(server, ("a.png", encoded(DIGITS.pixels[0]))).status_code == 200
+            answer = dawdler.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 408") and b"not complete after 2 seconds" in answer
+        health = httpx.get(f"{server.url}/api/health").json()
+        assert (health["working"], health["waiting"]) == (0, 0)
+        assert httpx.get(f"{server.url}/api/model").json()["map"] is None
+
+        taken = subprocess.run([sys.executable, "-m", "aidgn", "serve", run, "--port", port], capture_output=True,
+                               text=True)
+        assert taken.returncode == 2 and f"Port {port} of 127.0.0.1 cannot be used" in taken.stderr
+
+        assert len(list(tmp_path.glob("aidgn-serve-*"))) == 1
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 0 and time.monotonic() - began < 15
+        assert server.process.stderr.read() == "Stopped.\n"
+    assert not list(tmp_path.glob("aidgn-serve-*"))
+
+
+# A browser ------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not CHROMIUM.exists():
+        pytest.skip("there is no /usr/bin/chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=str(CHROMIUM), args=[
+            "--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, server: Server) -> Iterator[Any]:
+    """The page, which must neither complain nor ask anyone else for anything."""
+    found = browser.new_page(viewport={"width": 1280, "height": 900})
+    found.set_default_timeout(60_000)
+    complaints: list[str] = []
+    found.on("console", lambda message: complaints.append(message.text)
+             if message.type in ("error", "warning") else None)
+    found.on("pageerror", lambda error: complaints.append(str(error)))
+    found.on("dialog", lambda dialog: complaints.append(dialog.message))
+    found.on("request", lambda request: None if request.url.startswith((f"{server.url}/", "blob:", "data:"))
+             else complaints.append(request.url))
+    found.goto(server.url)
+    yield found
+    found.close()
+    assert not complaints
+
+
+def drop(page: Any, name: str, content: bytes) -> None:
+    """Drop a file on the page as a person does."""
+    transfer = page.evaluate_handle("""([name, content]) => {
+        const transfer = new DataTransfer();
+        transfer.items.add(new File([Uint8Array.from(atob(content), c => c.charCodeAt(0))], name));
+        return transfer;
+    }""", [name, base64.b64encode(content).decode()])
+    for event in ("dragenter", "dragover", "drop"):
+        page.dispatch_event("#drop", event, {"dataTransfer": transfer})
+
+
+def test_dropping_a_picture(page: Any, server: Server, run: Path) -> None:
+    page.wait_for_selector("#map circle")
+    assert page.locator("#dots circle").count() == 60 and page.locator("#legend li").count() == 10
+    drop(page, "<img src=x onerror=alert(1)>.png", encoded(DIGITS.pixels[5]))
+    page.wait_for_selector(".result .label")
+    wanted = load_model(run, "cpu").predict(DIGITS.pixels[5])
+    [best] = wanted.top(5)
+    assert page.inner_text(".result .label") == best[0][0] == wanted.labels[0]
+    assert page.locator(".bars .class").all_inner_texts() == [name for name, _ in best]
+    assert page.locator(".bars .share").all_inner_texts() == [f"{100 * p:.1f}%" for _, p in best]
+    widths = [page.locator(".fill").nth(i).bounding_box()["width"] for i in range(5)]
+    whole = page.locator(".track").first.bounding_box()["width"]
+    assert np.allclose(np.array(widths) / whole, [p for _, p in best], atol=0.01)
+    assert (page.locator(".warning").count() == 1) == (wanted.warnings is not None and wanted.warnings[0] is not None)
+    assert page.locator("#pins .pin").count() == 1
+    assert "<img src=x onerror=alert(1)>.png" in page.inner_text(".result .name")
+    near = page.locator(".near li")
+    assert near.count() == 6
+    near.last.scroll_into_view_if_needed()
+    page.wait_for_function("() => [...document.querySelectorAll('.near img')].every(i => i.complete && i.naturalWidth)")
+    answer = send(server, ("a.png", encoded(DIGITS.pixels[5]))).json()["images"][0]
+    for number, neighbour in enumerate(answer["nearest"]):
+        assert near.nth(number).inner_text().split("\n") == [
+            neighbour["class"], neighbour["domain"], f"{neighbour['distance']:.3f}"]
+
+
+def test_by_keyboard_and_on_a_phone(page: Any, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": 360, "height": 700})
+    page.reload()
+    page.wait_for_selector("#map-card:not([hidden])")
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, file in enumerate(files):
+        Image.fromarray(DIGITS.pixels[number * 400]).save(file)
+    page.keyboard.press("Tab")
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files(files)
+    page.wait_for_function("() => document.querySelectorAll('.result .label').length === 3")
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    page.keyboard.press("Tab")  # the map, closed on a phone
+    page.keyboard.press("Enter")
+    assert page.locator("#map").is_visible() and page.locator("#pins .pin").count() == 3
+    page.locator(".result .remove").last.focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".result").count() == 2 and page.locator("#pins .pin").count() == 2
+    page.click("#clear")
+    assert page.locator(".result").count() == 0
+
+
+def test_what_cannot_be_read_is_said(browser: Any, server: Server) -> None:
+    page = browser.new_page()
+    page.goto(server.url)
+    drop(page, "letter.jpg", b"Dear all,\n")
+    page.wait_for_selector(".error")
+    assert "not a picture" in page.inner_text(".error")
+    drop(page, "bomb.png", bomb(9000))
+    page.wait_for_function("() => document.querySelectorAll('.error').length === 2")
+    assert "too many pixels (9,000 x 9,000)" in page.inner_text(".error >> nth=0")
+    page.close()
+
+
+def test_help_documents_the_endpoint() -> None:
+    from click.testing import CliRunner
+
+    from aidgn.cli import app
+
+    text = CliRunner().invoke(app, ["serve", "--help"]).output
+    assert "POST /api/predict" in text and "curl -F images=@photo.jpg" in text and "--max-megapixels" in text
+    assert json.dumps("nearest") in text

@@ -1,0 +1,307 @@
+"""Every request gets its proper answer: what the model says, or an error that says what is wrong; nobody else's pages
+get any."""
+
+import asyncio
+import io
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from aidgn.data import load_dataset
+from aidgn.inference import Model, load_model
+from aidgn.serve.app import create_app
+from aidgn.serve.engine import DECODED, DECODERS, Engine, Limits
+from aidgn.serve.latent import LatentSpace
+from aidgn.training import RunSpec, train
+
+DIGITS = load_dataset("digits")
+HOME = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    spec = RunSpec("digits", "AIDGN", "chalk", steps=3, eval_every=3, hyper_parameters={"batch_size": 8})
+    return load_model(train(spec, tmp_path_factory.mktemp("runs"), device="cpu"), "cpu")
+
+
+@pytest.fixture(scope="module")
+def space(model: Model) -> LatentSpace:
+    random = np.random.default_rng(0)
+    directions = random.random((30, model.network.num_features)).astype(np.float32)
+    return LatentSpace(directions / np.linalg.norm(directions, axis=1, keepdims=True), DIGITS.labels[:30],
+                       DIGITS.domain_of[:30], random.random((20, 2)), np.arange(30), DIGITS)
+
+
+@pytest.fixture(scope="module")
+def client(model: Model, space: LatentSpace) -> Iterator[TestClient]:
+    with TestClient(create_app(model, space, Limits(megabytes=2, images=4)), HOME) as client:
+        yield client
+
+
+def encoded(pixels: np.ndarray | Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(file, form, **options)
+    return file.getvalue()
+
+
+def digit(index: int) -> bytes:
+    return encoded(DIGITS.pixels[index])
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of a few kilobytes that says to be side x side pixels."""
+    header = side.to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    chunks = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(bytes(10**6))), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def send(client: Any, *files: tuple[str, bytes], **options: Any) -> httpx.Response:
+    return client.post("/api/predict", files=[("images", file) for file in files], **options)
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+def test_what_the_model_says(client: TestClient, model: Model, space: LatentSpace) -> None:
+    rows = [3, 700, 1500]
+    answer = send(client, *((f"{row}.png", digit(row)) for row in rows))
+    assert answer.status_code == 200
+    wanted = model.predict(DIGITS.pixels[rows])
+    for found, row, number in zip(answer.json()["images"], rows, range(3), strict=True):
+        assert found["name"] == f"{row}.png" and found["label"] == wanted.labels[number]
+        assert list(found["probabilities"]) == DIGITS.classes
+        np.testing.assert_allclose(list(found["probabilities"].values()), wanted.probabilities[number], atol=1e-6)
+        assert found["probability"] == max(found["probabilities"].values())
+        assert wanted.warnings is not None and (found["warning"] is None) == (wanted.warnings[number] is None)
+        place, near = space.around(wanted.features[number].numpy())
+        assert found["position"] == pytest.approx(place, abs=1e-4) and len(found["nearest"]) == 6
+        first = found["nearest"][0]
+        assert first["distance"] == pytest.approx(near[0][1], abs=1e-5)
+        assert first["class"] == DIGITS.classes[DIGITS.labels[first["index"]]]
+        thumbnail = client.get(first["thumbnail"])
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(thumbnail.content))), DIGITS.pixels[first["index"]])
+
+
+def test_good_and_bad_pictures_together(client: TestClient) -> None:
+    answer = send(client, ("letter.jpg", b"Dear all,\n"), ("<b>3</b>.png", digit(3)), ("cut.png", digit(3)[:90]))
+    assert answer.status_code == 200
+    letter, three, cut = answer.json()["images"]
+    assert letter["error"]["status"] == 415 and "not a picture" in letter["error"]["message"]
+    assert cut["error"]["status"] == 422 and cut["error"]["message"].startswith("This picture is damaged")
+    assert three["name"] == "<b>3</b>.png" and three["label"] in DIGITS.classes
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(("content", "status", "words"), [
+    (b"Dear all,\n", 415, "not a picture"),
+    (b"", 415, "not a picture"),
+    (b"%!PS-Adobe-3.0 EPSF-3.0\n", 415, "not a picture"),
+    (digit(0)[:60], 422, "damaged"),
+    (bomb(60_000), 413, "too many pixels"),
+    (bomb(9000), 413, "9,000 x 9,000"),
+    (encoded(Image.new("1", (12_000, 12_000))), 413, "12,000 x 12,000"),
+    (encoded(Image.new("LA", (5000, 5000))), 413, "up to 16 million"),
+    (encoded(Image.new("RGB", (10_000, 300), "teal"), "JPEG"), 200, ""),
+    (encoded(Image.new("RGB", (10_000, 2000), "teal"), "JPEG"), 200, ""),
+    (encoded(Image.new("RGBA", (10_000, 500), "teal")), 200, ""),
+    (encoded(Image.new("I;16", (300, 200), 30_000)), 200, ""),
+    (encoded(Image.new("P", (30, 20)), "GIF"), 200, ""),
+])
+def test_odd_pictures(content: bytes, status: int, words: str, client: TestClient) -> None:
+    answer = send(client, ("a.jpg", content))
+    [image] = answer.json()["images"]
+    assert answer.status_code == status
+    if status != 200:
+        assert image["error"]["status"] == status and words in image["error"]["message"]
+        assert "/tmp" not in image["error"]["message"]
+
+
+def test_requests_that_are_none(client: TestClient) -> None:
+    def refused(answer: httpx.Response, status: int, words: str) -> None:
+        assert answer.status_code == status and answer.json()["error"]["status"] == status
+        assert words in answer.json()["error"]["message"]
+
+    multipart = {"Content-Type": "multipart/form-data; boundary=x"}
+    refused(client.post("/api/predict", json={}), 415, "multipart/form-data")
+    refused(client.post("/api/predict", data={"images": "text"}, files={}), 415, "multipart")
+    refused(client.post("/api/predict", files={"note": (None, "text")}), 422, "no picture")
+    refused(client.post("/api/predict", content=b"--x--\r\n", headers=multipart), 422, "no picture")
+    refused(client.post("/api/predict", content=b"nonsense", headers=multipart), 422, "")
+    refused(client.post("/api/predict", content=b"", headers={"Content-Type": "multipart/form-data"}), 422, "")
+    refused(send(client, *[("a.png", digit(0))] * 5), 413, "4 pictures")
+    refused(send(client, ("a.png", bytes(2_500_000))), 413, "larger than 2 MB")
+    refused(send(client, ("a.png", bytes(9_000_000))), 413, "larger than 2 MB")
+    refused(client.post("/api/predict", headers=multipart,  # no Content-Length
+                        content=(part for part in [b"--x\r\n", *[bytes(10**6)] * 3])), 413, "larger than 2 MB")
+    refused(client.get("/api/predict"), 405, "GET")
+    refused(client.get("/nowhere"), 404, "nothing here")
+    for path in ("/api/training/999", "/api/training/-1", "/api/training/1e3", "/api/training/..%2f..%2fetc%2fpasswd",
+                 "/../../etc/passwd", "/api/training/%00", "/page.html"):
+        refused(client.get(path), 404, "")
+
+
+# Who may ask ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("headers", "status"), [
+    ({"Host": "127.0.0.1:8000"}, 200),
+    ({"Host": "localhost:8000"}, 200),
+    ({"Host": "[::1]:8000"}, 200),
+    ({"Host": "192.168.1.7"}, 200),
+    ({"Host": "evil.example"}, 403),
+    ({"Host": "evil.example:8000"}, 403),
+    ({"Host": "127.0.0.1.evil.example"}, 403),
+    ({"Host": ""}, 403),
+    ({"Origin": HOME}, 200),
+    ({"Origin": "http://evil.example"}, 403),
+    ({"Origin": "http://127.0.0.1:9"}, 403),
+    ({"Origin": "https://127.0.0.1:8000"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Sec-Fetch-Site": "same-origin"}, 200),
+    ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ({"Sec-Fetch-Site": "same-site"}, 403),
+])
+def test_only_own_pages(headers: dict[str, str], status: int, client: TestClient) -> None:
+    assert client.get("/api/health", headers=headers).status_code == status
+    assert send(client, ("a.png", digit(0)), headers=headers).status_code == status
+
+
+def test_page_and_its_headers(client: TestClient) -> None:
+    page = client.get("/", headers={"Sec-Fetch-Site": "cross-site"})  # a link to it is fine
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    for answer in (page, client.get("/api/health"), client.get("/nowhere"), client.get("/", headers={"Host": "x.org"})):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert not any(name.startswith("access-control") for name in answer.headers)
+    addresses = page.text.replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in addresses and "https://" not in addresses and "innerHTML" not in page.text
+
+
+# The schema -----------------------------------------------------------------------------------------------------------
+
+def test_answers_fit_the_schema(client: TestClient) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = client.get("/api/schema").json()
+    assert schema["openapi"] == "3.1.0" and schema["x-limits"]["images"] == 4
+    answers = {"200": send(client, ("a.png", digit(0)), ("b.txt", b"x")), "415": send(client, ("b.txt", b"x")),
+               "413": send(client, ("b.png", bytes(2_500_000))),
+               "422": client.post("/api/predict", files={"a": (None, "")}),
+               "403": client.post("/api/predict", headers={"Origin": "null"})}
+    for status, answer in answers.items():
+        content = schema["paths"]["/api/predict"]["post"]["responses"][status]["content"]["application/json"]["schema"]
+        jsonschema.Draft202012Validator.check_schema(content)
+        assert str(answer.status_code) == status
+        jsonschema.validate(answer.json(), content)
+    health = schema["paths"]["/api/health"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.validate(client.get("/api/health").json(), health)
+    about = client.get("/api/model").json()
+    assert about["classes"] == DIGITS.classes and len(about["map"]) == 20 and about["limits"]["megabytes"] == 2
+    assert about["false_alarms"] == pytest.approx(0.01)
+
+
+# Under load -----------------------------------------------------------------------------------------------------------
+
+class Slow:
+    """The model, each batch of which takes this many seconds more."""
+
+    def __init__(self, model: Model, seconds: float):
+        self.model, self.seconds, self.batches = model, seconds, []  # type: ignore[var-annotated]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, pixels: list[np.ndarray]) -> Any:
+        self.batches.append(len(pixels))
+        time.sleep(self.seconds)
+        return self.model.forward(pixels)
+
+
+def test_time_and_number_of_requests_are_limited(model: Model) -> None:
+    slow = Slow(model, 1.5)
+    limits = Limits(seconds=1, requests=1, waiting=2)
+    with TestClient(create_app(slow, None, limits), HOME) as client, ThreadPoolExecutor(8) as pool:  # type: ignore[arg-type]
+        began = time.monotonic()
+        answers = list(pool.map(lambda n: send(client, ("a.png", digit(n))), range(8)))
+        assert time.monotonic() - began < 8
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {429, 503} and statuses.count(429) == 5
+        assert all(int(answer.headers["retry-after"]) > 0 for answer in answers)
+        assert "requests are waiting" in next(a for a in answers if a.status_code == 429).json()["error"]["message"]
+        time.sleep(2)
+        slow.seconds = 0
+        assert send(client, ("a.png", digit(0))).status_code == 200
+        health = client.get("/api/health").json()
+        assert (health["working"], health["waiting"]) == (0, 0)
+
+
+def test_many_go_through_the_network_together(model: Model) -> None:
+    slow = Slow(model, 0.2)
+    with TestClient(create_app(slow, None, Limits(requests=50)), HOME) as client, ThreadPoolExecutor(24) as pool:  # type: ignore[arg-type]
+        answers = list(pool.map(lambda n: send(client, ("a.png", digit(n))), range(24)))
+    assert all(answer.status_code == 200 for answer in answers)
+    wanted = model.predict(DIGITS.pixels[:24]).labels
+    assert [answer.json()["images"][0]["label"] for answer in answers] == wanted
+    assert sum(slow.batches) == 24 and len(slow.batches) < 18
+
+
+def test_decoded_pictures_are_few(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are asked for at once, few are being decoded and few wait for the network."""
+    from aidgn.serve import engine
+
+    (tmp_path / "a.png").write_bytes(digit(0))
+    now, most, lock, decode = {"decoding": 0, "decoded": 0}, {"decoding": 0, "decoded": 0}, threading.Lock(), \
+        engine.inference.decode
+
+    def change(what: str, by: int) -> None:
+        with lock:
+            now[what] += by
+            most[what] = max(most[what], now[what])
+
+    def counted(*arguments: Any) -> Any:
+        change("decoding", 1)
+        time.sleep(0.001)
+        found = decode(*arguments)
+        change("decoding", -1)
+        change("decoded", 1)
+        return found
+
+    class Counting(Slow):
+        def forward(self, pixels: list[np.ndarray]) -> Any:
+            found = super().forward(pixels)
+            change("decoded", -len(pixels))
+            return found
+
+    monkeypatch.setattr(engine.inference, "decode", counted)
+
+    async def ask() -> list[Any]:
+        asked = Engine(Counting(model, 0.1), None, Limits())  # type: ignore[arg-type]
+        found = await asyncio.gather(*(asked.classify(tmp_path / "a.png", str(n)) for n in range(300)))
+        asked.close()
+        return found
+
+    assert {entry["label"] for entry in asyncio.run(ask())} == set(model.predict(DIGITS.pixels[0]).labels)
+    assert most["decoding"] <= DECODERS and 32 < most["decoded"] <= DECODED
+
+
+def test_pictures_of_others_change_nothing_where_neighbours_count(tmp_path: Path) -> None:
+    spec = RunSpec("digits", "ARM", "chalk", steps=1, eval_every=1, hyper_parameters={"batch_size": 8})
+    model = load_model(train(spec, tmp_path, device="cpu"), "cpu")
+    with TestClient(create_app(model, None), HOME) as client:
+        answer = send(client, *((f"{n}.png", digit(n)) for n in range(6))).json()
+    for number, found in enumerate(answer["images"]):
+        alone = model.predict(DIGITS.pixels[number]).probabilities[0]
+        np.testing.assert_allclose(list(found["probabilities"].values()), alone, atol=1e-6)
