@@ -97,7 +97,7 @@ class SweepDisplay:
         from aidgn.sweep.timing import in_words
 
         spec = self.specs[number]
-        doing = f"{spec.algorithm}, {', '.join(spec.target)} unseen"
+        doing = f"{spec.algorithm}, " + (f"{', '.join(spec.target)} unseen" if spec.target else "all domains")
         if kind in ("step", "done", "failed"):  # of a run that was set aside nothing is left to do
             now_done = what if kind == "step" else int(spec.steps or 0)
             self.done += now_done - self.steps[number]

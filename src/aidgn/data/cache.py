@@ -46,6 +46,8 @@ class Prepared:
     skipped: list[str]  # broken files left out
     content: str  # digest of the content of all images, in order
     decoded: int = 0  # images decoded by this call
+    digests: Sequence[str] = ()  # of the content of each image
+    reasons: Sequence[str] = ()  # what is wrong with each broken file
 
     @property
     def slot(self) -> int:
@@ -67,7 +69,8 @@ def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | N
         count, height, width = dataset.pixels.shape[:3]
         geometry = np.tile(np.array([height, width] * 2, dtype=np.int32), (count, 1))
         content = blake2b(dataset.pixels.tobytes(), digest_size=16).hexdigest()
-        return Prepared(dataset, dataset.pixels, np.arange(count), geometry, [], content)
+        digests = [blake2b(image.tobytes(), digest_size=16).hexdigest() for image in dataset.pixels]
+        return Prepared(dataset, dataset.pixels, np.arange(count), geometry, [], content, digests=digests)
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: at least one process is needed to decode images.")
     limit = round(dataset.image_size * 256 / 224)
@@ -124,7 +127,8 @@ def finish(dataset: Dataset, index: "Index", skip_broken: bool, decoded: int) ->
     content = blake2b("".join(entry.digest for entry in entries if entry.row != BROKEN).encode(), digest_size=16)
     return Prepared(dataset.without(broken) if broken else dataset, index.map, table[:, 0].copy(),
                     table[:, 1:].astype(np.int32), [entries[number].file for number in broken], content.hexdigest(),
-                    decoded)
+                    decoded, [entry.digest for entry in entries if entry.row != BROKEN],
+                    [entries[number].reason for number in broken])
 
 
 # The index ----------------------------------------------------------------------------------------------------------

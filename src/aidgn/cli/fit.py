@@ -1,0 +1,106 @@
+"""aidgn fit"""
+
+from pathlib import Path
+
+import click
+
+from aidgn.cli.options import parse_settings
+from aidgn.errors import UserError
+
+
+@click.command(short_help="Your own pictures: what to expect on a new domain, and the model.", epilog="""\b
+Examples:
+  aidgn fit photos/
+  aidgn fit photos/ --quick
+  aidgn fit photos/ --out models/shelf --weights resnet50.safetensors
+Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""")
+@click.argument("folder")
+@click.option("--quick", is_flag=True, help="A first answer: fewer steps, of the last stage and the classifier alone.")
+@click.option("--out", metavar="DIR", help="Where model, report and runs go  [default: runs/fit-NAME].")
+@click.option("--algorithm", default="AIDGN", show_default=True, metavar="NAME",
+              help="What is compared with ERM; the better of the two makes the model.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Updates  [default: by the number of images].")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Images per domain and step.")
+@click.option("--image-size", type=click.IntRange(min=8), metavar="N",
+              help="Side of the network's input  [default: 224; less for small pictures].")
+@click.option("--backbone", metavar="NAME", help="A timm name with weights tag, torchvision/NAME, or small  [default: "
+              "resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures].")
+@click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small].")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
+              help="A hyper-parameter of the algorithm; repeatable.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time  [default: one per GPU].")
+@click.option("--data-dir", metavar="DIR", help="Where data sets are, if FOLDER is the name of one.")
+@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+@click.option("--precision", default="auto", show_default=True, metavar="bfloat16|tf32|float32",
+              help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU.")
+@click.option("--no-report", is_flag=True, help="Leave out the report page, which takes some time.")
+def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | None, batch_size: int | None,
+        image_size: int | None, backbone: str | None, weights: str | None, settings: tuple[str, ...],
+        workers: int | None, data_dir: str | None, device: str, precision: str, no_report: bool) -> None:
+    """Make a classifier from FOLDER/<domain>/<class>/<picture> and say how well it will do on a domain it never saw.
+
+    Looks the folder through, leaves each domain out in turn to see how well it is predicted unseen, and trains the
+    model on all of them."""
+    from dataclasses import replace
+
+    from aidgn import fit as fitting
+    from aidgn.cli.display import RunDisplay, SweepDisplay
+    from aidgn.data import load_dataset
+    from aidgn.data.cache import prepare
+    from aidgn.sweep.local import run_all
+
+    dataset = load_dataset(folder, data_dir)
+    size = image_size or fitting.choose_size(dataset)
+    dataset = replace(dataset, image_size=fitting.quick_size(size, device) if quick and not image_size else size)
+    with RunDisplay() as display:
+        prepared = prepare(dataset, skip_broken=True,
+                           on_progress=lambda done, total: display.update("decoding images", done, total))
+    dataset = prepared.dataset
+    told = fitting.survey(prepared)
+    for sentence in told:
+        click.echo(sentence)
+    job = fitting.plan(dataset, folder, algorithm, quick=quick, device=device,
+                       hyper_parameters=parse_settings(settings, batch_size), steps=steps, backbone=backbone,
+                       weights=weights)
+    place = Path(out or f"runs/fit-{dataset.name}")
+    specs = [*job.estimates, job.finals[algorithm]]
+    click.echo(fitting.describe(job, algorithm))
+
+    with SweepDisplay(specs) as progress:
+        def train(first: int, number: int) -> None:
+            chosen_workers = workers or (None if dataset.small else fitting.workers(device))
+            failed = run_all(specs[first:first + number], place / "runs", workers=chosen_workers, device=device,
+                             precision=precision, data_dir=data_dir,
+                             on_event=lambda run, kind, what: progress.update(first + run, kind, what))
+            if failed:
+                raise UserError(f"{len(failed)} of {number} runs failed; the first: {next(iter(failed.values()))}")
+
+        train(0, len(job.estimates))
+        found = fitting.estimates([progress.folders[number] for number in range(len(job.estimates))])
+        chosen = fitting.best(found, algorithm)
+        specs[-1] = job.finals[chosen]
+        train(len(job.estimates), 1)
+    run = Path(progress.folders[len(job.estimates)])
+    model, seen = fitting.keep_model(run, place), fitting.seen_accuracy(run)
+    sentences = fitting.answer(found, chosen, seen)
+    fitting.write_summary(place, [*told, *sentences], found, specs[-1], seen, model, dataset)
+    for sentence in sentences:
+        click.echo(sentence)
+    page = None if no_report else _report(place, folder, data_dir, device)
+    click.echo(f"Model: {model}   Report: {place / 'REPORT.md'}{f' and {page}' if page else ''}")
+    click.echo(f"Use it: {fitting.predict_line(model)}")
+
+
+def _report(place: Path, folder: str, data_dir: str | None, device: str) -> Path | None:
+    """The report page; a model is there even if it cannot be made."""
+    from aidgn.cli.display import RunDisplay
+
+    try:
+        from aidgn.report.page import write_report
+
+        with RunDisplay() as display:
+            return write_report([place / "runs"], place / "report.html", data_dir=data_dir, device=device, points=1000,
+                                permutations=199, on_progress=display.update)
+    except (UserError, ImportError) as error:
+        click.echo(f"The report page was not made: {error}", err=True)
+        return None
