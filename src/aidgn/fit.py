@@ -45,7 +45,7 @@ def survey(prepared: Prepared) -> list[str]:
             f"({some((f'{name} {n}' for name, n in zip(dataset.domains, counts.sum(1), strict=True)), 6)}), "
             f"{len(dataset.classes)} classes of {counts.sum(0).min()} to {counts.sum(0).max()} images."]
     if prepared.skipped:
-        told.append(f"{plural(len(prepared.skipped), 'file')} left out, as they cannot be read: "
+        told.append(f"{plural(len(prepared.skipped), 'file')} left out, unreadable: "
                     + some(f"{file} {reason}".rstrip(". ") for file, reason in
                            zip(prepared.skipped, prepared.reasons, strict=True)) + ".")
     across, straddling, contradictory = same_images(dataset, prepared.digests)
