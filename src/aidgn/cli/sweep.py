@@ -127,7 +127,8 @@ def find_plans(data: tuple[str, ...], plan_file: str | None, out: str | None,
 
     settings, batch_size = given.pop("settings"), given.pop("batch_size")
     hyper_parameters = {name: number(value) for name, value in parse_settings(settings, batch_size).items()}
-    options = {name: value for name, value in given.items() if value not in (None, (), False, "auto")}
+    options = {name: value for name, value in given.items()
+               if not (value is None or value is False or value in ((), "auto"))}
     files = [name for name in data if name.endswith((".yaml", ".yml"))] + ([plan_file] if plan_file else [])
     names = tuple(name for name in data if name not in files)
     if len(files) > 1:
@@ -188,12 +189,12 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     specs = todo.specs
     kinds = [(len({spec.dataset for spec in specs}), "data set"), (len({spec.label() for spec in specs}), "algorithm"),
              (max(spec.draw for spec in specs) + 1, "draw"), (max(spec.trial for spec in specs) + 1, "trial")]
-    text = ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in kinds)
+    text = ", ".join(count(number, word) for number, word in kinds)
     pairs = sum(len(spec.target) > 1 for spec in specs)
     text += f", {pairs} of them with two unseen domains" if pairs else ""
     aside = todo.count("failed")
     text += f". {todo.count('done')} finished" + (f", {aside} set aside" if aside else "") + f", {len(numbers)} to do."
-    click.echo(f"{len(specs)} runs: {text}", err=not dry_run)
+    click.echo(f"{count(len(specs), 'run')}: {text}", err=not dry_run)
     if todo.absent:
         click.echo(f"Not on this disk: {', '.join(todo.absent)}.", err=not dry_run)
     if not numbers:
@@ -202,8 +203,8 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     on_h200 = todo.h200_seconds(numbers)
     if seconds is not None:
         seconds /= workers
-        click.echo(f"About {in_words(seconds)} on {workers} worker{'s' if workers > 1 else ''} of this machine, by its "
-                   "finished runs.", err=not dry_run)
+        click.echo(f"About {in_words(seconds)} on {count(workers, 'worker')} of this machine, by its finished runs.",
+                   err=not dry_run)
     elif on_h200 is not None and not dry_run and GPU in device_name():
         seconds = on_h200 / workers
         click.echo(f"About {in_words(seconds)} here, by what was measured on an {GPU}.", err=True)
@@ -227,7 +228,8 @@ def device_name() -> str:
 
 def say_end(todo: "Agenda", out: str) -> None:
     done = todo.count("done")
-    click.echo(f"{done} of {len(todo.specs)} runs are finished. `aidgn table {out}` shows them.")
+    verb, them = ("is", "it") if len(todo.specs) == 1 else ("are", "them")
+    click.echo(f"{done} of {count(len(todo.specs), 'run')} {verb} finished. `aidgn table {out}` shows {them}.")
     if todo.others:
         click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {todo.folder.yaml}` goes on with "
                    "them.")
@@ -243,9 +245,14 @@ def failures(todo: "Agenda", out: str) -> str:
     numbers = todo.of_kind("failed")
     lines = [f"  {todo.items[number]}: {last_line(todo.states[number].history.error)}" for number in numbers[:20]]
     more = [f"  and {len(numbers) - 20} more; `aidgn status {out}` lists them all"] if len(numbers) > 20 else []
-    return "\n".join([f"{len(numbers)} runs failed and were set aside:", *lines, *more,
+    verb = "was" if len(numbers) == 1 else "were"
+    return "\n".join([f"{count(len(numbers), 'run')} failed and {verb} set aside:", *lines, *more,
                       f"Their errors are in {todo.folder.path / '.sweep'}. The same command with --retry-failed tries "
                       "them again."])
+
+
+def count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def last_line(error: str) -> str:

@@ -64,7 +64,7 @@ class SweepFolder:
         try:
             content = json.loads(self.json.read_bytes())
             return [Item(*fields) for fields in content["runs"]], int(content["retries"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return [], 0
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.json} cannot be read ({error}). Remove it and start the sweep again.") from None
