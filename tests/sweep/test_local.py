@@ -17,7 +17,10 @@ import pytest
 import torch
 
 from aidgn.errors import UserError
+from aidgn.report.table import tables
+from aidgn.selection import read_runs
 from aidgn.sweep import local, plan
+from aidgn.sweep.attempts import attempt
 from aidgn.sweep.local import run_all
 from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
@@ -52,18 +55,11 @@ def one_by_one(specs: list[RunSpec], out: Path) -> dict[str, list[dict]]:
 def records(out: Path) -> dict[str, list[dict]]:
     """By run folder, without times. Every run must be finished."""
     found = {}
-    for path in out.iterdir():
+    for path in (about.parent for about in out.glob("*/run.json")):
         folder = RunFolder(path)
         assert folder.finished and not folder.state.exists()
         found[path.name] = [{key: value for key, value in record.items() if not key.endswith("_time")}
                             for record in folder.records()]
-    return found
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    found = one_by_one(plan(**SWEEP), tmp_path_factory.mktemp("undisturbed"))
-    assert len(found) == 4
     return found
 
 
@@ -92,34 +88,11 @@ def ended(process: subprocess.Popen) -> str:
 
 def saved_steps(out: Path) -> list[int]:
     """The steps at which the runs in progress were saved. One that has begun and is not finished must be."""
-    return [torch.load(path / "state.pt", weights_only=True)["step"] for path in out.iterdir()
+    return [torch.load(path / "state.pt", weights_only=True)["step"] for path in out.glob("*-draw0-*")
             if (path / "log.txt").exists() and not RunFolder(path).finished]
 
 
 # Workers that die ---------------------------------------------------------------------------------------------------
-
-
-def test_three_killed_workers_change_nothing(undisturbed: dict[str, list[dict]], tmp_path: Path) -> None:
-    specs = plan(**SWEEP)
-    killed: list[int | None] = []
-    seen: list[tuple[int, str]] = []
-
-    def kill(run: int, kind: str, what: Any) -> None:
-        seen.append((run, kind))
-        workers = [worker for worker in multiprocessing.active_children() if worker.pid not in killed]
-        # First both workers at once, then one of the two that replace them: no run dies more than twice.
-        doomed = workers if not killed else workers[:1] if len(killed) == 2 and len(workers) == 2 else []
-        if kind == "step" and what >= 4:
-            for worker in doomed:
-                os.kill(worker.pid or 0, signal.SIGKILL)
-                killed.append(worker.pid)
-
-    assert run_all(specs, tmp_path, workers=WORKERS, on_event=kill, device="cpu", save_seconds=0.1) == {}
-    assert len(set(killed)) == 3
-    assert Counter(run for run, kind in seen if kind == "done") == dict.fromkeys(range(4), 1)
-    assert records(tmp_path) == undisturbed
-    logs = [path.read_text() for path in tmp_path.glob("*/log.txt")]
-    assert any("continued at step" in log for log in logs) and not multiprocessing.active_children()
 
 
 OWN = """
@@ -128,7 +101,7 @@ from aidgn.algorithms.erm import ERM
 
 class Dies(ERM):
     def update(self, minibatches):
-        if self.updates == 2:
+        if self.updates == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().update(minibatches)
 
@@ -138,8 +111,7 @@ class Raises(ERM):
 """
 
 
-def test_failing_runs_are_reported_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "ATTEMPTS", 2)  # instead of 3, to be quicker
+def test_failing_runs_are_tried_again_then_set_aside_and_the_rest_goes_on(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     dies, raises = f"{tmp_path / 'own.py'}:Dies", f"{tmp_path / 'own.py'}:Raises"
     given = {**SWEEP, "targets": ["ink"], "steps": 4}
@@ -148,20 +120,22 @@ def test_failing_runs_are_reported_and_the_rest_goes_on(tmp_path: Path, monkeypa
     out = tmp_path / "out"
     finished = train(specs[0], out, device="cpu")
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in finished.iterdir()}
+    assert attempt(specs[2], out, device="cpu")[0] == "crashed"  # counts, as if in a sweep before
     seen = []
-    failed = run_all(specs, out, workers=1, on_event=lambda *event: seen.append(event), device="cpu")
+    failed = run_all(specs, out, workers=1, retries=1, on_event=lambda *event: seen.append(event), device="cpu")
 
     assert sorted(failed) == [1, 2, 3]
-    assert failed[1] == "its process died 2 times (exit code -9)"
+    assert failed[1] == "its process died (exit code -9)"
     assert "ValueError: no such luck" in failed[2] and "Traceback" in failed[2]
     assert "NaN or infinite" in failed[3] and "Traceback" not in failed[3]
     assert [event for event in seen if event[1] == "failed"] == [(run, "failed", failed[run]) for run in (1, 2, 3)]
     assert [run for run, kind, _ in seen if kind == "done"] == [0, 4]
-    # The second attempt went on from the state saved at step 2.
-    assert [what for run, kind, what in seen if (run, kind) == (1, "step")] == [0, 2]
+    assert [run for run, kind, _ in seen if kind == "retry"] == [1, 3]
+    assert sum((run, kind) == (1, "step") for run, kind, _ in seen) == 2
     # The run that was finished is as it was, to the byte.
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in finished.iterdir()} == before
     assert not any(run == 0 and kind == "step" for run, kind, _ in seen)
+    assert not multiprocessing.active_children()
 
 
 def test_no_workers_is_a_mistake(tmp_path: Path) -> None:
@@ -196,13 +170,15 @@ def test_ctrl_c_and_a_killed_parent_lose_nothing(tmp_path: Path) -> None:
     assert f"continued at step {first} of 40" in log and f"continued at step {second} of 40" in log
 
 
-@pytest.mark.slow
-def test_twenty_kills_at_random_moments(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kills", "changes"), [
+    (3, {"targets": ["ink"], "steps": 200, "eval_every": 20}),
+    pytest.param(20, {"targets": [], "steps": 600, "eval_every": 10}, marks=pytest.mark.slow)])
+def test_kills_at_random_moments(kills: int, changes: dict[str, Any], tmp_path: Path) -> None:
     """Per start two workers, then the parent: by SIGKILL or Ctrl-C in turn."""
-    sweep = {**SWEEP, "targets": [], "steps": 600, "eval_every": 10}
+    sweep = {**SWEEP, **changes}
     dice, out, starts = random.Random(20), tmp_path / "disturbed", 0
     killed: list[int] = []
-    while len(killed) < 20:
+    while len(killed) < kills:
         process = start(sweep, out, save_seconds=0.2)
         starts += 1
         happening = events(process)
@@ -225,9 +201,108 @@ def test_twenty_kills_at_random_moments(tmp_path: Path) -> None:
         else:
             os.killpg(process.pid, signal.SIGINT)
         ended(process)
+    specs = plan(**sweep)
     process = start(sweep, out)
-    assert sum(event[1] == "done" for event in events(process)) == 8
+    assert Counter(run for run, kind, *_ in events(process) if kind == "done") == dict.fromkeys(range(len(specs)), 1)
     ended(process)
     assert process.returncode == 0
     found = records(out)
-    assert len(found) == 8 and found == one_by_one(plan(**sweep), tmp_path / "undisturbed")
+    assert len(found) == len(specs) and found == one_by_one(specs, tmp_path / "undisturbed")
+    shown = [[table.to_markdown() for table in tables(read_runs(folder), "training", "sd", False)]
+             for folder in (out, tmp_path / "undisturbed")]
+    assert shown[0] == shown[1] and read_runs(out).twice == 0
+
+
+# Where workers compute ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("numbers", "workers", "visible", "expected"), [
+    ([0, 1, 2, 3], None, None, ["0", "1", "2", "3"]),
+    ([0, 1], 5, None, ["0", "1", "0", "1", "0"]),
+    ([0], 3, None, ["0", "0", "0"]),
+    ([0, 1, 2, 3], 2, None, ["0", "1"]),
+    ([0, 1], None, "6,7", ["6", "7"]),
+    ([1], 2, "GPU-3f1, GPU-9a2", ["GPU-9a2", "GPU-9a2"])])
+def test_workers_share_the_gpus_in_turn(numbers: list[int], workers: int | None, visible: str | None,
+                                        expected: list[str]) -> None:
+    places = local.share_gpus(numbers, workers, visible)
+    assert [place.visible for place in places] == expected and {place.device for place in places} == {"cuda"}
+
+
+def test_places_of_a_machine_with_gpus_and_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local.choose_places("cpu", 3, 10) == [local.Place("cpu")] * 3
+    assert len(local.choose_places("cpu", None, 10_000)) == os.cpu_count()
+    assert len(local.choose_places("cpu", 8, 2)) == 2  # not more than runs
+    monkeypatch.setattr("aidgn.training.featurizer.choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [place.visible for place in local.choose_places("cuda", None, 10)] == list("01234567")
+    assert [place.visible for place in local.choose_places("cuda:5", 2, 10)] == ["5", "5"]
+
+
+def test_a_worker_sees_its_own_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of real workers, as there are no GPUs to look at."""
+    (tmp_path / "own.py").write_text("""
+import os, pathlib
+from aidgn.algorithms.erm import ERM
+
+class Tells(ERM):
+    def build(self):
+        with open(pathlib.Path(__file__).with_name("told"), "a") as file:
+            file.write(os.environ["CUDA_VISIBLE_DEVICES"] + chr(10))
+""")
+    monkeypatch.setattr(local, "choose_places", lambda *_: [local.Place("cpu", "5")])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    specs = plan(**{**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Tells"], "steps": 1})
+    assert run_all(specs, tmp_path / "out") == {}
+    assert (tmp_path / "told").read_text().split() == ["5", "5"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+# Several launchers, and storage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_launchers_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "PATIENCE", 1.0)
+    sweep, out = {**SWEEP, "steps": 60, "eval_every": 20}, tmp_path / "out"
+    process = start(sweep, out)
+    next(event for event in events(process) if event[1] == "step")
+    assert run_all(plan(**sweep), out, workers=1, device="cpu") == {}
+    assert sum(event[1] == "done" for event in events(process)) > 0
+    ended(process)
+    assert process.returncode == 0
+    assert records(out) == one_by_one(plan(**sweep), tmp_path / "alone")
+    logs = "".join(path.read_text() for path in out.glob("*/log.txt"))
+    assert logs.count("started at step 0") == logs.count("finished;") == 4
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system can only be mounted by root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_and_a_read_only_one_stop_the_sweep_and_lose_nothing(tiny_disk: Path, tmp_path: Path) -> None:
+    specs = plan(**SWEEP)
+    seen: list[tuple[int, str]] = []
+    with pytest.raises(UserError, match=r"The disk is full: .* could not be written"):
+        run_all(specs, tiny_disk / "out", workers=1, device="cpu",
+                on_event=lambda run, kind, _: seen.append((run, kind)))
+    assert not {kind for _, kind in seen} & {"retry", "failed"} and not multiprocessing.active_children()
+    kept = {path: path.read_bytes() for path in (tiny_disk / "out").rglob("last.safetensors")}
+
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
+    with pytest.raises(UserError, match=r"cannot be written .*Read-only"):
+        run_all(specs, tiny_disk / "out", workers=1, device="cpu")
+
+    subprocess.run(["mount", "-o", "remount,rw,size=64m", str(tiny_disk)], check=True)
+    assert run_all(specs, tiny_disk / "out", workers=1, device="cpu", retries=0) == {}
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert records(tiny_disk / "out") == one_by_one(specs, tmp_path / "undisturbed")
