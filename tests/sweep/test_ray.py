@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aidgn.cli import app
 from aidgn.errors import UserError
 from aidgn.report.table import tables
 from aidgn.selection import load_records
@@ -146,11 +147,25 @@ def test_a_lost_node_and_ctrl_c_change_nothing(nodes: Nodes, tmp_path: Path) -> 
     assert_same(out, tmp_path / "undisturbed", len(specs))
 
 
+OWN = """
+import os, time
+from aidgn.algorithms.erm import ERM
+
+class Slow(ERM):
+    def update(self, minibatches):
+        time.sleep(float(os.environ["AIDGN_PAUSE"]))
+        return super().update(minibatches)
+"""
+
+
 @pytest.mark.slow
-def test_ten_kills_at_random_moments(nodes: Nodes, tmp_path: Path) -> None:
+def test_ten_kills_at_random_moments(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per start two nodes, each followed by a new one, then the launcher: by SIGKILL or Ctrl-C in turn."""
-    dice, sweep, out, kills = random.Random(10), {**SWEEP, "targets": [], "steps": 3000}, tmp_path / "disturbed", 0
-    while kills < 9:
+    (tmp_path / "own.py").write_text(OWN)
+    sweep = {**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Slow"], "targets": [], "trials": 2}
+    dice, out = random.Random(10), tmp_path / "disturbed"
+    monkeypatch.setenv("AIDGN_PAUSE", "0.2")
+    for start in range(3):
         started = Sweep(sweep, out, nodes.cluster.address)
         for _ in range(2):
             nodes.add()
@@ -160,13 +175,13 @@ def test_ten_kills_at_random_moments(nodes: Nodes, tmp_path: Path) -> None:
         started.until("step")
         time.sleep(dice.uniform(0, 1))
         assert started.process.poll() is None, "the sweep ended before it was killed often enough"
-        if kills % 2:
+        if start % 2:
             os.killpg(started.process.pid, signal.SIGINT)
             assert started.end() == 130
         else:
             started.process.kill()
             assert started.end() == -signal.SIGKILL
-        kills += 3
+    monkeypatch.setenv("AIDGN_PAUSE", "0")
     nodes.add()
     started = Sweep(sweep, out, nodes.cluster.address)
     started.until("step")
@@ -209,4 +224,7 @@ def test_mistakes_are_said(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'aidgn\[ray\]'"):
         ray.run_all(specs, tmp_path)
+    with pytest.raises(UserError, match="--partition is not for --launcher ray"):
+        app(["sweep", "digits", "--algorithm", "ERM", "--launcher", "ray", "--partition", "gpu", "--out",
+             str(tmp_path)], standalone_mode=False)
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aidgn.cli import app
 from aidgn.errors import UserError
 from aidgn.training import RunSpec, trackers, train
 from aidgn.training.folder import RunFolder
@@ -212,6 +214,17 @@ def test_wandb_without_a_key_does_not_ask(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     folder = train(SPEC, tmp_path, device="cpu", trackers=["wandb"])
     assert "no key is known; run `wandb login`, or set WANDB_MODE=offline" in (folder / "log.txt").read_text()
+
+
+def test_the_switch_of_the_command_line(tmp_path: Path) -> None:
+    given = ["train", "digits", "--target", "ink", "--algorithm", "ERM", "--steps", "4", "--eval-every", "2",
+             "--batch-size", "4", "--device", "cpu", "--out", str(tmp_path)]
+    app(given, standalone_mode=False)
+    folder, = tmp_path.iterdir()
+    assert not (folder / "tensorboard").exists()  # off unless asked for
+    shutil.rmtree(folder)
+    app([*given, "--track", "tensorboard"], standalone_mode=False)
+    assert [step for step, _ in tensorboard(folder)["accuracy/chalk/out"]] == [2, 4]
 
 
 def test_an_unknown_or_absent_tracker_is_said_before_anything_runs(

@@ -104,10 +104,10 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
         def answered(member: Member) -> None:
             try:
                 kind, what = ray.get(member.answer)
-            except ray.exceptions.RayActorError as error:
-                return lost(member, error)
-            except ray.exceptions.RayError as error:
+            except (ray.exceptions.RayTaskError, ray.exceptions.RaySystemError) as error:
                 raise UserError(f"A Ray worker could not start; is aidgn installed on every node?\n{error}") from None
+            except ray.exceptions.RayError as error:  # it died, ran out of memory, or its node did
+                return lost(member, error)
             run, member.run, member.idle = member.run, None, True
             if run is None:
                 member.node = what
@@ -155,9 +155,9 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
                 if busy:
                     ray.get(board.stop.remote(), timeout=10)
                     ray.wait(busy, num_returns=len(busy), timeout=30)  # they save their state, then answer
-            for member in crew:
-                ray.kill(member.actor)
-            ray.kill(board)
+            for actor in (*(member.actor for member in crew), board):
+                with suppress(ray.exceptions.RayError):
+                    ray.kill(actor)
     return failed
 
 
