@@ -1,0 +1,328 @@
+"""Do the paper's two assumptions hold in the features of a run? Angular invariance: within a class, directions z/|z|
+are distributed alike in every domain. Norm shift: norms |z| are not.
+
+Both are measured by energy distances between domains within each class, target against sources and sources among
+themselves, with a permutation test (domain labels permuted within classes, Holm's correction over the tests). With many
+images every difference is beyond chance, so the verdict rests on an effect that does not depend on their number:
+
+    angular invariance   sqrt(E / E between two classes of one domain): how far a class moves with the domain, in units
+                         of the distance between classes; at 0.5 it is half way to another class, where borders lie
+    norm shift           sqrt(2 E / mean difference of two norms of one class and domain): for a shift of normal
+                         distributions Cohen's d, the shift in standard deviations; sees other changes too
+
+An effect below 0.25 is small, from 0.5 on large. Sources are represented by the images set aside (`out`), because on
+images it was trained on a network behaves otherwise; the target by all of its images.
+
+On synthetic features of 4 classes and 4 domains, 20 images each, with both assumptions true, one or none, 300 times
+each: angular invariance was denied in 0 of 600 cases where it holds and in all 600 where classes turn by 0.8 of their
+distance; norm shift was seen in 0.7 % of 600 cases without one and in 99.7 % of those with a shift of one standard
+deviation; p was up to 0.05 in 4.2 % (directions) and 4.0 % (norms) of the cases without a difference. These numbers
+come from `python -m pytest tests/analysis/test_diagnosis.py -m slow`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aidgn.analysis.description import (
+    MINIMUM,
+    Floats,
+    Integers,
+    class_angles,
+    norm_fits,
+    predictions,
+    von_mises_fisher,
+)
+from aidgn.analysis.features import Features
+from aidgn.analysis.statistics import LARGE, LEVEL, Pairs, Shift, chordal, group_means, holm, shift
+from aidgn.errors import UserError
+from aidgn.files import write_text
+
+CELL, TOTAL = 250, 20_000  # images of a class in a domain, and of all, that are compared at most
+
+ANGULAR_VERDICTS = {"small": "holds", "moderate": "holds roughly", "large": "does not hold",
+                    "unclear": "cannot be told"}
+NORM_VERDICTS = {"small": "does not hold", "moderate": "holds roughly", "large": "holds", "unclear": "cannot be told"}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found; `sentences` says it, `to_dict` is what diagnosis.json holds. Angles are in degrees."""
+
+    dataset: str
+    algorithm: str
+    trial: int
+    draw: int
+    model: str  # sha256 of the weights file
+    targets: list[str]
+    sources: list[str]
+    class_names: list[str]
+    permutations: int
+    seed: int
+    angular: Shift  # target against sources
+    angular_sources: Shift | None  # among the sources, if there are several
+    norm: Shift
+    norm_sources: Shift | None
+    norm_ratio: float  # of the target's mean norm to the sources', within classes
+    von_mises_fisher: list[dict[str, Any]]  # per domain and class: kappa, angles of the mean direction
+    norm_fits: dict[str, dict[str, float]]  # per domain: the exponential and the uniform distribution
+    domains: dict[str, dict[str, float]]  # per domain: compactness, separation, predictions
+    skipped: list[dict[str, Any]]  # domain and class with fewer than MINIMUM images
+    without_direction: int  # images whose features are all zero
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        return {"angular invariance": ANGULAR_VERDICTS[self.angular.size], "norm shift": NORM_VERDICTS[self.norm.size]}
+
+    def to_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        for name in ("angular", "angular_sources", "norm", "norm_sources"):
+            if found[name] is not None:
+                found[name] |= {"size": getattr(self, name).size, "classes": {
+                    self.class_names[c]: {"effect": effect, "p_holm": p}
+                    for c, (effect, p) in found[name]["classes"].items()}}
+        return _plain({"verdicts": self.verdicts, **found})
+
+    def save(self, path: Path) -> None:
+        write_text(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+    def sentences(self) -> list[str]:
+        target, sources = " and ".join(self.targets), ", ".join(self.sources)
+        used = {name: int(values["images"]) for name, values in self.domains.items()}
+        verdicts = self.verdicts
+        lines = [f"{self.dataset}, {self.algorithm}, trial {self.trial}: {sum(used[name] for name in self.targets)} "
+                 f"images of {target}, unseen in training, beside "
+                 f"{sum(used[name] for name in self.sources)} images of {sources} that were set aside.",
+                 f"Angular invariance {verdicts['angular invariance']}. From the sources to {target}, the directions "
+                 f"of a class move by {_interval(self.angular)} of the distance between two classes, "
+                 f"{_chance(self.angular)}; 0.5 is half way to another class."]
+        if self.angular_sources:
+            lines.append(f"  Among the sources they move by {_interval(self.angular_sources)}, "
+                         f"{_chance(self.angular_sources)}.")
+        far = sorted(((effect, self.class_names[c]) for c, (effect, p) in self.angular.classes.items()
+                      if effect >= LARGE and p < LEVEL), reverse=True)
+        if far:
+            lines.append("  Furthest: " + ", ".join(f"{name} ({effect:.2f})" for effect, name in far[:5])
+                         + (f" and {len(far) - 5} more classes" if len(far) > 5 else "") + ".")
+        change = f"{abs(1 - self.norm_ratio):.0%} {'shorter' if self.norm_ratio < 1 else 'longer'}"
+        lines.append(f"Norm shift {verdicts['norm shift']}. Within a class, features of {target} are {change} on "
+                     f"average than those of the sources; the distributions differ by {_interval(self.norm)} standard "
+                     f"deviations, {_chance(self.norm)}.")
+        if self.norm_sources:
+            lines.append(f"  Among the sources they differ by {_interval(self.norm_sources)}, "
+                         f"{_chance(self.norm_sources)}.")
+        lines += [self.meaning(), self._fits(), self._directions(), self._compactness(), *self._predictions()]
+        if self.skipped:
+            few = [f"{each['class']} of {each['domain']} ({each['images']})" for each in self.skipped]
+            lines.append(f"Left out of the tests, with fewer than {MINIMUM} images: " + ", ".join(few[:6])
+                         + (f" and {len(few) - 6} more" if len(few) > 6 else "") + ".")
+        if self.without_direction:
+            lines.append(f"{self.without_direction} images have features that are all zero, thus no direction; they "
+                         "count for norms only.")
+        tests = sum(each is not None for each in (self.angular, self.angular_sources, self.norm, self.norm_sources))
+        lines.append(f"p: {self.permutations} permutations of the domains within classes, corrected for {tests} tests "
+                     "(Holm). In brackets: 90 % intervals. Effects: small below 0.25, large from 0.5 on.")
+        return lines
+
+    def meaning(self) -> str:
+        """What a practitioner takes from both verdicts."""
+        target = " and ".join(self.targets)
+        if "unclear" in (self.angular.size, self.norm.size):
+            return f"In short: more images of {target} or of the sources are needed to tell."
+        if self.angular.size == "large":
+            return (f"In short: classes point elsewhere in {target} than in the sources, so angles learnt from these "
+                    "are no sure guide there; look at the classes that move furthest, and at more varied sources.")
+        if self.norm.size == "small":
+            return f"In short: to this network {target} looks much like the sources, in direction and in length."
+        directions = "hardly do" if self.angular.size == "small" else "less than from class to class"
+        return f"In short: from the sources to {target} lengths change, directions {directions}, as AIDGN assumes."
+
+    def _fits(self) -> str:
+        def says(name: str, family: str) -> str:
+            distance, p = self.norm_fits[name][f"{family}_ks"], self.norm_fits[name][f"{family}_p_holm"]
+            return f"{distance:.2f} from {family} on {name} ({'refuted' if p < LEVEL else 'not refuted'})"
+        parts = [says(name, "exponential") for name in self.sources] + [says(name, "uniform") for name in self.targets]
+        return "Families of norms the paper assumes, Kolmogorov-Smirnov distance: " + ", ".join(parts) + "."
+
+    def _directions(self) -> str:
+        def median(names: Sequence[str], key: str) -> float:
+            return _median([each[key] for each in self.von_mises_fisher if each["domain"] in names])
+        line = (f"von Mises-Fisher: kappa {median(self.targets, 'kappa'):.0f} on {' and '.join(self.targets)}, "
+                f"{median(self.sources, 'kappa'):.0f} on the sources; a class's mean direction on "
+                f"{' and '.join(self.targets)} is {median(self.targets, 'angle_to_sources'):.0f}° from the sources'")
+        if self.von_mises_fisher and "angle_to_classifier" in self.von_mises_fisher[0]:
+            line += (f" and {median(self.targets, 'angle_to_classifier'):.0f}° from the classifier's (sources "
+                     f"{median(self.sources, 'angle_to_classifier'):.0f}°)")
+        return line + "; medians over classes."
+
+    def _compactness(self) -> str:
+        own, other = (self._mean(self.targets, key) for key in ("within_class", "between_classes"))
+        own_sources, other_sources = (self._mean(self.sources, key) for key in ("within_class", "between_classes"))
+        return (f"Compactness: two images of a class are {own:.0f}° apart on {' and '.join(self.targets)} (sources "
+                f"{own_sources:.0f}°), of two classes {other:.0f}° (sources {other_sources:.0f}°).")
+
+    def _predictions(self) -> list[str]:
+        return [f"Predictions on {name}: accuracy {values['accuracy']:.1%}, mean confidence "
+                f"{values['confidence']:.1%}, calibration error {values['calibration_error']:.3f}, entropy "
+                f"{values['entropy']:.2f} of {np.log(len(self.class_names)):.2f} nats."
+                for name, values in self.domains.items() if name in self.targets]
+
+    def _mean(self, names: Sequence[str], key: str) -> float:
+        values = [self.domains[name][key] for name in names if not np.isnan(self.domains[name][key])]
+        return float(np.mean(values)) if values else float("nan")
+
+
+def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> Diagnosis:
+    """Test both assumptions on the features of a run, and describe directions, norms and predictions per domain."""
+    check(features)
+    targets, sources = ([i for i, name in enumerate(features.domain_names) if (name in features.targets) == unseen]
+                        for unseen in (True, False))
+    aside = np.isin(features.domains, [s for s in sources if features.outside[features.domains == s].any()])
+    used = np.flatnonzero(~aside | features.outside)  # of sources without a split, all
+    z, labels, domains = (array[used] for array in (features.features, features.labels, features.domains))
+    norms = np.linalg.norm(z.astype(np.float64), axis=1)
+    units = (z / np.where(norms > 0, norms, 1)[:, None]).astype(np.float32)
+    directed = norms > 0
+    rng = np.random.default_rng(seed)
+    number_of_classes, number_of_domains = len(features.class_names), len(features.domain_names)
+    most = int(np.clip(TOTAL // (number_of_classes * number_of_domains), 20, CELL))
+
+    between, domain_values = {}, {}  # distance between classes, and what there is to say, per domain
+    for domain, name in enumerate(features.domain_names):
+        where = np.flatnonzero(domains == domain)
+        between[domain], within_angle, between_angle = class_angles(
+            units, labels, where[directed[where]], number_of_classes, rng)
+        domain_values[name] = {"images": len(where), "within_class": within_angle, "between_classes": between_angle,
+                               **predictions(features.logits[used[where]], labels[where])}
+    distances = [between[source] for source in sources if not np.isnan(between[source])]
+
+    cells, skipped = compared_cells(labels, domains, features, most, rng)
+    from_sources: Pairs = {(min(t, s), max(t, s)) for t in targets for s in sources}
+    among_sources: Pairs = {(a, b) for a in sources for b in sources if a < b}
+    if not distances or not any({(a, b) for a in here for b in here} & from_sources for here in cells.values()):
+        raise UserError(f"There are too few images to compare: no class has {MINIMUM} images in the unseen domain and "
+                        f"{MINIMUM} that were set aside in a source. More images per class are needed.")
+    angles, lengths, spreads, ratios = {}, {}, [], []
+    for number, cell in cells.items():
+        everything = np.concatenate(list(cell.values()))
+        some = everything[directed[everything]]
+        enough = [domain for domain in cell if directed[cell[domain]].sum() >= MINIMUM]
+        some = some[np.isin(domains[some], enough)]
+        angles[number] = (chordal(units[some], units[some]), domains[some])
+        r = norms[everything]
+        lengths[number] = (np.abs(r[:, None] - r).astype(np.float32), domains[everything])
+        indicator = np.stack([domains[everything] == source for source in sources], axis=1)[:, :, None]
+        spreads.append(np.diagonal(group_means(lengths[number][0], indicator.astype(np.float32))[0]))
+        ratios += [np.log(max(norms[cell[t]].mean(), 1e-12) / max(norms[cell[s]].mean(), 1e-12))
+                   for t in targets for s in sources if t in cell and s in cell]
+
+    def only_sources(classes: dict[int, tuple[Floats, Integers]]) -> dict[int, tuple[Floats, Integers]]:
+        kept = {number: np.isin(where, sources) for number, (_, where) in classes.items()}
+        return {number: (classes[number][0][np.ix_(keep, keep)], classes[number][1][keep])
+                for number, keep in kept.items()}
+
+    tests: dict[str, Shift | None] = {}
+    for what, classes, scale in (("angular", angles, np.mean(distances)), ("norm", lengths, np.nanmean(spreads) / 2)):
+        unit = max(float(scale), 1e-9)
+        tests[what] = shift(classes, from_sources, unit, permutations, rng)
+        tests[f"{what}_sources"] = shift(only_sources(classes), among_sources, unit, permutations, rng)
+    corrected = iter(holm([each.p for each in tests.values() if each]))
+    tests = {name: each and replace(each, p_holm=next(corrected)) for name, each in tests.items()}
+
+    return Diagnosis(
+        features.dataset, features.algorithm, features.trial, features.draw, features.model,
+        [features.domain_names[t] for t in targets], [features.domain_names[s] for s in sources],
+        features.class_names, permutations, seed, **tests,  # type: ignore[arg-type]
+        norm_ratio=float(np.exp(np.mean(ratios))),
+        von_mises_fisher=von_mises_fisher(units, labels, domains, directed, features, sources),
+        norm_fits=norm_fits(norms, domains, features.domain_names, rng),
+        domains=domain_values, skipped=skipped, without_direction=int((~directed).sum()))
+
+
+def check(features: Features) -> None:
+    """Refuse features of which the question cannot be asked."""
+    where = f"{features.algorithm} on {features.dataset}"
+    if len(features.domain_names) < 2:
+        raise UserError(f"{where} has a single domain, {', '.join(features.domain_names)}: a diagnosis compares an "
+                        "unseen domain with others.")
+    if not features.targets:
+        raise UserError(f"{where} was trained on all domains: none is left to compare with what was seen. Diagnose a "
+                        "run with a --target.")
+    if len({*features.domain_names} - {*features.targets}) < 1:
+        raise UserError(f"{where}: every domain is a target, so there is no source to compare with.")
+    if len(np.unique(features.labels)) < 2:
+        raise UserError(f"{where} has a single class: distances between domains are measured by those between classes.")
+    if not np.isfinite(features.features).all():
+        raise UserError(f"{where}: some features are NaN or infinite. The network diverged; train it with a smaller "
+                        "learning rate.")
+
+
+def compared_cells(labels: Integers, domains: Integers, features: Features, most: int, rng: np.random.Generator
+                   ) -> tuple[dict[int, dict[int, Integers]], list[dict[str, Any]]]:
+    """Class -> domain -> up to `most` images, drawn at random; and which have too few."""
+    cells: dict[int, dict[int, Integers]] = {}
+    skipped = []
+    for number, name in enumerate(features.class_names):
+        cells[number] = {}
+        for domain, domain_name in enumerate(features.domain_names):
+            images = np.flatnonzero((labels == number) & (domains == domain))
+            if len(images) < MINIMUM:
+                skipped.append({"domain": domain_name, "class": name, "images": len(images)})
+            else:
+                cells[number][domain] = np.sort(rng.permutation(images)[:most])
+    return {number: cell for number, cell in cells.items() if cell}, skipped
+
+
+def compare(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, list[str]]]:
+    """Rows of a table with a column per run: what is measured, and the values."""
+    def mean(one: Diagnosis, names: Sequence[str], key: str, form: str) -> str:
+        return format(one._mean(names, key), form)
+
+    def effect(each: Shift | None) -> str:
+        return _interval(each) if each else "-"
+
+    return [
+        ("unseen domain", [" and ".join(one.targets) for one in diagnoses]),
+        ("angular invariance", [one.verdicts["angular invariance"] for one in diagnoses]),
+        ("  directions move, in distances of classes", [effect(one.angular) for one in diagnoses]),
+        ("  the same among the sources", [effect(one.angular_sources) for one in diagnoses]),
+        ("norm shift", [one.verdicts["norm shift"] for one in diagnoses]),
+        ("  norms differ, in standard deviations", [effect(one.norm) for one in diagnoses]),
+        ("  the same among the sources", [effect(one.norm_sources) for one in diagnoses]),
+        ("  norm, unseen / sources", [f"{one.norm_ratio:.2f}" for one in diagnoses]),
+        ("angle within a class, unseen (sources)",
+         [f"{mean(one, one.targets, 'within_class', '.0f')}° ({mean(one, one.sources, 'within_class', '.0f')}°)"
+          for one in diagnoses]),
+        ("angle between classes, unseen (sources)",
+         [f"{mean(one, one.targets, 'between_classes', '.0f')}° ({mean(one, one.sources, 'between_classes', '.0f')}°)"
+          for one in diagnoses]),
+        ("accuracy on the unseen domain", [mean(one, one.targets, "accuracy", ".1%") for one in diagnoses]),
+        ("calibration error", [mean(one, one.targets, "calibration_error", ".3f") for one in diagnoses]),
+        ("entropy of predictions (nats)", [mean(one, one.targets, "entropy", ".2f") for one in diagnoses]),
+    ]
+
+
+def _interval(each: Shift) -> str:
+    return f"{each.effect:.2f} [{each.low:.2f}, {each.high:.2f}]"
+
+
+def _chance(each: Shift) -> str:
+    return f"{'more than' if each.p_holm < LEVEL else 'no more than'} chance explains (p = {each.p_holm:.3f})"
+
+
+def _median(values: Sequence[float]) -> float:
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.median(known)) if known else float("nan")
+
+
+def _plain(value: Any) -> Any:
+    """Without NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

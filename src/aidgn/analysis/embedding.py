@@ -1,0 +1,47 @@
+"""Pictures of the latent space: t-SNE in two dimensions, and which images to show when there are many."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aidgn.analysis.features import Features
+from aidgn.errors import UserError
+
+COMPONENTS = 50  # principal ones, in which neighbours are looked for
+ITERATIONS = 750
+THREADS = 1  # two spin while they wait for each other: 40 times slower on a busy machine; and sums keep their order
+
+
+def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
+    """Positions [N, 2] of feature vectors [N, n] by t-SNE (van der Maaten 2014, Barnes-Hut), perplexity 30, from their
+    first two principal components; the same for the same seed."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    values = np.asarray(values, dtype=np.float32)
+    if values.ndim != 2 or len(values) < 4 or not np.isfinite(values).all():
+        raise UserError(f"t-SNE needs at least 4 feature vectors of finite numbers; got an array {list(values.shape)}.")
+    if not np.ptp(values, axis=0).any():
+        raise UserError("t-SNE has nothing to show: all feature vectors are the same.")
+    with threadpool_limits(THREADS):
+        components = min(COMPONENTS, *values.shape)
+        reduced = PCA(components, svd_solver="randomized", random_state=seed).fit_transform(values)
+        found = TSNE(perplexity=min(30.0, (len(values) - 1) / 3), max_iter=ITERATIONS, init="pca",
+                     random_state=seed).fit_transform(reduced)
+    return found.astype(np.float32)
+
+
+def subsample(features: Features, n: int, seed: int = 0) -> NDArray[np.intp]:
+    """Indices, rising, of n images (all, if there are fewer), of each domain and class as large a share as of all; at
+    least one of each, as far as n goes."""
+    if n >= len(features):
+        return np.arange(len(features))
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(features))
+    cell = (features.domains * len(features.class_names) + features.labels)[order]
+    by_cell = np.argsort(cell, kind="stable")
+    _, starts, sizes = np.unique(cell[by_cell], return_index=True, return_counts=True)
+    # The k-th of m images of a cell comes at k/m: the first ones of all cells before any second.
+    turn = np.empty(len(order))
+    turn[by_cell] = (np.arange(len(order)) - np.repeat(starts, sizes)) / np.repeat(sizes, sizes)
+    return np.sort(order[np.argsort(turn, kind="stable")[:n]])

@@ -1,0 +1,146 @@
+"""aidgn diagnose"""
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aidgn.errors import UserError
+
+if TYPE_CHECKING:
+    from aidgn.analysis.diagnosis import Diagnosis
+    from aidgn.analysis.features import Features
+
+POINTS = 10_000  # images that t-SNE shows at most
+
+
+@click.command(short_help="Do angular invariance and norm shift hold here? Figures and numbers.", epilog="""\b
+Examples:
+  aidgn diagnose runs/PACS-AIDGN-sketch-trial0-draw0-524de501
+  aidgn diagnose ERM_RUN AIDGN_RUN
+  aidgn diagnose features.npz --no-figures
+Written: RUN/diagnosis.json and RUN/figures/ (PNG and SVG); for FILE.npz, the same in FILE/.""")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN|FILE...")
+@click.option("--permutations", default=999, show_default=True, type=click.IntRange(min=99), metavar="N",
+              help="Permutations of the domains that p-values are counted from.")
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Of permutations, of samples and of t-SNE.")
+@click.option("--no-figures", is_flag=True, help="Numbers only; t-SNE takes longer than all the rest.")
+@click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
+@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
+@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+def diagnose(runs: tuple[str, ...], permutations: int, seed: int, no_figures: bool, data: str | None,
+             algorithm: str | None, device: str) -> None:
+    """Do the paper's two assumptions hold in RUN, a finished run, or in a file of features? With several runs, ERM's
+    and AIDGN's for example, they are compared.
+
+    Angular invariance: within a class, feature directions are distributed alike in every domain. Norm shift: feature
+    norms are not. Sources are represented by the images set aside, the unseen domain by all."""
+    from aidgn.analysis.diagnosis import diagnose as diagnose_features
+
+    found: list[tuple[Path, Features, Diagnosis]] = []
+    for given in map(Path, runs):
+        features, folder = open_features(given, data, algorithm, device, draw=not no_figures)
+        diagnosis = diagnose_features(features, permutations=permutations, seed=seed)
+        diagnosis.save(folder / "diagnosis.json")
+        found.append((folder, features, diagnosis))
+    say([diagnosis for _, _, diagnosis in found], [folder for folder, _, _ in found])
+    figures = [] if no_figures else draw_figures([(folder, features) for folder, features, _ in found], seed)
+    for folder, _, _ in found:
+        click.echo(f"Written: {folder / 'diagnosis.json'}"
+                   + (f", {sum(path.parent.parent == folder for path in figures)} figures in {folder / 'figures'}"
+                      if figures else ""))
+
+
+def open_features(given: Path, data: str | None, algorithm: str | None, device: str, draw: bool
+                  ) -> "tuple[Features, Path]":
+    """Features of a run or a file, and the folder that what is found goes to."""
+    from aidgn.analysis.features import Features, extract
+    from aidgn.cli.display import RunDisplay
+
+    if given.is_file() and given.suffix in (".npz", ".parquet"):
+        of_run = (given.parent / "run.json").is_file() and (given.parent / "model.safetensors").is_file()
+        return Features.load(given, given.parent if of_run else None), given.parent if of_run else given.with_suffix("")
+    if draw and (given / "run.json").is_file() and not (given / "model.safetensors").is_file():
+        curves = draw_curves(given)
+        raise UserError(f"The run {given} is not finished, so it has no features to diagnose. "
+                        + (f"Its curves so far are in {curves[0]}. " if curves else "It has no records yet either. ")
+                        + "The `aidgn train` command that started it goes on with it.")
+    with RunDisplay() as display:
+        return extract(given, data=data, device=device, algorithm=algorithm, on_progress=display.update), given
+
+
+def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
+    """One run in sentences; several side by side in a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from aidgn.analysis.diagnosis import compare
+
+    columns = min(shutil.get_terminal_size((120, 24)).columns, 120)
+
+    def echo(line: str) -> None:
+        click.echo(textwrap.fill(line, columns, subsequent_indent="    "))
+
+    if len(diagnoses) == 1:
+        for line in diagnoses[0].sentences():
+            echo(line)
+        return
+    names = [one.algorithm for one in diagnoses]
+    if len(set(names)) < len(names):
+        names = [folder.name for folder in folders]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(diagnoses[0].dataset)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for label, values in compare(diagnoses):
+        table.add_row(label, *values)
+    Console(width=columns, highlight=False).print(table, markup=False)
+    for name, one in zip(names, diagnoses, strict=True):
+        echo(f"{name}. {one.meaning()}")
+    echo(diagnoses[0].sentences()[-1])
+    if len({(one.dataset, *one.targets, one.trial) for one in diagnoses}) > 1:
+        echo("These runs are of different data, unseen domains or trials: differences between them are not the "
+             "algorithms' alone.")
+
+
+def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Path]:
+    """The figures of each run into its folder, and where there are several, their latent spaces side by side."""
+    from aidgn.adaptation.runs import KEPT, read_lines
+    from aidgn.analysis.embedding import subsample, tsne
+    from aidgn.report import figures
+
+    written, spaces, adapted = [], [], []
+    for folder, features in runs:
+        place = folder / "figures"
+        where = subsample(features, POINTS, seed)
+        click.echo(f"t-SNE of {len(where)} images", err=True)
+        spaces.append((features, where, tsne(features.features[where], seed=seed)))
+        drawn: dict[str, Any] = {"latent-space": figures.latent_space(spaces[-1:]),
+                                 "norms": figures.norm_distributions(features),
+                                 "angles": figures.angle_distributions(features),
+                                 "confusion": figures.confusion_matrix(features)}
+        for name, figure in drawn.items():
+            written.append(figures.save(figure, place / name)[0])
+        written += draw_curves(folder)
+        if (folder / KEPT).is_file():
+            adapted += read_lines(folder, features.model)
+    first = runs[0][0] / "figures"
+    if len(spaces) > 1:
+        name = "latent-space-" + "-".join(features.algorithm for _, features in runs)
+        written.append(figures.save(figures.latent_space(spaces), first / name)[0])
+    if any(row["selected"] for row in adapted):
+        written.append(figures.save(figures.adaptation_bars(adapted), first / "adaptation")[0])
+    return written
+
+
+def draw_curves(folder: Path) -> list[Path]:
+    """Training curves of a run, finished or not, where it has records."""
+    from aidgn.report import figures
+    from aidgn.selection import load_records
+
+    if not (folder / "results.jsonl").is_file() or not (folder / "results.jsonl").stat().st_size:
+        return []
+    return figures.save(figures.training_curves(list(load_records(folder))), folder / "figures" / "curves")[:1]

@@ -1,0 +1,107 @@
+"""aidgn diagnose on small real runs and on feature files."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aidgn.analysis.features import Features
+from aidgn.cli import app
+from aidgn.errors import UserError
+from aidgn.training import RunSpec, train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("runs")
+    return {name: train(RunSpec("digits", name, "chalk", steps=6, eval_every=3, hyper_parameters={"batch_size": 16}),
+                        out, device="cpu") for name in ("ERM", "AIDGN")}
+
+
+@pytest.fixture(autouse=True)
+def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["aidgn.cli.diagnose"], "POINTS", 120)  # of t-SNE, for speed
+
+
+def aidgn(*arguments: object) -> None:
+    app(["diagnose", *map(str, arguments)], standalone_mode=False)
+
+
+def test_one_run_in_sentences_numbers_and_figures(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    aidgn(runs["AIDGN"], "--permutations", 99)
+    said = capsys.readouterr().out
+    assert "Angular invariance" in said and "Norm shift" in said and "In short:" in said and "chalk" in said
+    assert max(map(len, said.splitlines()[:-1])) <= 120
+    kept = json.loads((runs["AIDGN"] / "diagnosis.json").read_text())
+    assert set(kept["verdicts"]) == {"angular invariance", "norm shift"}
+    assert kept["sources"] == ["ink", "poster", "outline"] and kept["targets"] == ["chalk"]
+    assert 0.001 <= kept["angular"]["p"] <= 1 and len(kept["von_mises_fisher"]) == 40
+    for name in ("latent-space", "norms", "angles", "confusion", "curves"):
+        assert (runs["AIDGN"] / "figures" / f"{name}.svg").is_file()
+        with Image.open(runs["AIDGN"] / "figures" / f"{name}.png") as image:
+            image.load()
+
+
+def test_two_runs_are_compared(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    aidgn(runs["ERM"], runs["AIDGN"], "--permutations", 99)
+    said = capsys.readouterr().out
+    header = said.splitlines()[0]
+    assert "ERM" in header and "AIDGN" in header and "ERM. In short" in said
+    assert "different data" not in said
+    assert (runs["ERM"] / "figures" / "latent-space-ERM-AIDGN.png").is_file()
+    assert "nan" not in said
+
+
+def test_a_feature_file_and_the_same_numbers(runs: dict[str, Path], tmp_path: Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    aidgn(runs["AIDGN"], "--no-figures", "--permutations", 99)
+    shutil.copy(runs["AIDGN"] / "features.npz", tmp_path / "mine.npz")
+    aidgn(tmp_path / "mine.npz", "--no-figures", "--permutations", 99)
+    assert (tmp_path / "mine/diagnosis.json").read_text() == (runs["AIDGN"] / "diagnosis.json").read_text()
+    assert not (tmp_path / "mine/figures").exists()
+    other = replace(Features.load(tmp_path / "mine.npz"), targets=["ink"])
+    other.save(tmp_path / "other.npz")
+    capsys.readouterr()
+    aidgn(tmp_path / "mine.npz", tmp_path / "other.npz", "--no-figures", "--permutations", 99)
+    assert "different data, unseen domains or trials" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_unfinished_run_shows_its_curves(runs: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("run.json", "results.jsonl"):
+        shutil.copy(runs["AIDGN"] / name, tmp_path)
+    with pytest.raises(UserError, match=r"not finished.*curves so far are in"):
+        aidgn(tmp_path)
+    assert (tmp_path / "figures/curves.png").is_file()
+    (tmp_path / "results.jsonl").unlink()
+    with pytest.raises(UserError, match="no records yet"):
+        aidgn(tmp_path)
+
+
+def test_features_of_another_model_and_other_mistakes(runs: dict[str, Path], tmp_path: Path) -> None:
+    aidgn(runs["AIDGN"], "--no-figures", "--permutations", 99)
+    for name in ("run.json", "model.safetensors"):
+        shutil.copy(runs["ERM"] / name, tmp_path)
+    shutil.copy(runs["AIDGN"] / "features.npz", tmp_path)
+    with pytest.raises(UserError, match="features of another model"):
+        aidgn(tmp_path / "features.npz", "--no-figures")
+    with pytest.raises(UserError, match="does not exist"):
+        aidgn(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"[Gg]ive one|holds 2 runs"):
+        aidgn(runs["ERM"].parent)
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(b"PK\x03\x04 not a feature file")
+    with pytest.raises(UserError, match="not a feature file"):
+        aidgn(broken)
+    alone = tmp_path / "elsewhere/alone.npz"
+    features = Features.load(runs["AIDGN"] / "features.npz")
+    one = features.domains == 1
+    cut = {name: getattr(features, name)[one] for name in ("features", "logits", "labels", "outside")}
+    replace(features, **cut, domains=np.zeros(int(one.sum()), np.int64), domain_names=["chalk"],
+            files=["x"] * int(one.sum())).save(alone)
+    with pytest.raises(UserError, match="single domain"):
+        aidgn(alone)

@@ -1,0 +1,185 @@
+"""Every figure on a small and on an awkward set of features: nothing overlaps, everything is named, files open."""
+
+import itertools
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+
+from aidgn.analysis.features import Features
+from aidgn.errors import UserError
+from aidgn.report import figures
+
+
+def make(classes: int = 5, images: int = 8, names: str = "class {}", targets: tuple[str, ...] = ("sketch",),
+         algorithm: str = "AIDGN") -> Features:
+    rng = np.random.default_rng(0)
+    domains = ["art_painting", "cartoon", "photo", "sketch"]
+    labels, ids = np.tile(np.arange(classes).repeat(images), 4), np.arange(4).repeat(classes * images)
+    centres = rng.standard_normal((classes, 12)) * 3
+    features = (centres[labels] + rng.standard_normal((len(labels), 12))).astype(np.float32)
+    logits, outside = (features @ centres.T / 9).astype(np.float32), np.arange(len(labels)) % 2 == 0
+    return Features(features, logits, labels, ids, outside,
+                    [str(i) for i in range(len(labels))], [names.format(i) for i in range(classes)], domains,
+                    list(targets), centres.T.astype(np.float32), None, "PACS", algorithm, 0, 0, "0" * 64)
+
+
+def space(features: Features) -> figures.Space:
+    return features, np.arange(len(features)), features.features[:, :2].astype(float)
+
+
+def adaptation(algorithms: tuple[str, ...] = ("ERM", "AIDGN")) -> list[dict[str, Any]]:
+    return [{"dataset": "PACS", "algorithm": algorithm, "target": [target], "trial": trial, "method": method,
+             "target_accuracy": 0.7 + 0.1 * (target == "photo") + 0.02 * trial + 0.01 * (algorithm == "AIDGN"),
+             "selected": selected}
+            for algorithm in algorithms for target in ("photo", "sketch") for trial in (0, 1)
+            for method in figures.METHODS for selected in (True, False)]
+
+
+def records(algorithm: str = "AIDGN") -> list[dict[str, Any]]:
+    args = {"dataset": "PACS", "algorithm": algorithm, "test_envs": [3], "trial_seed": 0,
+            "domains": ["art_painting", "cartoon", "photo", "sketch"]}
+    terms = {"loss": 2.0, "classification": 1.5, "regularizer": 0.5, "norm": 20.0, "margin": 0.1, "norm_0": 19.0,
+             "norm_1": 20.0, "norm_2": 21.0} if algorithm == "AIDGN" else {"loss": 2.0}
+    return [{"step": step, "epoch": step / 10, **terms, "env0_out_acc": 0.9, "env1_out_acc": 0.8, "env2_out_acc": 0.95,
+             "env3_in_acc": 0.6, "env3_out_acc": 0.61, "eval_time": 1.0, "step_time": 0.1, "args": args, "hparams": {}}
+            for step in (50, 100, 5000)]
+
+
+DRAWN = {
+    "latent space": lambda: figures.latent_space([space(make(algorithm="ERM")), space(make())]),
+    "latent space, one run, 40 classes": lambda: figures.latent_space([space(make(40))]),
+    "latent space, 65 classes": lambda: figures.latent_space([space(make(65, 4)), space(make(65, 4))]),
+    "adaptation": lambda: figures.adaptation_bars(adaptation()),
+    "adaptation of three": lambda: figures.adaptation_bars(adaptation(("ERM", "AIDGN", "AIDGN-noR"))),
+    "norms": lambda: figures.norm_distributions(make()),
+    "angles": lambda: figures.angle_distributions(make()),
+    "angles, 65 classes of long names": lambda: figures.angle_distributions(make(65, 4, "a class of a long name {}")),
+    "confusion": lambda: figures.confusion_matrix(make()),
+    "confusion, 10 classes": lambda: figures.confusion_matrix(make(10, names="{}")),
+    "confusion, 65 classes of long names": lambda: figures.confusion_matrix(make(65, 4, "a class of a long name {}")),
+    "curves": lambda: figures.training_curves(records()),
+    "curves of ERM": lambda: figures.training_curves(records("ERM")[:1]),
+}
+
+
+def texts(figure: Figure) -> list[Text]:
+    """Every text that is drawn."""
+    figure.draw_without_rendering()
+    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    hidden = set()
+    for axis in figure.axes:
+        for line in (axis.xaxis, axis.yaxis):
+            low, high = sorted(line.get_view_interval())
+            for tick in (*line.get_major_ticks(), *line.get_minor_ticks()):
+                if not low - 1e-9 <= tick.get_loc() <= high + 1e-9 or not axis.axison:
+                    hidden |= {tick.label1, tick.label2}
+    return [text for text in found if text not in hidden]
+
+
+def overlaps(figure: Figure) -> list[tuple[str, str]]:
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts(figure)]
+    return [(a, b) for (a, one), (b, two) in itertools.combinations(boxes, 2)
+            if min(one.x1, two.x1) - max(one.x0, two.x0) > 0.5 and min(one.y1, two.y1) - max(one.y0, two.y0) > 0.5]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_no_text_lies_on_another_or_outside(name: str) -> None:
+    figure = DRAWN[name]()
+    assert overlaps(figure) == []
+    width, height = figure.canvas.get_width_height()
+    for text in texts(figure):
+        box = text.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1, text.get_text()
+        assert text.get_fontsize() >= 5
+
+
+def test_overlaps_are_noticed() -> None:
+    figure = figures.norm_distributions(make())
+    figure.axes[0].text(10, 0.01, "one text")
+    figure.axes[0].text(10, 0.01, "another")
+    assert ("one text", "another") in overlaps(figure)
+
+
+@pytest.mark.parametrize("name", ["latent space", "norms", "angles", "curves"])
+def test_every_domain_is_named_and_the_unseen_one_marked(name: str) -> None:
+    said = " ".join(text.get_text() for text in texts(DRAWN[name]()))
+    for domain in ("art_painting", "cartoon", "photo", "sketch (unseen)"):
+        assert domain in said
+
+
+@pytest.mark.parametrize("name", ["latent space", "angles", "confusion"])
+def test_every_class_is_named(name: str) -> None:
+    said = [text.get_text() for text in texts(DRAWN[name]())]
+    assert {f"class {i}" for i in range(5)} <= set(said)
+
+
+def test_every_image_is_in_the_latent_space_and_the_unseen_domain_has_an_edge() -> None:
+    features = make()
+    figure = figures.latent_space([space(features)])
+    for axis in (figure.axes[0], figure.axes[2]):  # the second and fourth hold the legends
+        points = axis.collections[0]
+        assert len(points.get_offsets()) == len(features)
+        assert (np.array(points.get_linewidths()) > 0).sum() == (features.domains == 3).sum()
+
+
+def test_bars_are_means_over_data_sets_of_means_over_targets() -> None:
+    rows = adaptation()
+    rows += [{**row, "dataset": "VLCS", "target_accuracy": row["target_accuracy"] - 0.2} for row in rows]
+    figure = figures.adaptation_bars(rows)
+    labels = [text.get_text() for text in figure.axes[0].texts]
+    # ERM: targets 0.70 and 0.80, trials +0 and +0.02, the other data set 0.2 lower: 0.66; AIDGN 0.01 above.
+    assert labels == ["66.0"] * 5 + ["67.0"] * 5
+    with pytest.raises(UserError, match="aidgn adapt"):
+        figures.adaptation_bars([row for row in rows if not row["selected"]])
+
+
+def test_angles_are_those_to_the_mean_direction_of_the_sources() -> None:
+    features = make()
+    sources = np.flatnonzero(features.outside & (features.domains < 3))
+    angles = figures.angles_to_class(features, sources)
+    i = 100
+    own = [k for k in sources if features.labels[k] == features.labels[i]]
+    mean = np.mean([features.features[k] / np.linalg.norm(features.features[k]) for k in own], axis=0)
+    cosine = features.features[i] @ mean / np.linalg.norm(features.features[i]) / np.linalg.norm(mean)
+    assert angles[i] == pytest.approx(np.degrees(np.arccos(cosine)), abs=1e-3)
+
+
+def test_confusions_are_shares_of_the_unseen_domain() -> None:
+    features = make()
+    shares = np.asarray(figures.confusion_matrix(features).axes[0].images[0].get_array())
+    predicted = features.logits.argmax(1)
+    here = (features.domains == 3) & (features.labels == 2)
+    assert shares[2, 2] == pytest.approx((predicted[here] == 2).mean())
+    np.testing.assert_allclose(shares.sum(1), 1)
+    with pytest.raises(UserError, match="no unseen domain"):
+        figures.confusion_matrix(make(targets=()))
+
+
+def test_curves_show_every_recorded_term_and_need_records() -> None:
+    figure = figures.training_curves(records())
+    lines = {line.get_label(): line.get_ydata() for axis in figure.axes for line in axis.get_lines()}
+    assert {"loss", "classification", "regularizer", "mean", "sketch (unseen)"} <= set(lines)
+    assert list(lines["sketch (unseen)"]) == [60, 60, 60]
+    assert [axis.get_title() for axis in figures.training_curves(records("ERM")).axes] == [
+        "terms of the loss", "accuracy (%)"]
+    with pytest.raises(UserError, match="no records"):
+        figures.training_curves([])
+
+
+def test_files_open_and_are_the_same_each_time(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        png, svg = figures.save(figures.latent_space([space(make())]), tmp_path / folder / "latent.space")
+    with Image.open(png) as image:
+        image.load()
+        assert image.width > 900 and len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or []) > 20
+    assert ET.parse(svg).getroot().tag.endswith("svg")
+    assert svg.name == "latent.space.svg"
+    for path in (png, svg):
+        assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes()
