@@ -39,7 +39,7 @@ class Mine(Algorithm):
 """
 
 
-def digits_run(out: Path, algorithm: str = "AIDGN", target: str = "chalk", **changes: object) -> Path:
+def digits_run(out: Path, algorithm: str = "AIDGN", target: str | tuple[str, ...] = "chalk", **changes: object) -> Path:
     settings = {"steps": 4, "eval_every": 2, "hyper_parameters": {"batch_size": 8}, **changes}
     return train(RunSpec("digits", algorithm, target, **settings), out, device="cpu")  # type: ignore[arg-type]
 
@@ -237,6 +237,15 @@ def test_card_has_the_accuracy_on_unseen_domains(tmp_path: Path) -> None:
     mean, worst = np.mean(list(accuracy.values())), min(accuracy.values())
     assert f"Expect about {mean:.0%} on a new domain, and {worst:.0%} if" in card
     assert f"| chalk | training | {len(DIGITS.indices(1))} |" in card and "| ink | unseen |" in card
+    final = digits_run(tmp_path / "fit" / "runs", "ERM", ())  # as `aidgn fit` leaves it: beside the runs
+    for folder in runs.values():
+        shutil.copytree(folder, tmp_path / "fit" / "runs" / folder.name)
+    (tmp_path / "fit" / "model").mkdir()
+    for name in ("model.safetensors", "novelty.json", "run.json"):
+        shutil.copy(final / name, tmp_path / "fit" / "model")
+    export.export(tmp_path / "fit" / "model", onnx=False)
+    fitted = (tmp_path / "fit" / "model" / "export" / "MODEL_CARD.md").read_text()
+    assert f"Expect about {mean:.0%} on a new domain, and {worst:.0%} if" in fitted and "| ink | training |" in fitted
     assert "get a false alarm" in card and "## Limits" in card and "MIT" in card
 
 

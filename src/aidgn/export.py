@@ -209,6 +209,7 @@ def compare(path: Path, model: Model, dataset: Dataset | None) -> Check:
     reference.network = in_float32(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others may need the processor
 
     def run(picture: np.ndarray) -> np.ndarray:
         try:

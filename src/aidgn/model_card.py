@@ -116,11 +116,11 @@ def accuracy_section(run: Path, about: dict[str, Any], classes: list[str]) -> st
 
 
 def unseen_accuracies(run: Path, about: dict[str, Any]) -> dict[str, list[float]]:
-    """Accuracy on each domain when it was left out, once per trial: of this run and of those in the folder around it
-    that differ at most in what is left out, trial and draw."""
+    """Accuracy on each domain when it was left out, once per trial: of this run and of those in the folder around it,
+    or in `runs` beside it (`aidgn fit`), that differ at most in what is left out, trial and draw."""
     ours = {key: value for key, value in about["identity"].items() if key not in FREE}
     alike = []
-    for path in sorted({run / "run.json", *run.parent.glob("*/run.json")}):
+    for path in sorted({run / "run.json", *run.parent.glob("*/run.json"), *run.parent.glob("runs/*/run.json")}):
         try:
             identity = json.loads(path.read_text(encoding="utf-8"))["identity"]
             if {key: value for key, value in identity.items() if key not in FREE} == ours and identity["target"]:

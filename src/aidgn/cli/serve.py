@@ -83,8 +83,8 @@ def run(listening: socket.socket, model: str, host: str, data: str | None, count
         except UserError as error:
             if data is not None:
                 raise
-            note = str(error)
-            click.echo(f"No map of training images: {note}", err=True)
+            note = "they are not at hand; the server's terminal says why."  # which may name folders of this machine
+            click.echo(f"No map of training images: {error}", err=True)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     app = create_app(loaded, space, Limits(**limits), name=name, host=host, note=note)
     server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, access_log=False, server_header=False,

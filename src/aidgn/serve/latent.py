@@ -25,6 +25,7 @@ MOST = 20_000  # training images that a picture is compared with
 NEAREST = 6  # of these are shown
 AMID = 5  # training images on the map that a picture is put amid
 THUMBNAIL = 128  # pixels
+LARGEST = 2 << 30  # bytes of a feature file that is read; of a larger one a few features are computed sooner
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,8 @@ def latent_space(path: Path, model: Model, count: int, data: str | Path | None =
     about = describe(path)
     selected = path.is_dir() or path == run / "model.safetensors"
     kept = run / KEPT
-    known = Features.load(kept) if selected and (run / "run.json").exists() and kept.exists() else None
+    usable = selected and (run / "run.json").exists() and kept.exists() and kept.stat().st_size < LARGEST
+    known = Features.load(kept) if usable else None
     if known is not None and known.model != model_digest(run):
         known = None
     try:
