@@ -83,8 +83,10 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
     if dry_run:
         return
     if (numbers and not yes and sys.stdin.isatty() and sys.stderr.isatty()
-            and (len(numbers) > MANY if seconds is None else seconds > LONG)):
-        click.confirm("Start?", default=True, abort=True, err=True)
+            and (len(numbers) > MANY if seconds is None else seconds > LONG)
+            and not click.confirm("Start?", default=True, err=True)):
+        click.echo("Nothing was started.", err=True)
+        return
 
     if numbers:
         todo.enter(retries, data_dir)
