@@ -123,7 +123,7 @@ def test_holes_are_told_and_marked(tmp_path: Path) -> None:
     write_run(tmp_path, "AIDGN", 0, 0, {"none": 0.8})
     write_run(tmp_path, "AIDGN", 1, 0, None)  # trained, not adapted
     write_run(tmp_path, "AIDGN", 2, 0, {"none": 0.8}, steps=20)  # not finished
-    write_run(tmp_path, "AIDGN", 3, 0, {"none": 0.8}, model=False)
+    write_run(tmp_path, "AIDGN", 3, 0, None, model=False)
     lines, notes = load_adaptation([tmp_path])
     text = "\n".join(notes)
     assert "1 runs are not finished" in text and "1 runs have records but no model.safetensors" in text
@@ -148,6 +148,12 @@ def test_of_several_draws_the_one_that_validation_chooses(tmp_path: Path) -> Non
     assert texts(table)["ERM + T3A"][0] == "60.0"
     given = sorted(tmp_path.glob("*"))[0]
     assert chosen_runs([given]) == ([given], [])  # a run is taken as it is
+
+
+def test_what_was_measured_is_shown_without_the_model(tmp_path: Path) -> None:
+    write_run(tmp_path, "ERM", 0, 0, {"none": 0.5, "T3A": 0.6}, model=False)
+    (table,) = adaptation_tables(load_adaptation([tmp_path])[0])
+    assert texts(table)["ERM + T3A"][0] == "60.0"
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def comparable(lines: Sequence[Line]) -> list[Line]:
 
 def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str]]:
     """The lines of the runs that `chosen_runs` gives, each with the names of its data set's domains; and notes."""
-    runs, notes = chosen_runs(folders)
+    runs, notes = chosen_runs(folders, (FILE, "model.safetensors"))
     lines: list[Line] = []
     without = []
     for run in runs:
@@ -126,9 +126,10 @@ def write_lines(lines: Sequence[Line], path: Path) -> None:
             to_parquet(temporary)
 
 
-def chosen_runs(folders: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+def chosen_runs(folders: Sequence[str | Path],
+                having: Sequence[str] = ("model.safetensors",)) -> tuple[list[Path], list[str]]:
     """Folders of runs as they are; below others, of each (data set, algorithm, target, trial) the run that
-    training-domain validation chooses, if it has its model. And what is missing, in words."""
+    training-domain validation chooses, if it has one of the files named. And what is missing, in words."""
     runs = [Path(folder) for folder in folders if (Path(folder) / "run.json").is_file()]
     sweeps = [folder for folder in folders if Path(folder) not in runs]
     notes: list[str] = []
@@ -146,7 +147,7 @@ def chosen_runs(folders: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
         for key, members in sorted(groups.items(), key=lambda group: group[0]):
             best = max(METHODS["training"](key[2], members), key=lambda candidate: candidate[:2], default=None)
             folder = best.run.path.parent if best and best.run.path else None
-            if folder is not None and (folder / "model.safetensors").is_file():
+            if folder is not None and any((folder / name).is_file() for name in having):
                 runs.append(folder)
             elif best:
                 without.append(str(best.run))
