@@ -3,8 +3,12 @@
     python benchmarks/training.py DATA --weights FILE --target sketch --steps 5000 --eval-every 50
 
 The reference decodes every image anew in DataLoader workers, augments with PIL, computes in NCHW with TF32 and an Adam
-that is not fused, and evaluates every split. It is measured over --reference-steps steps and --reference-evals
-evaluations and extrapolated linearly to the whole run. Ours is the product's `train`, after a short run that compiles.
+that is not fused, and evaluates every split, with workers that stay between evaluations. It is measured over
+--reference-steps steps and --reference-evals evaluations, after one of each kind that warms up, and extrapolated
+linearly to the whole run. Ours is the product's `train`, after a short run that compiles.
+
+The first convolution is measured alone, too, forward and backward: on 2 x 2 blocks of pixels, as on CUDA the product
+computes it, against the plain 7 x 7 one of stride 2, both compiled, in turn.
 """
 
 import argparse
@@ -68,8 +72,8 @@ def reference(dataset, arguments, device):
             sampler = RandomSampler(files, replacement=True, num_samples=10**9)
             loaders.append(iter(DataLoader(files, arguments.batch_size, sampler=sampler, drop_last=True,
                                            num_workers=arguments.workers)))
-        evaluations += [DataLoader(Files(dataset, part, transform), 64, num_workers=arguments.workers)
-                        for part in (inside, outside)]
+        evaluations += [DataLoader(Files(dataset, part, transform), 64, num_workers=arguments.workers,
+                                   persistent_workers=arguments.workers > 0) for part in (inside, outside)]
     network = backbones.create(arguments.backbone, weights=arguments.weights).to(device)
     network = nn.Sequential(network, nn.Linear(network.num_features, len(dataset.classes)).to(device))
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-5, foreach=False)
@@ -92,6 +96,7 @@ def reference(dataset, arguments, device):
 
     for _ in range(10):
         step()
+    evaluate()  # starts the workers, which stay
     seconds = {}
     for name, action, times in (("step", step, arguments.reference_steps),
                                 ("evaluation", evaluate, arguments.reference_evals)):
@@ -164,6 +169,46 @@ def parts(dataset, arguments, device):
     return seconds
 
 
+def stem(arguments, device):
+    """Seconds of a ResNet's first convolution, forward and backward, in both forms that give the same numbers."""
+    precision = choose_precision(arguments.precision, device)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3 * arguments.batch_size, 3, arguments.stem_size, arguments.stem_size, generator=generator)
+    x = x.to(device).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(64, 3, 7, 7, generator=generator).mul_(0.05).to(device).requires_grad_()
+    bias = torch.zeros(64, device=device, requires_grad=True)
+    forms = {"blocks": backbones.stem_convolution,
+             "plain": lambda x, weight, bias: nn.functional.conv2d(x, weight, bias, stride=2, padding=3)}
+    steps, results = {}, {}
+    for name, form in forms.items():
+        def compute(x, weight, bias, form=form):
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                return form(x, weight, bias).float().square().mean()
+
+        function = torch.compile(compute, dynamic=False) if device.type == "cuda" else compute
+
+        def step(function=function):
+            weight.grad = bias.grad = None
+            loss = function(x, weight, bias)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            results[name] = step().item()
+        steps[name] = step
+    assert abs(results["blocks"] / results["plain"] - 1) < 1e-2, results
+    times = {name: [] for name in steps}
+    for _ in range(arguments.repeats):
+        for name, step in steps.items():
+            synchronize(device)
+            began = time.perf_counter()
+            for _ in range(20 if device.type == "cuda" else 1):
+                step()
+            synchronize(device)
+            times[name].append((time.perf_counter() - began) / (20 if device.type == "cuda" else 1))
+    return {name: float(np.median(each)) for name, each in times.items()}
+
+
 def whole_run(arguments):
     """Wall seconds of the product's run, data on disk already decoded, code already compiled."""
     def run(steps, out):
@@ -203,6 +248,7 @@ def main():
     parser.add_argument("--reference-steps", type=int, default=200)
     parser.add_argument("--reference-evals", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--stem-size", type=int, default=224, help="pixels of the images that the stem is measured on")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--out", help="keep the whole run here")
@@ -213,6 +259,7 @@ def main():
     figures = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU", "cores": os.cpu_count(),
                "torch": torch.__version__}
     figures["ours, parts"] = ours = parts(dataset, arguments, device)
+    figures["stem"] = first = stem(arguments, device)
     figures["ours, whole run"] = run = whole_run(arguments)
     figures["reference"] = plain = reference(dataset, arguments, device)
     batch = (len(dataset.domains) - 1) * arguments.batch_size
@@ -221,6 +268,8 @@ def main():
     print(json.dumps(figures, indent=1))
     print(f"step: {ours['step'] * 1e3:.2f} ms, {batch / ours['step']:.0f} images/s; input alone "
           f"{ours['input'] / ours['step']:.1%} of it; without input {batch / ours['step without input']:.0f} images/s")
+    print(f"first convolution, forward and backward: {first['blocks'] * 1e3:.2f} ms on 2 x 2 blocks of pixels, "
+          f"{first['plain'] * 1e3:.2f} ms in the plain form, ratio {first['plain'] / first['blocks']:.2f}")
     print(f"evaluation: {ours['evaluation']:.3f} s for {ours['images per evaluation']} images")
     print(f"reference: {plain['step'] * 1e3:.1f} ms a step, {plain['evaluation']:.2f} s an evaluation, "
           f"{total:.0f} s for the run (extrapolated from {arguments.reference_steps} steps, "

@@ -24,6 +24,7 @@ class ARM(Algorithm):
     extra_channels = 1
     search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, kind=int, least=1))}
     context: nn.Module
+    context_net: nn.Module
 
     def build(self) -> None:
         network = nn.Sequential(
@@ -33,7 +34,7 @@ class ARM(Algorithm):
         # Computed as the featuriser is, where that has an arithmetic of its own; a part of this under one name only.
         like = getattr(self.featurizer, "like", None)
         self.__dict__["context"] = like(network) if like else network
-        self.context_net = self.context.network if like else network
+        self.context_net = self.context.get_submodule("network") if like else network
 
     @property
     def group_size(self) -> int:

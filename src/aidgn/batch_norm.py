@@ -1,0 +1,116 @@
+"""Batch norm with frozen statistics, and its exact folding into the convolutions before it."""
+
+import functools
+from collections import Counter
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class FrozenBatchNorm(nn.BatchNorm2d):
+    """Batch norm whose running statistics stay as they are; scale and shift train."""
+
+    folded = False
+    drop: nn.Module  # timm's BatchNormAct2d has these two after the normalisation
+    act: nn.Module
+
+    def train(self, mode: bool = True) -> "FrozenBatchNorm":
+        super().train(mode)
+        self.training = False
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.folded:
+            return super().forward(x)
+        return self.act(self.drop(x)) if hasattr(self, "act") else x
+
+
+@functools.cache
+def frozen(kind: type[nn.BatchNorm2d]) -> type[FrozenBatchNorm]:
+    return FrozenBatchNorm if kind is nn.BatchNorm2d else type(f"Frozen{kind.__name__}", (FrozenBatchNorm, kind), {})
+
+
+def freeze(net: nn.Module) -> None:
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.__class__ = frozen(type(layer))  # type: ignore[arg-type]
+            layer.train(layer.training)
+
+
+class FoldedConv2d(nn.Conv2d):
+    """A convolution and the frozen batch norm after it as one: bn(conv(x, w)) = conv(x, w s) + b.
+
+    s = scale / sqrt(variance + eps), b = shift + (bias - mean) s. Both are computed here, from the parameters, so that
+    w, scale and shift have the gradients they had. Under autocast the product is float32 and conv casts it.
+    """
+
+    bn: FrozenBatchNorm
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = self.bn.running_mean, self.bn.running_var
+        assert mean is not None and variance is not None
+        scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
+        shift = self.bn.bias + (-mean if self.bias is None else self.bias - mean) * scale
+        weight = self.weight * scale[:, None, None, None]
+        if x.is_cuda and self.is_stem and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+            return stem_convolution(x, weight, shift)
+        return self._conv_forward(x, weight, shift)
+
+    @property
+    def is_stem(self) -> bool:
+        return (self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode) == (
+            (7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros") and self.in_channels <= 4
+
+
+def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The 7x7 convolution of stride 2 that a ResNet starts with, as a 4x4 one of stride 1 on 2x2 blocks of pixels.
+
+    Three channels leave tensor cores mostly idle; the same sum over twelve, padded to sixteen, does not.
+    """
+    blocks = F.pad(F.pixel_unshuffle(x, 2), (2, 1, 2, 1))
+    kernel = F.pixel_unshuffle(F.pad(weight, (1, 0, 1, 0)), 2)
+    fill = (0, 0, 0, 0, 0, -kernel.shape[1] % 8)
+    return F.conv2d(F.pad(blocks, fill), F.pad(kernel, fill), bias)
+
+
+class Tracer(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Conv2d | nn.BatchNorm2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+def fold(model: nn.Module) -> int:
+    """Fold every frozen batch norm into the convolution before it; how many were.
+
+    Parameters, buffers and their names stay. A pair is folded when each of the two runs once and nothing else sees
+    what the convolution gives; a network that cannot be traced stays as it is.
+    """
+    if not any(isinstance(layer, FrozenBatchNorm) for layer in model.modules()):
+        return 0
+    try:
+        nodes = list(Tracer().trace(model).nodes)
+    except Exception:  # tracing runs the network's own code on symbols, which may fail in any way
+        return 0
+    runs = Counter(node.target for node in nodes if node.op == "call_module")
+    folded = 0
+    for node in nodes:
+        before = node.args[0] if node.op == "call_module" and node.args else None
+        if not isinstance(before, torch.fx.Node) or before.op != "call_module" or len(before.users) > 1:
+            continue
+        conv, bn = model.get_submodule(str(before.target)), model.get_submodule(str(node.target))
+        if (type(conv) is nn.Conv2d and isinstance(bn, FrozenBatchNorm) and bn.affine and bn.track_running_stats
+                and runs[before.target] == runs[node.target] == 1):
+            conv.__class__ = FoldedConv2d
+            conv.__dict__["bn"] = bn  # not as a submodule, which would list its parameters twice
+            bn.folded = True
+            folded += 1
+    return folded
+
+
+def unfold(model: nn.Module) -> None:
+    """Undo `fold`: every batch norm computes on its own again."""
+    for layer in model.modules():
+        if isinstance(layer, FoldedConv2d):
+            layer.__dict__.pop("bn").folded = False
+            layer.__class__ = nn.Conv2d  # type: ignore[assignment]
