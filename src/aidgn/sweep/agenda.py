@@ -45,7 +45,8 @@ class Agenda:
 
     def check(self) -> None:
         """That the runs in the folder are of the same kind."""
-        self.folder.check(self.specs, {key: one.name for key, one in self.datasets.items()}, self.common,
+        specs = {item.key: spec for item, spec in zip(self.items, self.specs, strict=True)}
+        self.folder.check(specs, {key: one.name for key, one in self.datasets.items()}, self.common,
                           self.folder.planned()[0])
 
     def enter(self, retries: int, data_dir: str | None) -> None:
@@ -129,12 +130,13 @@ def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = Non
         loaded[key] = datasets[spec.dataset] = dataset
         return dataset
 
-    specs = list({spec.key(): spec for plan in plans for spec in plan.runs(load)}.values())
+    keyed = {spec.key(): spec for plan in plans for spec in plan.runs(load)}
+    specs = list(keyed.values())
     for spec in {(one.dataset, one.backbone, one.weights): one for one in specs}.values():
         if not dry:
             common[datasets[spec.dataset].name]["weights"] = backbones.weights_identity(str(spec.backbone),
                                                                                         spec.weights)
-    items = items_of(specs, {key: one.name for key, one in datasets.items()})
+    items = items_of(keyed, {key: one.name for key, one in datasets.items()})
     return Agenda(SweepFolder(out), list(plans), specs, items, datasets, absent, common)
 
 

@@ -119,18 +119,17 @@ class SweepFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def check(self, specs: Sequence[RunSpec], names: Mapping[str, str], common: Mapping[str, Mapping[str, Any]],
+    def check(self, specs: Mapping[str, RunSpec], names: Mapping[str, str], common: Mapping[str, Mapping[str, Any]],
               items: Sequence[Item]) -> None:
         """Refuse runs here that the new ones would be mixed with in a table though they are of another kind.
 
-        `names` are the data sets' names by what the specifications call them; `common` says by name what is known of
-        weights, precision and images; `items` are the runs that were planned before."""
-        keys = {spec.key() for spec in specs}
-        on_grid = {item.key for item in items if item.varied}
-        examples = {names[spec.dataset]: spec for spec in specs}
+        `specs` are by key; `names` are the data sets' names by what the specifications call them; `common` says by name
+        what is known of weights, precision and images; `items` are the runs that were planned before."""
+        known = {*specs, *(item.key for item in items if item.varied)}
+        examples = {names[spec.dataset]: spec for spec in specs.values()}
         cells: dict[tuple[Any, ...], RunSpec] = {
-            (names[spec.dataset], spec.label(), list(spec.target).__repr__(), spec.trial, spec.draw): spec
-            for spec in specs}
+            (names[spec.dataset], spec.label(), repr(list(spec.target)), spec.trial, spec.draw): spec
+            for spec in specs.values()}
         for name in self.run_folders():
             identity = self.identity(name)
             example = examples.get(identity.get("dataset", ""))
@@ -143,7 +142,7 @@ class SweepFolder:
                          and not _same(key, identity[key], ours[key])}
             cell = (identity["dataset"], identity["algorithm"], repr(identity["target"]), identity["trial"],
                     identity["draw"])
-            if not differing and cell in cells and sweep_key(identity) not in keys | on_grid:
+            if not differing and cell in cells and sweep_key(identity) not in known:
                 spec = cells[cell]
                 there, here = identity["hyper_parameters"], spec.hyper_parameters
                 differing = {f"{identity['algorithm']}'s {key}": (there.get(key), here.get(key))
@@ -158,22 +157,20 @@ class SweepFolder:
                     f"those runs away (the first: {self.path / name}).")
 
 
-def items_of(specs: Sequence[RunSpec], names: Mapping[str, str]) -> list[Item]:
-    """The runs as a plan lists them, each once. Of runs that differ in hyper-parameters alone it says in which."""
+def items_of(specs: Mapping[str, RunSpec], names: Mapping[str, str]) -> list[Item]:
+    """Runs, by key, as a plan lists them. Of those that differ in hyper-parameters alone it says in which."""
     cells = defaultdict(list)
-    for spec in specs:
+    for spec in specs.values():
         cells[spec.dataset, spec.label(), spec.draw, spec.trial].append(spec)
     varied: dict[tuple[Any, ...], list[str]] = {}
     for cell, members in cells.items():
         first = members[0].hyper_parameters
         varied[cell] = [name for name in first
                         if any(spec.hyper_parameters.get(name) != first[name] for spec in members)]
-    items = (Item(spec.key(), names[spec.dataset], spec.label(), list(spec.target), spec.trial, spec.draw,
-                  int(spec.steps or 0),
-                  ", ".join(f"{name}={_short(spec.hyper_parameters[name])}"
-                            for name in varied[spec.dataset, spec.label(), spec.draw, spec.trial]))
-             for spec in specs)
-    return list({item.key: item for item in items}.values())
+    return [Item(key, names[spec.dataset], spec.label(), list(spec.target), spec.trial, spec.draw, int(spec.steps or 0),
+                 ", ".join(f"{name}={_short(spec.hyper_parameters[name])}"
+                           for name in varied[spec.dataset, spec.label(), spec.draw, spec.trial]))
+            for key, spec in specs.items()]
 
 
 def _short(value: Any) -> str:
