@@ -52,6 +52,7 @@ def with_one_run(out: Path) -> Path:
     ({"augment_validation": True}, "augmented validation False (here True)"),
     ({"hyper_parameters": {"batch_size": 8}}, "ERM's batch_size 4 (here 8)")])
 def test_another_plan_is_refused_and_what_differs_is_named(changes: dict, words: str, tmp_path: Path) -> None:
+    planned(tmp_path).enter(2, None)
     with_one_run(tmp_path)
     with pytest.raises(UserError) as caught:
         planned(tmp_path, **changes)
@@ -67,6 +68,13 @@ def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:
     todo.common["digits"]["data"] = "0" * 32 + "-0"
     with pytest.raises(UserError, match="Different on digits: images"):
         todo.check()
+
+
+def test_a_single_run_of_other_hyper_parameters_is_a_candidate_like_any_other(tmp_path: Path) -> None:
+    with_one_run(tmp_path)  # by `aidgn train`
+    todo = planned(tmp_path, hyper_parameters={"batch_size": 8})
+    todo.look(2)
+    assert todo.count("left") == len(todo.specs)
 
 
 @pytest.mark.parametrize("changes", [

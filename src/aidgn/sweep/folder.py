@@ -125,7 +125,7 @@ class SweepFolder:
 
         `specs` are by key; `names` are the data sets' names by what the specifications call them; `common` says by name
         what is known of weights, precision and images; `items` are the runs that were planned before."""
-        known = {*specs, *(item.key for item in items if item.varied)}
+        planned = {item.key for item in items if not item.varied} - specs.keys()
         examples = {names[spec.dataset]: spec for spec in specs.values()}
         cells: dict[tuple[Any, ...], RunSpec] = {
             (names[spec.dataset], spec.label(), repr(list(spec.target)), spec.trial, spec.draw): spec
@@ -142,7 +142,8 @@ class SweepFolder:
                          and not _same(key, identity[key], ours[key])}
             cell = (identity["dataset"], identity["algorithm"], repr(identity["target"]), identity["trial"],
                     identity["draw"])
-            if not differing and cell in cells and sweep_key(identity) not in known:
+            # A single run that someone trained with hyper-parameters of their own is a candidate like any other.
+            if not differing and cell in cells and sweep_key(identity) in planned:
                 spec = cells[cell]
                 there, here = identity["hyper_parameters"], spec.hyper_parameters
                 differing = {f"{identity['algorithm']}'s {key}": (there.get(key), here.get(key))
