@@ -3,9 +3,13 @@
 import hashlib
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,7 @@ from aidgn.errors import UserError, did_you_mean
 DEFAULT = "resnet50.tv_in1k"
 SMALL = "small"
 TORCHVISION = "torchvision/"
+HUB_SECONDS = 10.0  # in which the hub must answer at all
 # These have no single linear layer at the end, or return auxiliary outputs while training.
 NO_FEATURISER = ("squeezenet", "googlenet", "inception")
 
@@ -121,12 +126,13 @@ def timm_network(name: str, hub: bool) -> Network:
         tags = [each for each in tagged if each.startswith(f"{name}.")]
         raise UserError(f"Backbone {name} does not say which weights: give one of {', '.join(tags)}." if tags else
                         f"The hub has no weights of backbone {name}: give --weights FILE or --weights none.")
-    try:
-        net = timm.create_model(name, pretrained=hub, num_classes=0)
-    except Exception as error:  # the hub's libraries raise some ten unrelated kinds when there is no connection
-        if hub:
-            raise unreachable(name, error) from error
-        raise
+    with hub_or_its_cache() if hub else nullcontext() as silence:
+        try:
+            net = timm.create_model(name, pretrained=hub, num_classes=0)
+        except Exception as error:  # the hub's libraries raise some ten unrelated kinds when there is no connection
+            if hub:
+                raise unreachable(name, silence or reason(error)) from error
+            raise
     net.num_features = getattr(net, "head_hidden_size", net.num_features)  # what comes out, not what enters the head
     facts: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
     return net, names(facts.get("classifier")), names(facts.get("first_conv"))
@@ -143,7 +149,7 @@ def torchvision_network(name: str, hub: bool) -> Network:
         net = models.get_model(bare, weights=next(iter(models.get_model_weights(bare))) if hub else None)
     except Exception as error:  # as above
         if hub:
-            raise unreachable(name, error) from error
+            raise unreachable(name, reason(error)) from error
         raise
     head, linear = [(path, layer) for path, layer in net.named_modules() if isinstance(layer, nn.Linear)][-1]
     net.set_submodule(head, nn.Identity())
@@ -165,8 +171,29 @@ def unknown(name: str) -> UserError:
                      f"or a torchvision name such as {TORCHVISION}resnet50.{did_you_mean(name, known)}")
 
 
-def unreachable(name: str, error: Exception) -> UserError:
-    return UserError(f"The weights of {name} could not be fetched from the hub ({reason(error)}). "
+@contextmanager
+def hub_or_its_cache() -> Iterator[str | None]:
+    """Where the hub does not answer at all, only what its library has kept on disk is looked at, and what was wrong is
+    given: by itself the library tries again and again for a minute, and says so line by line."""
+    from huggingface_hub import constants
+
+    silence, before = None, constants.HF_HUB_OFFLINE
+    if not before:
+        try:
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_SECONDS).close()
+        except HTTPError:
+            pass  # it answers
+        except (OSError, HTTPException) as error:
+            silence = f"{constants.ENDPOINT} does not answer: {getattr(error, 'reason', error)}"
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield silence
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def unreachable(name: str, why: str) -> UserError:
+    return UserError(f"The weights of {name} could not be fetched from the hub ({why}). "
                      "Check the connection, or give --weights FILE with weights that are here.")
 
 
