@@ -1,0 +1,163 @@
+"""The numbers behind the report's tables and charts, as plain values."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from aidgn.errors import UserError
+from aidgn.records import Record, Records, Run
+from aidgn.report.adaptation import FILE, adaptation_tables, read_lines
+from aidgn.report.forms import Table
+from aidgn.report.table import caption
+from aidgn.selection import METHODS, domain_names, select
+
+MANY_RUNS = 300  # of more, only the curves of selected runs are shown
+CURVE_POINTS = 120
+NO_TERMS = {"step", "epoch", "step_time", "eval_time", "args", "hparams", "version", "mem_gb"}
+
+Trials = dict[int, dict[int, float]]  # target -> trial -> accuracy
+
+
+def names_of(run: Run) -> list[str]:
+    """Names of the domains; numbers where nothing says more."""
+    return domain_names(run.args) or [str(i) for i in range(1 + max([*run.domains, *run.targets]))]
+
+
+def without_untried(table: Table, records: Records) -> None:
+    """Without the columns of domains that no run has as target, as in a report of one run."""
+    dataset = table.title.rpartition(", ")[0]
+    tried = targets_of(records, dataset)
+    if tried and len(tried) < len(table.columns) - 1:
+        table.columns = [table.columns[target] for target in tried]
+        for row in table.rows:
+            row.cells = [row.cells[target] for target in tried]
+        table.notes[0] = caption(table, "sd")
+
+
+def targets_of(records: Records, dataset: str) -> list[int]:
+    return sorted({target for run in records.runs if run.args["dataset"] == dataset for target in run.targets})
+
+
+def averages(trials: Trials, targets: Iterable[int]) -> dict[int, float]:
+    """Mean over the targets, per trial that has all of them."""
+    targets = list(targets)
+    common = set.intersection(*(set(trials.get(target, {})) for target in targets)) if targets else set()
+    return {trial: float(np.mean([trials[target][trial] for target in targets])) for trial in sorted(common)}
+
+
+def bars(table: Table, records: Records, accuracies: Mapping[tuple[str, str], Trials]) -> dict[str, Any]:
+    """A table as numbers for the bars: per algorithm and column mean, spread and the trials' values, in percent."""
+    dataset = table.title.rpartition(", ")[0]
+    targets = targets_of(records, dataset)
+    rows = []
+    for row in [row for row in table.rows if row.kind == "ours"]:
+        trials = accuracies.get((dataset, row.head), {})
+        values = [list(trials.get(target, {}).values()) for target in targets]
+        values += [list(averages(trials, targets).values())] * (len(table.columns) > len(targets))
+        values += [[] for _ in range(len(table.columns) - len(values))]  # a table of all data sets
+        rows.append({"head": row.head, "cells": [
+            cell and {"mean": cell.mean, "spread": cell.spread, "values": [100 * value for value in some]}
+            for cell, some in zip(row.cells, values, strict=True)]})
+    return {"dataset": dataset, "columns": table.columns, "rows": rows}
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def place(row: Record) -> tuple[Any, ...]:
+    return row["dataset"], row["algorithm"], row["target"], row["trial"], row["hparams_seed"]
+
+
+def key_of(run: Run) -> tuple[Any, ...]:
+    target = run.targets[0] if len(run.targets) == 1 else None
+    return run.args["dataset"], run.args["algorithm"], target, run.args["trial_seed"], run.args["hparams_seed"]
+
+
+def representatives(finished: Records) -> list[Run]:
+    """The run to look inside, per data set, algorithm and target: of the first trial, the selected draw."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in finished.runs:
+        if len(run.targets) == 1:
+            groups.setdefault((run.args["dataset"], run.args["algorithm"], run.targets[0]), []).append(run)
+    chosen = []
+    for (_, _, target), runs in groups.items():
+        first = min(run.args["trial_seed"] for run in runs)
+        best = max(METHODS["training"](target, [run for run in runs if run.args["trial_seed"] == first]),
+                   key=lambda candidate: candidate[:2], default=None)
+        chosen += [best.run] if best else []
+    return chosen or [run for run in finished.runs if not run.targets]
+
+
+def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> list[dict[str, Any]]:
+    """Accuracies per domain and loss terms of every run, or of the selected ones where there are many."""
+    shown = []
+    for run in records.runs:
+        steps = {method: rows[key_of(run)]["step"] for method, rows in chosen.items() if key_of(run) in rows}
+        if len(records.runs) > MANY_RUNS and not steps:
+            continue
+        some = run.records()
+        places = run.order[np.unique(np.linspace(0, len(run.order) - 1, CURVE_POINTS).astype(int))]
+        kept = [some[place] for place in places]
+        names = {key: None for key, value in some[0].items() if isinstance(value, int | float) and key not in NO_TERMS}
+        accuracies = {key: [_rounded(record.get(key), 4) for record in kept] for key in names
+                      if re.fullmatch(r"env\d+_(in|out)_acc", key)}
+        terms = {key: [_rounded(record.get(key), None) for record in kept] for key in names
+                 if not key.startswith("env")}
+        shown.append({"dataset": run.args["dataset"], "algorithm": run.args["algorithm"], "targets": run.targets,
+                      "trial": run.args["trial_seed"], "draw": run.args["hparams_seed"], "finished": run.finished,
+                      "of": run.steps, "steps": [record["step"] for record in kept], "accuracies": accuracies,
+                      "terms": terms, "selected": steps})
+    return shown
+
+
+def _rounded(value: Any, digits: int | None) -> float | None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return round(value, digits) if digits else float(f"{value:.4g}")
+
+
+def search(finished: Records) -> list[dict[str, Any]]:
+    """Where more than one draw was tried: hyper-parameters, validation and target accuracy of every run."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in finished.runs:
+        if len(run.targets) == 1:
+            groups.setdefault((run.args["dataset"], run.args["algorithm"]), []).append(run)
+    found = []
+    for (dataset, algorithm), runs in groups.items():
+        varied = [name for name in runs[0].hparams
+                  if len({json.dumps(run.hparams.get(name)) for run in runs}) > 1]
+        if len({run.args["hparams_seed"] for run in runs}) < 2 or not varied:
+            continue
+        rows = []
+        for run in runs:
+            best = max(METHODS["training"](run.targets[0], [run]), key=lambda candidate: candidate[:2], default=None)
+            if best is not None:
+                accuracy = run.number(run.record(best.record), f"env{run.targets[0]}_in_acc")
+                rows.append([run.targets[0], run.args["trial_seed"], run.args["hparams_seed"],
+                             round(best.validation, 4), _rounded(accuracy, 4),
+                             *(run.hparams.get(name) for name in varied)])
+        found.append({"dataset": dataset, "algorithm": algorithm, "names": varied, "runs": rows})
+    return found
+
+
+# Adaptation -----------------------------------------------------------------------------------------------------------
+
+
+def adaptation(finished: Records) -> tuple[list[Table], list[str]]:
+    """Tables of the runs that training-domain validation selects, from their adaptation.jsonl; and what is amiss."""
+    selected = {place(row) for row in select(finished, "training")}
+    lines, notes = [], []
+    for run in finished.runs:
+        if key_of(run) in selected and run.path and (run.path.parent / FILE).is_file():
+            try:
+                lines += read_lines(run.path.parent)
+            except UserError as error:
+                notes.append(str(error).replace(str(run.path.parent), run.path.parent.name))
+    made = adaptation_tables(lines) if lines else []
+    for table in made:
+        without_untried(table, finished)
+    return made, notes

@@ -1,0 +1,295 @@
+"""The report: one HTML file with everything about runs, that needs no network and no other file."""
+
+import base64
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import aidgn
+from aidgn.data.catalogue import CATALOGUE
+from aidgn.errors import UserError
+from aidgn.files import write_text
+from aidgn.records import Records
+from aidgn.report import rerun
+from aidgn.report.forms import Table
+from aidgn.report.numbers import (
+    MANY_RUNS,
+    Trials,
+    adaptation,
+    averages,
+    bars,
+    curves,
+    names_of,
+    place,
+    representatives,
+    search,
+    without_untried,
+)
+from aidgn.report.paper import dataset_order, paper_order
+from aidgn.report.table import METHOD_TITLES, in_order, tables
+from aidgn.selection import METHODS, read_runs, select
+
+# What each way of selecting looks at, in words.
+METHOD_WORDS = {"training": "step and draw with the best accuracy on images of the source domains that were set aside",
+                "leave-one-out": "step and draw with the best accuracy on source domains held out in runs of their own",
+                "oracle": "draw with the best accuracy on images of the target that were set aside; it looks there"}
+COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+Progress = Callable[[str, int, int], None]  # what is done, how many, of how many
+
+
+@dataclass
+class Result:
+    """The tables by one way of selecting, and the accuracies behind them."""
+
+    method: str
+    tables: list[Table]
+    paper_notes: list[list[str]]  # per table, [] where the paper has no numbers for it
+    accuracies: dict[tuple[str, str], Trials]  # by data set and algorithm
+    answers: dict[str, str] = field(default_factory=dict)  # by data set
+
+    @property
+    def title(self) -> str:
+        return METHOD_TITLES[self.method]
+
+    @property
+    def words(self) -> str:
+        return METHOD_WORDS[self.method]
+
+
+def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path | None = None,
+                 data_dir: str | Path | None = None, device: str = "auto", points: int = 2000,
+                 permutations: int = 999, on_progress: Progress | None = None) -> Path:
+    """Write the report of the runs below the folders to the file `out`. What cannot be shown is said in it.
+
+    The latent space is shown for one run per algorithm and target, with up to `points` images of each data set; its
+    diagnosis rests on so many permutations."""
+    from aidgn.report.latent import look_inside
+
+    records = read_runs(*folders)
+    if not records.runs:
+        raise UserError(f"There is nothing to report: the runs in {', '.join(map(str, folders))} have no record yet.")
+    finished = records.finished()
+    orders = dataset_order(), paper_order()
+    names = [in_order({run.args[key] for run in records.runs}, order)
+             for key, order in zip(("dataset", "algorithm"), orders, strict=True)]
+    for some in (records, finished):
+        some.runs.sort(key=lambda run: (names[0].index(run.args["dataset"]), names[1].index(run.args["algorithm"]),
+                                        run.targets, run.args["trial_seed"], run.args["hparams_seed"]))
+    results, notes = _results(records, finished)
+    latent = look_inside([run.path.parent for run in representatives(finished) if run.path], data=data,
+                         data_dir=data_dir, device=device, points=points, permutations=permutations,
+                         on_progress=on_progress)
+    chosen = {method: {place(row): row for row in select(finished, method)} for method in
+              [result.method for result in results]}
+    adapted, adaptation_notes = adaptation(finished)
+    places = list(dict.fromkeys(map(_place_name, folders)))
+    payload = {
+        "datasets": _datasets(records),
+        "bars": {result.method: [bars(table, records, result.accuracies) for table in result.tables]
+                 for result in results},
+        "runs": curves(records, chosen), "search": search(finished),
+        "adaptation": [bars(table, finished, {}) for table in adapted], "points": latent.points, "views": latent.views}
+    text = _render(
+        payload, latent.sheets, title=_title(records), datasets=payload["datasets"], results=results, notes=notes,
+        question=_question(records), facts=_facts(records, finished), views=latent.views, latent_notes=latent.notes,
+        adaptation=adapted, adaptation_notes=adaptation_notes, many=len(records.runs) > MANY_RUNS,
+        commands=rerun.commands(records.runs, places[0]), again=shlex.join(["aidgn", "report", *places]),
+        versions=rerun.versions(records.runs),
+        hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
+        letters=_letters(results))
+    write_text(out, text)
+    return out
+
+
+def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -> str:
+    """The page. Text is escaped by the template; scripts other than ours are refused by the page's own policy."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    here = Path(__file__).parent
+    script, style = ((here / name).read_text(encoding="utf-8").strip() for name in ("page.js.j2", "page.css.j2"))
+    environment = Environment(loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("page.html.j2").render(
+        **context, payload=as_json(payload), sheets=list(sheets), script=script, style=style, digest=digest,
+        today=date.today().isoformat(), version=aidgn.__version__)
+
+
+def as_json(value: Any) -> str:
+    """JSON that can stand in a <script> element, whatever names users chose; null for what is no finite number."""
+    text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+# What the runs are ----------------------------------------------------------------------------------------------------
+
+
+def _place_name(folder: str | Path) -> str:
+    """The folder that runs are in, without those above it, which are nobody's business."""
+    path = Path(folder).resolve()
+    path = path.parent if path.is_file() else path
+    return (path.parent if (path / "run.json").exists() else path).name
+
+
+def _datasets(records: Records) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for run in records.runs:
+        entry = found.setdefault(run.args["dataset"], {"name": run.args["dataset"], "domains": names_of(run),
+                                                       "algorithms": []})
+        if run.args["algorithm"] not in entry["algorithms"]:
+            entry["algorithms"].append(run.args["algorithm"])
+    return list(found.values())
+
+
+def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
+    """Per data set, the names of the domains that letters stand for in its table."""
+    return {name: dict(zip(entry.letters, entry.domains, strict=True)) for name, entry in CATALOGUE.items()
+            for result in results[:1] for table in result.tables
+            if table.title.startswith(f"{name}, ") and {*table.columns} - {"Avg"} <= {*entry.letters}
+            and entry.letters != entry.domains}
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    """'a, b and c'"""
+    names = [*names[:most], f"{_count(len(names) - most)} more"] if len(names) > most + 1 else list(names)
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def _count(number: int) -> str:
+    return COUNTS[number] if number < len(COUNTS) else str(number)
+
+
+def _title(records: Records) -> str:
+    found = _datasets(records)
+    algorithms = list(dict.fromkeys(name for entry in found for name in entry["algorithms"]))
+    targets = {(run.args["dataset"], target) for run in records.runs for target in run.targets}
+    if len(targets) == 1:
+        run = records.runs[0]
+        return f"{_listed(algorithms)} on {run.args['dataset']}, {names_of(run)[run.targets[0]]} unseen"
+    return f"{_listed(algorithms)} on unseen domains of {_listed([entry['name'] for entry in found])}"
+
+
+def _question(records: Records) -> str:
+    found = _datasets(records)
+    methods = "each of these algorithms" if len({name for entry in found for name in entry["algorithms"]}) > 1 \
+        else "this algorithm"
+    one = found[0]
+    if len(found) > 1:
+        return ("Trained on some domains of a data set and shown another for the first time: how many of its images "
+                f"does {methods} still classify rightly?")
+    number = len(one["domains"])
+    sources = number - min(len(run.targets) for run in records.runs)
+    return (f"The data set {one['name']} shows the same classes in {_count(number)} domains: "
+            f"{_listed(one['domains'])}. Trained on {_count(sources)} of them and shown another for the first time, "
+            f"how many of its images does {methods} still classify rightly?")
+
+
+def _facts(records: Records, finished: Records) -> list[tuple[str, str]]:
+    """Small facts at the head of the page."""
+    runs = records.runs
+    trials, draws = ({run.args[key] for run in runs} for key in ("trial_seed", "hparams_seed"))
+    steps = sorted({run.steps for run in runs if isinstance(run.steps, int)})
+    backbones = sorted({str(run.args["backbone"]) for run in runs if run.args.get("backbone")})
+    total = len(runs) + len(records.empty)
+    facts = [("Runs", f"{len(finished.runs)} of {total} finished" if len(finished.runs) < total else str(total)),
+             ("Trials", str(len(trials))), *([("Draws", str(len(draws)))] if len(draws) > 1 else [])]
+    if steps:
+        facts.append(("Steps", str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"))
+    return [*facts, *([("Network", _listed(backbones, 2))] if backbones else [])]
+
+
+def _unfinished(records: Records) -> list[str]:
+    lines = [f"{path.name}: no record yet" for path in records.empty]
+    return lines + [f"{run.path.parent.name if run.path else run}: step {run.last_step:g} of {run.steps}"
+                    for run in records.runs if not run.finished]
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+
+def _results(records: Records, finished: Records) -> tuple[list[Result], list[str]]:
+    """By each way of selecting that these runs allow; and why not by the others."""
+    results: list[Result] = []
+    notes: list[str] = []
+    for method in METHODS if finished.runs else ():
+        try:
+            plain, beside = tables(finished, method), tables(finished, method, paper=True)
+            accuracies: dict[tuple[str, str], Trials] = {}
+            for row in select(finished, method):
+                of = accuracies.setdefault((row["dataset"], row["algorithm"]), {})
+                of.setdefault(row["target"], {})[row["trial"]] = row["accuracy"]
+        except UserError as error:
+            if method == "training":  # what the others need, most sweeps are not made for
+                notes.append(str(error))
+            continue
+        known = [any(row.kind == "paper" for row in table.rows) for table in beside]
+        extra = [[note for note in two.notes if note not in one.notes] if there else []
+                 for one, two, there in zip(plain, beside, known, strict=True)]
+        shown = [two if there else one for one, two, there in zip(plain, beside, known, strict=True)]
+        for table, more in zip(shown, extra, strict=True):
+            table.notes = [note for note in table.notes if note not in more]
+            without_untried(table, records)
+        result = Result(method, shown, extra, accuracies)
+        result.answers = {entry["name"]: _answer(entry, accuracies) for entry in _datasets(finished)}
+        results.append(result)
+    return results, notes
+
+
+def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trials]) -> str:
+    """The result in words: who is ahead, by how much, and whether in every trial."""
+    of = {name: accuracies[entry["name"], name] for name in entry["algorithms"] if (entry["name"], name) in accuracies}
+    if not of:
+        return ""
+    targets = sorted({target for trials in of.values() for target in trials})
+    names = entry["domains"]
+    full = {name: found for name, trials in of.items() if (found := averages(trials, targets))}
+    if not full:
+        return "No algorithm has a result for every target yet, so nothing is averaged."
+    ranked = sorted(full, key=lambda name: -float(np.mean(list(full[name].values()))))
+    best = ranked[0]
+    mean, number = 100 * float(np.mean(list(full[best].values()))), len(full[best])
+    where = f"on average over {_count(len(targets))} unseen domains" if len(targets) > 1 \
+        else f"on {names[targets[0]]}, which it never saw"
+    trials_ = "one trial" if number == 1 else f"{_count(number)} trials"
+    if len(ranked) == 1:
+        text = f"{best} classifies {mean:.1f} % of the images rightly {where} ({trials_})."
+        means = {target: 100 * float(np.mean(list(of[best][target].values()))) for target in targets}
+        if len(targets) > 1:
+            low, high = min(targets, key=means.__getitem__), max(targets, key=means.__getitem__)
+            text += f" It ranges from {means[low]:.1f} % on {names[low]} to {means[high]:.1f} % on {names[high]}."
+        return text
+    second = ranked[1]
+    both = sorted(full[best].keys() & full[second].keys())
+    differences = [100 * (full[best][trial] - full[second][trial]) for trial in both]
+    text = f"{best} classifies {mean:.1f} % of the images rightly {where}, "
+    text += f"{mean - 100 * float(np.mean(list(full[second].values()))):.1f} points more than {second}."
+    if len(both) > 1:
+        ahead = sum(difference > 0 for difference in differences)
+        in_all = "in every trial" if ahead == len(both) else f"in {_count(ahead)} of {_count(len(both))} trials"
+        text += f" It is ahead {in_all}; the difference is {min(differences):+.1f} to {max(differences):+.1f} points."
+    elif both:
+        text += " This is one trial: it cannot tell a difference of the algorithms from chance."
+    if len(targets) > 1:
+        wins = sum(np.mean(list(of[best][target].values())) > np.mean(list(of[second][target].values()))
+                   for target in targets)
+        text += f" Domain by domain it is ahead on {_count(int(wins))} of {_count(len(targets))}."
+    return text

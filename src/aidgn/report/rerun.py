@@ -1,0 +1,162 @@
+"""Everything needed to run runs again: the commands, the versions, the hyper-parameters, the data."""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aidgn.data.catalogue import CATALOGUE
+from aidgn.records import Run
+
+Settings = tuple[tuple[str, str], ...]  # of --set, name and value
+
+
+@dataclass
+class Group:
+    """Runs that one command makes: alike in all but algorithm, target, trial and draw."""
+
+    dataset: str
+    options: tuple[str, ...]
+    settings: Settings
+    domains: Sequence[str]
+    runs: set[tuple[tuple[str, ...], int, int]] = field(default_factory=set)  # targets, trial, draw
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What a sweep of several algorithms has in common."""
+        return self.dataset, self.options, self.settings, tuple(self.domains), frozenset(self.runs)
+
+
+def about(run: Run) -> dict[str, Any]:
+    """run.json of a run, {} where there is none that says what the run is (DomainBed's folders)."""
+    try:
+        found = json.loads((run.path.parent / "run.json").read_bytes()) if run.path else {}
+        return found if isinstance(found["identity"]["hyper_parameters"], dict) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def commands(runs: Iterable[Run], out: str) -> list[str]:
+    """The commands that make these runs below the folder `out`; holes in a sweep are filled by them too."""
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[str, Group]]] = {}
+    found = [(run.args["hparams_seed"], made) for run in runs if (made := about(run))]
+    for draw, made in sorted(found, key=lambda pair: pair[0]):
+        identity = made["identity"]
+        algorithm = _name(identity)
+        key = algorithm, _options(made)
+        settings = _settings(identity, algorithm) if draw == 0 else ()
+        values = {name: _text(value) for name, value in identity["hyper_parameters"].items()}
+        fitting = [group for _, group in groups.get(key, [])
+                   if (group.settings == settings if draw == 0
+                       else all(values.get(name) == value for name, value in group.settings))]
+        if not fitting:
+            fitting = [Group(str(identity["dataset"]), key[1], settings, made.get("domains", []))]
+            groups.setdefault(key, []).append((algorithm, fitting[0]))
+        fitting[0].runs.add((tuple(identity["target"]), int(identity["trial"]), draw))
+    sweeps: dict[Any, tuple[Group, list[str]]] = {}
+    for algorithm, group in [pair for pairs in groups.values() for pair in pairs]:
+        sweeps.setdefault(group.shape, (group, []))[1].append(algorithm)
+    return [line for group, algorithms in sweeps.values() for line in _lines(group, algorithms, out)]
+
+
+def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
+    """One sweep for the runs with one target, and with two where leave-one-out needs them; single runs for the rest."""
+    data = group.dataset.removeprefix("own-")
+    options = [*group.options, *(part for name, value in group.settings for part in ("--set", f"{name}={value}")),
+               "--out", out]
+    swept = {run for run in group.runs if len(run[0]) == 1}
+    if len(swept) * len(algorithms) < 2:
+        swept = set()
+    lines = []
+    if swept:
+        targets = [name for name in group.domains if (name,) in {run[0] for run in swept}]
+        some = [] if targets == list(group.domains) else [part for name in targets for part in ("--target", name)]
+        pairs = {(pair, trial, draw) for (target,), trial, draw in swept for other in group.domains
+                 if set(pair := tuple(name for name in group.domains if name in (target, other))) != {target}}
+        if pairs <= group.runs:
+            swept |= pairs
+            some.append("--leave-one-out")
+        draws = 1 + max(run[2] for run in swept)
+        lines.append(["aidgn", "sweep", data, *(part for name in algorithms for part in ("--algorithm", name)), *some,
+                      "--trials", str(1 + max(run[1] for run in swept)),
+                      *(["--draws", str(draws)] if draws > 1 else []), *options])
+    for unseen, trial, draw in sorted(group.runs - swept):
+        lines += [["aidgn", "train", data, "--algorithm", algorithm,
+                   *(part for name in unseen or ("none",) for part in ("--target", name)), "--trial", str(trial),
+                   *(["--draw", str(draw)] if draw else []), *options] for algorithm in algorithms]
+    return [shlex.join(line) for line in lines]
+
+
+def _name(identity: Mapping[str, Any]) -> str:
+    average = identity.get("average")
+    return str(identity["algorithm"]).removesuffix(f"+{average.upper()}" if average else "")
+
+
+def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
+    """Options other than --set, in the words of the command line, where they are not what the data set and the
+    device give anyway."""
+    from aidgn import backbones
+
+    identity = made["identity"]
+    entry = CATALOGUE.get(identity["dataset"])
+    small = (identity.get("image_size") or 224) <= 64
+    backbone = backbones.SMALL if small else backbones.DEFAULT
+    usual = {"eval_every": entry.eval_every if entry else None, "image_size": entry.image_size if entry else 224,
+             "backbone": backbone, "weights": "none" if identity.get("backbone") == backbones.SMALL else "hub",
+             "precision": "float32" if str(made.get("device", "")).endswith("CPU") else "bfloat16"}
+    options = []
+    for key in ("steps", "eval_every", "image_size", "backbone", "weights", "average", "precision"):
+        value = identity.get(key)
+        if value is not None and value != usual.get(key):
+            options += [f"--{key.replace('_', '-')}", str(value)]
+    return tuple(options)
+
+
+def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
+    """Hyper-parameters of draw 0 that are not the defaults. Of an algorithm of the user's own: all of them."""
+    from aidgn.algorithms import ALGORITHMS
+
+    given, defaults = identity["hyper_parameters"], {}
+    if algorithm in ALGORITHMS:
+        small = identity["image_size"] <= 64 if identity.get("image_size") else None
+        defaults = ALGORITHMS[algorithm].sample(identity["dataset"], int(identity["trial"]), 0, small=small)
+    return tuple((name, _text(value)) for name, value in sorted(given.items())
+                 if name not in defaults or _text(defaults[name]) != _text(value))
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if value is None else str(value)
+
+
+def versions(runs: Iterable[Run]) -> list[tuple[str, str]]:
+    """(what, the values found), from run.json of the runs."""
+    found = [made for run in runs if (made := about(run))]
+    names = {"aidgn": "aidgn", "torch": "PyTorch", "python": "Python", "device": "Device", "precision": "Precision"}
+    rows = [(title, ", ".join(sorted({str(made[key]) for made in found if key in made})))
+            for key, title in names.items()]
+    for key, title in (("backbone", "Backbone"), ("weights", "Initial weights"), ("data", "Data fingerprint")):
+        values = {(str(made["identity"]["dataset"]), str(made["identity"].get(key, ""))) for made in found}
+        several = len({dataset for dataset, _ in values}) > 1 and key == "data"
+        texts = {f"{dataset}: {value}" if several else value for dataset, value in values if value}
+        rows.append((title, ", ".join(sorted(texts))))
+    return [(title, text) for title, text in rows if text]
+
+
+def hyper_parameters(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Per data set and algorithm, each hyper-parameter with its value, its few values, or its range."""
+    values: dict[str, dict[str, list[Any]]] = {}
+    several = len({run.args["dataset"] for run in runs}) > 1
+    for run in runs:
+        head = f"{run.args['algorithm']}, {run.args['dataset']}" if several else run.args["algorithm"]
+        for name, value in run.hparams.items():
+            values.setdefault(head, {}).setdefault(name, []).append(value)
+    return [(head, [(name, _range(some)) for name, some in of.items()]) for head, of in values.items()]
+
+
+def _range(values: Sequence[Any]) -> str:
+    texts = list(dict.fromkeys(map(_text, values)))
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(texts) <= 3 or len(numbers) < len(values):
+        return ", ".join(texts[:8]) + (" …" if len(texts) > 8 else "")
+    return f"{min(numbers):.3g} to {max(numbers):.3g} ({len(texts)} values)"

@@ -1,0 +1,297 @@
+"""The report of real runs, made by the command and opened from disk in a real Chromium."""
+
+import html
+import io
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aidgn.analysis.embedding import subsample
+from aidgn.analysis.features import Features
+from aidgn.data import load_dataset
+from aidgn.selection import load_records, select
+from aidgn.training import RunSpec, train
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
+WIDTHS = (360, 768, 1440)
+# Both algorithms on two targets; chalk has one trial only, and AIDGN on ink a second draw.
+RUNS = [(algorithm, target, trial, draw) for algorithm in ("ERM", "AIDGN")
+        for target, trial, draw in (("ink", 0, 0), ("ink", 1, 0), ("chalk", 0, 0))] + [("AIDGN", "ink", 0, 1)]
+
+
+def aidgn(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    result = subprocess.run([sys.executable, "-m", "aidgn", *arguments], capture_output=True, text=True, cwd=cwd,
+                            timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"})
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven short runs, one of them unfinished, with the report of them written by the command."""
+    folder = tmp_path_factory.mktemp("work") / "my sweep"
+    for algorithm, target, trial, draw in RUNS:
+        train(RunSpec("digits", algorithm, target, trial, draw, {"batch_size": 16}, steps=6, eval_every=3), folder,
+              device="cpu")
+    unfinished = folder / "digits-ERM-chalk-trial1"
+    shutil.copytree(run_folder(folder, "ERM", "chalk"), unfinished)
+    lines = [json.loads(line) for line in (unfinished / "results.jsonl").read_text().splitlines()[:1]]
+    lines[0]["args"]["trial_seed"] = 1
+    (unfinished / "results.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    about = json.loads((unfinished / "run.json").read_text())
+    about["identity"]["trial"] = 1
+    (unfinished / "run.json").write_text(json.dumps(about))
+    for name in ("model.safetensors", "last.safetensors"):
+        (unfinished / name).unlink()
+    said = aidgn("report", "my sweep", "--points", "200", cwd=folder.parent).stdout
+    assert "my sweep/report.html" in said
+    return folder
+
+
+def run_folder(sweep: Path, algorithm: str, target: str) -> Path:
+    return next(sweep.glob(f"digits-{algorithm}-{target}-trial0-draw0-*"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page opened from disk, with all that it asked for and complained of."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1440, scheme: str = "light"):
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        began = time.perf_counter()
+        self.page.goto(path.resolve().as_uri())
+        self.page.wait_for_selector("#curve-charts svg, #curve-charts p")
+        self.seconds = time.perf_counter() - began
+
+    def __enter__(self) -> "Opened":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert not self.complaints
+        assert all(url.startswith(("file:", "data:")) for url in self.requests), self.requests
+        assert len([url for url in self.requests if url.startswith("file:")]) == 1
+        self.context.close()
+
+    def checked(self, legend: str) -> str:
+        return self.page.locator("fieldset", has=self.page.locator("legend", has_text=legend)).first.locator(
+            "label:has(input:checked)").inner_text()
+
+    def choose(self, section: str, legend: str, label: str) -> None:
+        group = self.page.locator(f"#{section} fieldset", has=self.page.locator("legend", has_text=legend)).first
+        group.get_by_label(label, exact=True).check()
+
+
+def test_opens_alone_and_quickly_and_says_what_is_there(sweep: Path, browser: Any) -> None:
+    with Opened(browser, sweep / "report.html") as opened:
+        text = opened.page.locator("main").inner_text()
+        assert "ERM and AIDGN" in opened.page.title()
+        assert "1 unfinished run" in text and "7 of 8 finished" in text
+        rows = {(row["algorithm"], row["target"], row["trial"]): row["accuracy"]
+                for row in select([record for record in load_records(sweep)
+                                   if not (record["args"]["trial_seed"] == 1 and record["args"]["test_envs"] == [1])])}
+        ink = 100 * np.mean([rows["ERM", 0, trial] for trial in (0, 1)])
+        assert f"{ink:.1f}" in opened.page.locator("#result table:visible tbody").first.inner_text()
+        assert "(2)" in text and "(1)" in text  # cells of different numbers of trials say so
+        assert "outline" not in opened.page.locator("#result table:visible").inner_text()  # which no run held out
+        assert opened.seconds < 2 * (3 if os.getloadavg()[0] > 1.5 else 1)
+
+
+def test_tables_sort(sweep: Path, browser: Any) -> None:
+    with Opened(browser, sweep / "report.html") as opened:
+        table = opened.page.locator("#result table:visible")
+        button = table.get_by_role("button", name="Sort by ink")
+
+        def order() -> list[tuple[str, float]]:
+            return [(row.locator("th").inner_text(), float(row.locator("td").first.get_attribute("data-value")))
+                    for row in table.locator("tbody tr.ours").all()]
+        button.click()
+        falling = order()
+        assert [value for _, value in falling] == sorted((value for _, value in falling), reverse=True)
+        assert table.locator("th[aria-sort=descending]").count() == 1
+        button.press("Enter")
+        assert order() == falling[::-1]
+        table.get_by_role("button", name="Sort by Algorithm").click()
+        assert [name for name, _ in order()] == ["AIDGN", "ERM"]
+
+
+def test_switches_switch(sweep: Path, browser: Any) -> None:
+    with Opened(browser, sweep / "report.html") as opened:
+        page = opened.page
+        assert "training-domain validation" in page.locator("#result caption:visible").inner_text()
+        page.get_by_role("radio", name="Oracle").check()
+        assert "oracle" in page.locator("#result caption:visible").inner_text()
+
+        pictures = set()
+        for colour in ("Domain", "Class", "Right or wrong", "Norm"):
+            opened.choose("latent", "Coloured by", colour)
+            pictures.add(page.locator("#spaces canvas").first.evaluate("canvas => canvas.toDataURL()"))
+        assert len(pictures) == 4
+        opened.choose("latent", "Coloured by", "Class")
+        before = page.locator("#spaces canvas").first.evaluate("canvas => canvas.toDataURL()")
+        page.locator("#legend button").nth(3).click()
+        assert page.locator("#legend button[aria-pressed=true]").inner_text() == "3"
+        assert page.locator("#spaces canvas").first.evaluate("canvas => canvas.toDataURL()") != before
+
+        assert page.locator(".space strong").all_inner_texts() == ["ERM", "AIDGN"]
+        opened.choose("latent", "Unseen domain", "chalk")
+        assert opened.checked("Unseen domain") == "ink"  # of the training curves, which are their own
+        assert all("of chalk right" in text for text in page.locator(".space header span").all_inner_texts())
+        assert all("chalk unseen" in text for text in page.locator(".diagnosis:visible h3").all_inner_texts())
+
+        curve = page.locator("#curve-charts path").first.get_attribute("d")
+        opened.choose("curves", "Algorithm", "ERM")
+        assert page.locator("#curve-charts path").first.get_attribute("d") != curve
+        assert page.locator("#search .panel").count() > 0  # AIDGN has two draws
+
+        dark = "getComputedStyle(document.body).backgroundColor"
+        light = page.evaluate(dark)
+        for name in ("Light", "Dark", "Auto"):
+            page.locator("#theme").click()
+            assert page.locator("#theme").inner_text() == name
+            assert (page.evaluate(dark) == light) == (name != "Dark")
+
+
+def test_hover_shows_the_image_its_class_domain_and_prediction(sweep: Path, browser: Any) -> None:
+    run = run_folder(sweep, "AIDGN", "ink")
+    features = Features.load(run / "features.npz", run)
+    pixels = load_dataset("digits").pixels
+    assert pixels is not None
+    with Opened(browser, sweep / "report.html") as opened:
+        page = opened.page
+        canvas = page.locator("#spaces canvas").nth(1)
+        canvas.scroll_into_view_if_needed()
+        drawn = subsample(features, 200, 0)
+        for number in (0, 77, 199):
+            box = canvas.bounding_box()
+            x, y = canvas.evaluate("(canvas, i) => place(canvas, i)", number)
+            nearest = canvas.evaluate("(canvas, [x, y]) => nearest(canvas, {clientX: x, clientY: y})",
+                                      [box["x"] + x, box["y"] + y])  # another may lie on the very spot
+            shown = drawn[nearest]
+            page.mouse.move(box["x"] + x, box["y"] + y)
+            tip = page.locator("#tip")
+            assert tip.is_visible()
+            assert tip.locator(".is-class").inner_text() == features.class_names[features.labels[shown]]
+            domain = features.domain_names[features.domains[shown]]
+            assert tip.locator(".is-domain").inner_text().split(",")[0] == domain
+            predicted = features.class_names[features.logits[shown].argmax()]
+            assert tip.locator(".is-prediction").inner_text().split()[0] == predicted
+            page.wait_for_timeout(100)
+            thumb = Image.open(io.BytesIO(tip.locator(".thumb").screenshot())).convert("L")
+            seen = np.asarray(thumb.resize((28, 28), Image.Resampling.BOX), dtype=float).ravel()
+            true = np.asarray(Image.fromarray(pixels[shown]).convert("L"), dtype=float).ravel()
+            assert np.corrcoef(seen, true)[0, 1] > 0.85
+        page.mouse.move(2, 2)
+        assert not page.locator("#tip").is_visible()
+        canvas.focus()
+        page.keyboard.press("ArrowRight")
+        first = page.locator("#tip").inner_text()
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#tip").is_visible() and page.locator("#tip").inner_text() != first
+        page.keyboard.press("Escape")
+        assert not page.locator("#tip").is_visible()
+
+
+OVERLAPS = """() => {
+  const shown = [...document.querySelectorAll('main h1, main h2, main h3, main p, .facts div, fieldset, .pick, .check,'
+    + ' .scroll, .panel, .card, .legend button, canvas, pre, .rows div, .bar nav, #theme, .key, caption, summary')]
+    .filter(element => element.checkVisibility() && !element.closest('.skip'));
+  const texts = [...document.querySelectorAll('svg')].map(svg => [...svg.querySelectorAll('text')]);
+  const found = [];
+  const compare = (a, b) => {
+    if (a.contains(b) || b.contains(a)) return;
+    const p = a.getBoundingClientRect(), q = b.getBoundingClientRect();
+    const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+    const tall = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+    if (wide > 1 && tall > 1) found.push([a.textContent.slice(0, 40), b.textContent.slice(0, 40)]);
+  };
+  const bar = element => element.closest('.bar') !== null;
+  shown.forEach((a, i) => shown.slice(i + 1).forEach(b => { if (bar(a) === bar(b)) compare(a, b); }));
+  texts.forEach(own => own.forEach((a, i) => own.slice(i + 1).forEach(b => compare(a, b))));
+  const outside = [...document.querySelectorAll('main *')].filter(element => element.checkVisibility()
+    && !element.closest('.scroll, .matrix-holder') && element.getBoundingClientRect().right > innerWidth + 1);
+  return {found, outside: outside.map(element => element.outerHTML.slice(0, 80)),
+          scrolls: document.documentElement.scrollWidth > innerWidth};
+}"""
+CONTRAST = """() => {
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const linear = c => c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+  const bright = ([r, g, b]) => .2126 * linear(r / 255) + .7152 * linear(g / 255) + .0722 * linear(b / 255);
+  const behind = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const tone = getComputedStyle(e).backgroundColor;
+      if (tone.startsWith('rgb(')) return parts(tone);
+    }
+    return [255, 255, 255];
+  };
+  const texts = document.querySelectorAll('main p, main th, main .mean, main .spread, main dt, main dd, main h2,'
+    + ' main li, main label span, main summary, .bar a, button, .verdict');
+  return [...texts].filter(element => element.checkVisibility()).map(element => {
+    const a = bright(parts(getComputedStyle(element).color)), b = bright(behind(element));
+    return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), element.textContent.slice(0, 40)];
+  }).filter(([ratio]) => ratio < 4.5);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_overlaps_or_scrolls_sideways(sweep: Path, browser: Any, width: int, scheme: str) -> None:
+    with Opened(browser, sweep / "report.html", width, scheme) as opened:
+        page = opened.page
+        assert page.evaluate(OVERLAPS) == {"found": [], "outside": [], "scrolls": False}
+        assert page.evaluate(CONTRAST) == []
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, background[4:-1].split(","))) < 200) == (scheme == "dark")
+
+
+def test_prints_light_and_whole(sweep: Path, browser: Any) -> None:
+    with Opened(browser, sweep / "report.html", 700, "dark") as opened:
+        page = opened.page
+        page.emulate_media(media="print")
+        page.wait_for_timeout(200)
+        assert not page.locator(".bar").is_visible() and not page.locator(".controls").first.is_visible()
+        assert page.locator(".diagnosis:visible").count() == 4  # both algorithms, both targets
+        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 30, 35)"
+        assert page.evaluate(OVERLAPS) == {"found": [], "outside": [], "scrolls": False}
+        assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_the_commands_in_the_page_are_those_of_the_runs(sweep: Path) -> None:
+    text = html.unescape((sweep / "report.html").read_text())
+    commands = text.partition('aria-label="Commands">')[2].partition("</pre>")[0].splitlines()
+    assert commands[-1] == "aidgn report 'my sweep'"
+    assert len(commands) == 3  # AIDGN has a draw more than ERM
+    # The sweeps they plan are, hash for hash, the runs that are there, and those that are missing.
+    for command, finished, left in zip(sorted(commands[:2]), (4, 3), (4, 1), strict=True):
+        program, *arguments = shlex.split(command)
+        assert program == "aidgn"
+        said = aidgn(*arguments, "--dry-run", cwd=sweep.parent)
+        assert f"{finished} finished, {left} to do" in said.stdout + said.stderr
