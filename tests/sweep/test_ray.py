@@ -19,11 +19,21 @@ from aidgn.errors import UserError
 from aidgn.report.table import tables
 from aidgn.selection import load_records
 from aidgn.sweep import local, plan, ray
-from aidgn.training import train
+from aidgn.sweep.attempts import history
+from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
 
-SWEEP: dict[str, Any] = {"datasets": ["digits"], "algorithms": ["ERM", "AIDGN"], "targets": ["ink", "chalk"],
-                         "trials": 1, "steps": 200, "eval_every": 25, "hyper_parameters": {"batch_size": 4}}
+SWEEP: dict[str, Any] = {"datasets": ["digits"], "targets": ["ink", "chalk"], "trials": 2, "steps": 60,
+                         "eval_every": 20, "hyper_parameters": {"batch_size": 4}}
+OWN = """
+import os, time
+from aidgn.algorithms.erm import ERM
+
+class Slow(ERM):
+    def update(self, minibatches):
+        time.sleep(float(os.environ["AIDGN_PAUSE"]))
+        return super().update(minibatches)
+"""
 LEAST = 80 * 2**20  # bytes of a node's object store
 SCRIPT = """
 import json, sys
@@ -35,7 +45,7 @@ def say(*event):
 
 try:
     failed = run_all(plan(**json.loads(sys.argv[1])), sys.argv[2], on_event=say, ray_address=sys.argv[3], device="cpu",
-                     save_seconds=0.5)
+                     save_seconds=0.5, retries=5)
 except KeyboardInterrupt:
     sys.exit(130)
 sys.exit(1 if failed else 0)
@@ -57,12 +67,18 @@ class Nodes:
     def add(self) -> None:
         self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=LEAST, wait=False))
 
-    def kill(self, with_workers: bool = True) -> None:
+    def kill(self, with_workers: bool = True) -> int:
         """The oldest but the head, as a power cut does it; or only its manager, whose workers may outlive it a bit."""
-        raylet = self.nodes.pop(0).all_processes["raylet"][0].process.pid
-        children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split() if with_workers else []
-        for pid in (raylet, *map(int, children)):
+        raylet, workers = self.processes()
+        self.nodes.pop(0)
+        for pid in (raylet, *workers) if with_workers else (raylet,):
             os.kill(pid, signal.SIGKILL)
+        return raylet
+
+    def processes(self) -> tuple[int, list[int]]:
+        """Of the oldest node but the head: its manager and its workers."""
+        raylet = self.nodes[0].all_processes["raylet"][0].process.pid
+        return raylet, [int(pid) for pid in Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()]
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +138,29 @@ class Sweep:
         return self.process.returncode
 
 
-def test_a_lost_node_and_ctrl_c_change_nothing(nodes: Nodes, tmp_path: Path) -> None:
-    specs, out = plan(**SWEEP), tmp_path / "disturbed"
+def running(specs: list[RunSpec], out: Path) -> list[int]:
+    """The processes that train."""
+    return [attempt.pid for spec in specs if (attempt := history(out, spec.key()).running)]
+
+
+def slow_sweep(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Runs that take as long as $AIDGN_PAUSE says and come to the same."""
+    (folder / "own.py").write_text(OWN)
+    return {**SWEEP, "algorithms": [f"{folder / 'own.py'}:Slow"], **changes}
+
+
+def test_a_lost_node_and_ctrl_c_change_nothing(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, out = slow_sweep(tmp_path), tmp_path / "disturbed"
+    specs = plan(**given)
+    monkeypatch.setenv("AIDGN_PAUSE", "0")
     finished = train(specs[0], out, device="cpu")
     before = {path.name: path.stat().st_mtime_ns for path in finished.iterdir()}
 
-    sweep = Sweep(SWEEP, out, nodes.cluster.address)
+    monkeypatch.setenv("AIDGN_PAUSE", "0.3")
+    sweep = Sweep(given, out, nodes.cluster.address)
     sweep.until("step")
+    while not {*running(specs, out)} & {*nodes.processes()[1]}:
+        next(sweep.events())
     nodes.kill()
     sweep.until("retry")
     assert sweep.seen[-1][2] == "its node was lost"
@@ -138,7 +170,8 @@ def test_a_lost_node_and_ctrl_c_change_nothing(nodes: Nodes, tmp_path: Path) -> 
     logs = [path.read_text() for path in out.glob("*/log.txt")]
     assert any(log.splitlines()[-1].split()[2:5] == ["interrupted", "at", "step"] for log in logs)
 
-    sweep = Sweep(SWEEP, out, nodes.cluster.address)
+    monkeypatch.setenv("AIDGN_PAUSE", "0")
+    sweep = Sweep(given, out, nodes.cluster.address)
     assert sweep.end() == 0
     assert Counter(run for run, kind, _ in sweep.seen if kind == "done") == dict.fromkeys(range(4), 1)
     assert {path.name: path.stat().st_mtime_ns for path in finished.iterdir()} == before
@@ -147,33 +180,36 @@ def test_a_lost_node_and_ctrl_c_change_nothing(nodes: Nodes, tmp_path: Path) -> 
     assert_same(out, tmp_path / "undisturbed", len(specs))
 
 
-OWN = """
-import os, time
-from aidgn.algorithms.erm import ERM
-
-class Slow(ERM):
-    def update(self, minibatches):
-        time.sleep(float(os.environ["AIDGN_PAUSE"]))
-        return super().update(minibatches)
-"""
-
-
 @pytest.mark.slow
-def test_ten_kills_at_random_moments(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per start two nodes, each followed by a new one, then the launcher: by SIGKILL or Ctrl-C in turn."""
-    (tmp_path / "own.py").write_text(OWN)
-    sweep = {**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Slow"], "targets": [], "trials": 2}
-    dice, out = random.Random(10), tmp_path / "disturbed"
-    monkeypatch.setenv("AIDGN_PAUSE", "0.2")
-    for start in range(3):
-        started = Sweep(sweep, out, nodes.cluster.address)
-        for _ in range(2):
-            nodes.add()
-            started.until("step")
-            time.sleep(dice.uniform(0, 2))
-            nodes.kill(with_workers=dice.random() < 0.5)
+def test_twenty_kills_at_random_moments(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per start a worker, a node, then the launcher: by SIGKILL or Ctrl-C in turn."""
+    sweep = slow_sweep(tmp_path, targets=[], steps=200)
+    specs, dice, out = plan(**sweep), random.Random(20), tmp_path / "disturbed"
+    killed: list[int] = []
+
+    def kill_worker(started: Sweep) -> None:
+        while not (pids := running(specs, out)):
+            next(started.events())
+        killed.append(dice.choice(pids))
+        os.kill(killed[-1], signal.SIGKILL)
+
+    def kill_node(started: Sweep) -> None:
         started.until("step")
+        time.sleep(dice.uniform(0, 2))
+        killed.append(nodes.kill(with_workers=dice.random() < 0.5))
+
+    monkeypatch.setenv("AIDGN_PAUSE", "0.3")
+    for start in range(6):
+        nodes.add()
+        started = Sweep(sweep, out, nodes.cluster.address)
+        for kill in dice.sample((kill_worker, kill_node), 2):
+            started.until("step")
+            time.sleep(dice.uniform(0, 1))
+            kill(started)
+        if dice.random() < 0.5:  # else while the others are being replaced
+            started.until("step")
         time.sleep(dice.uniform(0, 1))
+        killed.append(started.process.pid)
         assert started.process.poll() is None, "the sweep ended before it was killed often enough"
         if start % 2:
             os.killpg(started.process.pid, signal.SIGINT)
@@ -181,13 +217,15 @@ def test_ten_kills_at_random_moments(nodes: Nodes, tmp_path: Path, monkeypatch: 
         else:
             started.process.kill()
             assert started.end() == -signal.SIGKILL
-    monkeypatch.setenv("AIDGN_PAUSE", "0")
+    monkeypatch.setenv("AIDGN_PAUSE", "0.05")
     nodes.add()
     started = Sweep(sweep, out, nodes.cluster.address)
     started.until("step")
-    nodes.kill()
-    assert started.end() == 0
+    kill_worker(started)
+    kill_node(started)
+    assert started.end() == 0 and len(set(killed)) == 20
     assert Counter(run for run, kind, _ in started.seen if kind == "done") == dict.fromkeys(range(8), 1)
+    monkeypatch.setenv("AIDGN_PAUSE", "0")
     assert local.run_all(plan(**sweep), tmp_path / "undisturbed", workers=2, device="cpu") == {}
     assert_same(out, tmp_path / "undisturbed", 8)
 
@@ -210,7 +248,7 @@ def test_room_is_counted_by_node() -> None:
 
 
 def test_mistakes_are_said(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = plan(**SWEEP)
+    specs = plan(**SWEEP, algorithms=["ERM"])
     with pytest.raises(UserError, match=r"--gpus-per-run is 1.5; expected a fraction"):
         ray.run_all(specs, tmp_path, gpus_per_run=1.5)
     with pytest.raises(UserError, match="--workers is -1"):
