@@ -1,0 +1,300 @@
+"""The report's content, against numbers worked out here, on made-up runs over a small folder of images."""
+
+import base64
+import html
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aidgn.analysis.features import Features
+from aidgn.data import load_dataset
+from aidgn.errors import UserError
+from aidgn.report import rerun
+from aidgn.report.latent import packed
+from aidgn.report.page import as_json, write_report
+from aidgn.selection import read_runs
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+DOMAINS, CLASSES = ["day", "dusk", "night"], ["cat & dog", "<b>bird</b>"]
+STEPS = (2, 4)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Three domains of two classes, 12 images of each; every image has a colour of its own."""
+    for d, domain in enumerate(DOMAINS):
+        for c, name in enumerate(CLASSES):
+            folder = tmp_path / "photos" / domain / name.replace("/", "_")
+            folder.mkdir(parents=True)
+            for i in range(12):
+                Image.new("RGB", (30, 20), (40 + 80 * d, 40 + 160 * c, 20 * i)).save(folder / f"{i:02}.png")
+    return tmp_path / "photos"
+
+
+def accuracy(algorithm: str, target: int, trial: int, step: int, domain: int) -> float:
+    """Made up, and rising with the step on sources, so that the last step is selected."""
+    if domain == target:
+        return 0.5 + 0.1 * (algorithm == "AIDGN") * (1 - 2 * (trial == 1)) + 0.05 * target + 0.02 * trial
+    return 0.7 + 0.05 * step
+
+
+def make_run(sweep: Path, images: Path, algorithm: str, target: int, trial: int = 0, draw: int = 0,
+             steps: tuple[int, ...] = STEPS, with_features: bool = True, **hyper_parameters: Any) -> Path:
+    folder = sweep / f"photos-{algorithm}-{DOMAINS[target]}-trial{trial}-draw{draw}"
+    folder.mkdir(parents=True)
+    hparams = {"lr": 1e-3 * (1 + draw), "batch_size": 4, **hyper_parameters}
+    args = {"dataset": "photos", "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
+            "hparams_seed": draw, "seed": 0, "steps": STEPS[-1], "domains": DOMAINS, "backbone": "small"}
+    with (folder / "results.jsonl").open("w") as file:
+        for step in steps:
+            values = {f"env{d}_out_acc": accuracy(algorithm, target, trial, step, d) for d in range(3)}
+            values[f"env{target}_in_acc"] = accuracy(algorithm, target, trial, step, target)
+            file.write(json.dumps({"step": step, "loss": 1 / step, **values, "args": args, "hparams": hparams}) + "\n")
+    identity = {"dataset": "photos", "algorithm": algorithm, "target": [DOMAINS[target]], "trial": trial, "draw": draw,
+                "hyper_parameters": hparams, "steps": STEPS[-1], "eval_every": 2, "image_size": 32,
+                "backbone": "small", "weights": "none", "average": None, "precision": "float32", "data": "abc-def"}
+    (folder / "run.json").write_text(json.dumps({
+        "identity": identity, "steps": STEPS[-1], "classes": CLASSES, "domains": DOMAINS, "image_size": 32,
+        "skipped": [], "device": "x86_64 CPU", "aidgn": "0.0.1", "torch": "2.0", "python": "3.11",
+        "root": str(images.resolve())}))
+    if with_features:
+        made_features(images, algorithm, target, trial).save(folder / "features.npz")
+    return folder
+
+
+def made_features(images: Path, algorithm: str, target: int, trial: int, class_names: list[str] | None = None
+                  ) -> Features:
+    dataset, rng = load_dataset(images), np.random.default_rng(target)
+    weight = rng.normal(size=(5, 2)).astype(np.float32)
+    z = (weight.T[dataset.labels] * 3 + rng.normal(size=(len(dataset), 5))).astype(np.float32)
+    outside = np.tile(np.arange(12) % 2 == 0, 6)
+    return Features(z, z @ weight, dataset.labels, dataset.domain_of, outside, dataset.files,
+                    class_names or dataset.classes, dataset.domains, [DOMAINS[target]], weight, None, "photos",
+                    algorithm, trial, 0, "0" * 64)
+
+
+def payload(page: Path) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def numbers(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), "<u2").astype(float)
+
+
+def report(tmp_path: Path, *folders: Path, **options: Any) -> Path:
+    return write_report(folders, tmp_path / "out" / "page.html", points=50, permutations=19, **options)
+
+
+def visible(page: Path) -> str:
+    """The text of the page without scripts and styles."""
+    text = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page.read_text(), flags=re.DOTALL)
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text)))
+
+
+def test_json_in_a_script_cannot_end_it_and_comes_back() -> None:
+    value = {HOSTILE: [1, None, True, "é\u2028"], "x": (np.float32(0.5), np.int64(3))}
+    text = as_json(value)
+    assert "<" not in text and ">" not in text and "\u2028" not in text
+    assert json.loads(text) == {HOSTILE: [1, None, True, "é\u2028"], "x": [0.5, 3]}
+    assert as_json([float("nan"), float("inf"), 1.5]) == "[null,null,1.5]"
+
+
+def test_packed_numbers_come_back() -> None:
+    values = np.array([0, 1, 1.4, 255, 256, 65535, 70000, -3])
+    assert numbers(packed(values)).tolist() == [0, 1, 1, 255, 256, 65535, 65535, 0]
+
+
+def test_tables_bars_answer_and_curves_say_what_the_records_say(tmp_path: Path, images: Path) -> None:
+    sweep = tmp_path / "sweep"
+    for algorithm in ("AIDGN", "ERM"):
+        for target in range(3):
+            for trial in (0, 1, 2):
+                make_run(sweep, images, algorithm, target, trial, with_features=False)
+    page = report(tmp_path, sweep)
+    found, text = payload(page), visible(page)
+    bars = {row["head"]: row["cells"] for row in found["bars"]["training"][0]["rows"]}
+    assert [row["head"] for row in found["bars"]["training"][0]["rows"]] == ["ERM", "AIDGN"]
+    for algorithm, cells in bars.items():
+        table = np.array([[accuracy(algorithm, target, trial, 4, target) for trial in range(3)] for target in range(3)])
+        for target in range(3):
+            assert cells[target]["values"] == pytest.approx(100 * table[target])
+            assert cells[target]["mean"] == pytest.approx(100 * table[target].mean())
+            assert cells[target]["spread"] == pytest.approx(100 * table[target].std(ddof=1))
+        assert cells[3]["values"] == pytest.approx(100 * table.mean(0))
+        assert cells[3]["mean"] == pytest.approx(100 * table.mean())
+    # AIDGN is +10, -10, +10 points from ERM in the three trials, on every target alike.
+    assert "AIDGN classifies 60.3 % of the images rightly on average over three unseen domains, 3.3 points more" in text
+    assert "ahead in two of three trials; the difference is -10.0 to +10.0 points" in text
+    run = next(run for run in found["runs"] if (run["algorithm"], run["targets"], run["trial"]) == ("ERM", [1], 2))
+    assert run["steps"] == [2, 4] and run["terms"] == {"loss": [0.5, 0.25]}
+    assert run["accuracies"]["env0_out_acc"] == pytest.approx([0.8, 0.9])
+    assert run["selected"] == {"training": 4, "oracle": 4}
+    assert found["search"] == [] and found["adaptation"] == []
+    assert "model" in text and "Run it again" in text  # the latent space is not there, and why is said
+    assert not list(page.parent.glob(".*")) and str(tmp_path) not in page.read_text()
+
+
+def test_the_latent_space_is_that_of_the_features(tmp_path: Path, images: Path) -> None:
+    folder = make_run(tmp_path / "sweep", images, "ERM", 2)
+    found = payload(report(tmp_path, folder))
+    features = Features.load(folder / "features.npz")
+    points, view = found["points"][0], found["views"][0]
+    rows = [features.files.index(file) for file in points["files"]]
+    assert len(rows) == 50 and points["of"] == 72 and rows == sorted(set(rows))
+    assert numbers(points["labels"]).tolist() == features.labels[rows].tolist()
+    assert numbers(points["domain"]).tolist() == features.domains[rows].tolist()
+    assert numbers(view["outside"]).tolist() == features.outside[rows].tolist()
+    assert numbers(view["predicted"]).tolist() == features.logits[rows].argmax(1).tolist()
+    low, high = view["norm_range"]
+    norms = [float(np.sqrt(sum(float(v) ** 2 for v in features.features[row]))) for row in rows]
+    assert low + (high - low) * numbers(view["norms"]) / 65535 == pytest.approx(norms, abs=1e-3)
+    for k, row in enumerate(rows):
+        z, w = features.features[row].astype(float), features.weight[:, features.labels[row]].astype(float)
+        angle = np.degrees(np.arccos(z @ w / np.sqrt((z @ z) * (w @ w))))
+        assert numbers(view["angles"])[k] / 100 == pytest.approx(angle, abs=0.02)
+        softmax = np.exp(features.logits[row].astype(float))
+        assert numbers(view["confidence"])[k] / 1000 == pytest.approx((softmax / softmax.sum()).max(), abs=1e-3)
+    unseen = features.domains == 2
+    counts = [[int(((features.labels == i) & (features.logits.argmax(1) == j) & unseen).sum()) for j in range(2)]
+              for i in range(2)]
+    assert view["confusion"] == counts
+    assert view["accuracy"] == pytest.approx((counts[0][0] + counts[1][1]) / 24)
+    position = numbers(view["xy"]).reshape(-1, 2)
+    assert position.min() == 0 and position.max() == 65535 and len(np.unique(position, axis=0)) == 50
+    assert set(view["verdicts"]) == {"angular invariance", "norm shift"} and len(view["sentences"]) > 3
+
+
+def test_every_thumbnail_is_its_image(tmp_path: Path, images: Path) -> None:
+    page = report(tmp_path, make_run(tmp_path / "sweep", images, "ERM", 0))
+    points = payload(page)["points"][0]
+    about, side = points["thumbnails"], points["thumbnails"]["side"]
+    sheet = re.search(r'id="sheet-0">data:image/webp;base64,([^<]+)<', page.read_text())
+    assert sheet is not None
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(sheet[1]))).convert("RGB")).astype(float)
+    for number, file in enumerate(points["files"]):
+        top, left = number // about["row"] * side, number % about["row"] * side
+        middle = pixels[top + side // 4:top + 3 * side // 4, left + side // 4:left + 3 * side // 4].mean((0, 1))
+        with Image.open(images / file) as image:
+            assert np.abs(middle - np.array(image.getpixel((5, 5)))).max() < 16
+
+
+def test_the_second_report_computes_nothing_anew(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "sweep", images, "ERM", 0)
+    first = payload(report(tmp_path, folder))
+    monkeypatch.setattr("aidgn.report.latent.tsne", lambda *_, **__: pytest.fail("t-SNE ran again"))
+    assert payload(report(tmp_path, folder)) == first
+    changed = made_features(images, "ERM", 1, 0)
+    (folder / "embedding.npz").write_bytes(b"broken")
+    monkeypatch.setattr("aidgn.report.latent.tsne", lambda values, seed: np.arange(2 * len(values)).reshape(-1, 2))
+    changed.save(folder / "features.npz")
+    assert payload(report(tmp_path, folder))["views"][0]["xy"] != first["views"][0]["xy"]
+
+
+def test_names_of_users_stay_text(tmp_path: Path, images: Path) -> None:
+    folder = make_run(tmp_path / "sweep", images, "ERM", 0)
+    made_features(images, HOSTILE, 0, 0, [HOSTILE, "b"]).save(folder / "features.npz")
+    lines = (folder / "results.jsonl").read_text().replace('"algorithm": "ERM"', f'"algorithm": {json.dumps(HOSTILE)}')
+    (folder / "results.jsonl").write_text(lines)
+    page = report(tmp_path, folder)
+    text = page.read_text()
+    assert HOSTILE in visible(page) and payload(page)["points"][0]["classes"][0] == HOSTILE
+    assert "<script>alert" not in text and "<img" not in text
+    # Even if one got through: the browser runs no script but ours.
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1])  # type: ignore[index]
+    assert "default-src 'none'" in policy and re.search(r"script-src 'sha256-[^']+'(;|$)", policy)
+
+
+def test_unfinished_runs_holes_and_missing_data_are_said(tmp_path: Path, images: Path) -> None:
+    sweep = tmp_path / "sweep"
+    make_run(sweep, images, "ERM", 0)
+    make_run(sweep, images, "ERM", 1)
+    make_run(sweep, images, "AIDGN", 0, with_features=False)
+    make_run(sweep, images, "AIDGN", 1, steps=(2,))
+    page = report(tmp_path, sweep)
+    text = visible(page)
+    assert "3 of 4 finished" in text and "1 unfinished run" in text
+    assert "photos-AIDGN-dusk-trial0-draw0: step 2 of 4" in text
+    assert re.search(r"AIDGN 60.0 X", text) and "night" not in payload(page)["bars"]["training"][0]["columns"]
+    assert "photos-AIDGN-day-trial0-draw0: The run photos-AIDGN-day-trial0-draw0 is not finished" in text
+    assert [view["algorithm"] for view in payload(page)["views"]] == ["ERM", "ERM"]
+    assert payload(page)["runs"][-1]["finished"] is False
+
+    images.rename(tmp_path / "elsewhere")
+    text = visible(report(tmp_path, sweep))
+    assert "No thumbnails of photos" in text and "--data DIR" in text
+    assert payload(report(tmp_path, sweep, data=tmp_path / "elsewhere"))["points"][0]["thumbnails"]["side"] == 32
+
+
+def test_only_unfinished_runs_still_make_a_report(tmp_path: Path, images: Path) -> None:
+    page = report(tmp_path, make_run(tmp_path / "sweep", images, "ERM", 0, steps=(2,), with_features=False))
+    assert "No run is finished" in visible(page)
+    assert payload(page)["runs"][0]["steps"] == [2] and payload(page)["bars"] == {}
+    empty = tmp_path / "empty" / "run"
+    empty.mkdir(parents=True)
+    (empty / "run.json").write_text(json.dumps({"steps": 4}))
+    with pytest.raises(UserError, match="no record yet"):
+        report(tmp_path, empty)
+
+
+def test_a_search_and_adaptation_show_where_they_were_made(tmp_path: Path, images: Path) -> None:
+    sweep = tmp_path / "sweep"
+    folders = [make_run(sweep, images, "ERM", target, draw=draw, with_features=False) for target in (0, 1, 2)
+               for draw in (0, 1, 2)]
+    for folder in folders:
+        args = json.loads((folder / "results.jsonl").read_text().splitlines()[0])["args"]
+        line = {"dataset": "photos", "algorithm": "ERM", "target": [DOMAINS[args["test_envs"][0]]], "trial": 0,
+                "draw": args["hparams_seed"], "settings": {}, "source_accuracy": 0.9, "selected": True, "model": "x"}
+        (folder / "adaptation.jsonl").write_text("".join(
+            json.dumps(line | {"method": method, "target_accuracy": 0.5 + gain + 0.1 * args["hparams_seed"]}) + "\n"
+            for method, gain in (("none", 0.0), ("T3A", 0.05))))
+    page = report(tmp_path, sweep)
+    found = payload(page)
+    assert found["search"][0]["names"] == ["lr"] and len(found["search"][0]["runs"]) == 9
+    target, trial, draw, validation, reached, rate = found["search"][0]["runs"][4]
+    assert (target, trial, draw) == (1, 0, 1) and rate == 0.002
+    assert validation == pytest.approx(0.9) and reached == pytest.approx(0.55)
+    # Of equal draws the highest is selected, draw 2, whose accuracies are 70 and 75 %.
+    rows = {row["head"]: [cell["mean"] for cell in row["cells"]] for row in found["adaptation"][0]["rows"]}
+    assert rows == {"ERM": pytest.approx([70.0] * 4), "ERM + T3A": pytest.approx([75.0] * 4)}
+    assert "Adaptation at test time" in visible(page)
+    (folders[2] / "adaptation.jsonl").write_text("{broken\n")
+    assert "adaptation.jsonl cannot be read" in visible(report(tmp_path, sweep))
+
+
+def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) -> None:
+    sweep = tmp_path / "sweep"
+    defaults = {"weight_decay": 0.0, "resnet_dropout": 0.0}
+    for trial in (0, 1):
+        for target in range(3):
+            make_run(sweep, images, "ERM", target, trial, with_features=False, **defaults)
+    make_run(sweep, images, "ERM", 1, 0, draw=3, with_features=False, **defaults)
+    make_run(sweep, images, "Own", 0, 0, with_features=False, tau=0.5)
+    commands = [shlex.split(line) for line in rerun.commands(read_runs(sweep).runs, "my runs")]
+    assert [command[:3] for command in commands] == [["aidgn", "sweep", "photos"], ["aidgn", "train", "photos"]]
+    swept, single = commands
+    assert swept[3:9] == ["--algorithm", "ERM", "--trials", "2", "--draws", "4"]  # every domain: no --target
+    assert swept[-2:] == ["--out", "my runs"] and "--steps" in swept
+    assert {swept[i + 1] for i, part in enumerate(swept) if part == "--set"} == {"batch_size=4"}
+    assert single[3:9] == ["--algorithm", "Own", "--target", "day", "--trial", "0"] and "tau=0.5" in single
+
+
+def test_folders_of_domainbed(tmp_path: Path) -> None:
+    folder = tmp_path / "domainbed" / "0a1b"
+    folder.mkdir(parents=True)
+    args = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [3], "trial_seed": 0, "hparams_seed": 0}
+    values = {f"env{d}_{split}_acc": 0.5 + 0.1 * d for d in range(4) for split in ("in", "out")}
+    (folder / "results.jsonl").write_text(json.dumps({"step": 300, "loss": 1.0, **values, "args": args,
+                                                      "hparams": {"lr": 5e-5}}) + "\n")
+    page = report(tmp_path, tmp_path / "domainbed")
+    text = visible(page)
+    assert "ERM on PACS, sketch unseen" in text and "the commands that made them are not known" in text
+    assert "80.0" in text and "Beside the paper" in text
