@@ -66,6 +66,19 @@ def test_power_and_false_alarms(synthetic: Make, capsys: pytest.CaptureFixture[s
     check(found, 0.075)
 
 
+@pytest.mark.slow
+def test_intervals_hold_the_true_effect(synthetic: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """The truth is what 250 images of each class and domain give, on average over three times."""
+    many = [diagnose(synthetic(10_000 + seed, images=250, turn=0.6, stretch=1.2), permutations=1) for seed in range(3)]
+    directions, norms = (float(np.mean([getattr(one, name).effect for one in many])) for name in ("angular", "norm"))
+    found = [diagnose(synthetic(seed, turn=0.6, stretch=1.2), permutations=1) for seed in range(100)]
+    held = [sum(one.angular.low <= directions <= one.angular.high for one in found),
+            sum(one.norm.low <= norms <= one.norm.high for one in found)]
+    with capsys.disabled():
+        print(f"\n  90 % intervals hold the true effect in {held[0]} and {held[1]} of 100 cases")
+    assert min(held) >= 82  # 3 standard deviations below 90 is 81
+
+
 @pytest.mark.parametrize(("turn", "expected"), [(0.0, "holds"), (0.2, "holds"), (0.55, "holds roughly"),
                                                 (1.0, "does not hold")])
 def test_the_effect_is_how_far_classes_turn_by_how_far_they_are_apart(synthetic: Make, turn: float,
@@ -163,6 +176,10 @@ def test_sources_are_judged_by_images_set_aside_and_the_target_by_all(synthetic:
     assert {name: values["images"] for name, values in found.domains.items()} == {
         "seen 0": 40, "seen 1": 40, "seen 2": 40, "unseen": 80}
     assert found.norm_ratio == pytest.approx(1, abs=0.1)
+    assert found.set_aside and "that were set aside" in found.sentences()[0]
+    without = diagnose(replace(features, outside=np.zeros(len(features), bool)), permutations=9)
+    assert not without.set_aside and "which it was trained on" in without.sentences()[0]
+    assert without.domains["seen 0"]["images"] == 80
 
 
 def test_classes_with_few_images_are_left_out_and_said(synthetic: Make) -> None:
