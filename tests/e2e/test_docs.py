@@ -1,0 +1,84 @@
+"""The documentation does what it says: its commands and code blocks are run, page by page, as they stand."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(path for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+BLOCK = re.compile(r"(?P<skip><!-- not run: [^\n]+ -->\n)?"
+                   r"^```(?P<language>sh|python)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
+                   re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: Path) -> list[re.Match[str]]:
+    return list(BLOCK.finditer(page.read_text(encoding="utf-8")))
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def code(block: re.Match[str]) -> str:
+    return re.sub(r"^--8<-- (\S+)$", lambda found: (ROOT / found[1]).read_text(encoding="utf-8"), block["text"],
+                  flags=re.MULTILINE)
+
+
+def run_or_written(block: re.Match[str]) -> bool:
+    return not block["skip"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"
+                                  and any(map(run_or_written, blocks(page)))], ids=name)
+def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
+    bin_folder = str(Path(sys.executable).parent)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120",
+                   "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    for block in filter(run_or_written, blocks(page)):
+        if block["title"]:
+            (tmp_path / block["title"]).write_text(code(block), encoding="utf-8")
+            continue
+        command = ["bash", "-euo", "pipefail", "-c", block["text"]] if block["language"] == "sh" else \
+            [sys.executable, "-c", code(block)]
+        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+                                stdin=subprocess.DEVNULL)
+        assert result.returncode == 0, f"{block['text']}\n{result.stdout}\n{result.stderr}"
+
+
+LINES = [(name(page), line) for page in PAGES for block in blocks(page) if block["language"] == "sh"
+         for line in block["text"].replace("\\\n", " ").splitlines()
+         if re.match(r"\s*aidgn \S", line) and " | " not in line]
+
+
+@pytest.mark.parametrize(("page", "line"), LINES, ids=[f"{page}: {line[:60]}" for page, line in LINES])
+def test_every_command_line_exists(page: str, line: str) -> None:
+    """Also of what is not run: its command, arguments and options are parsed."""
+    from aidgn.cli import app
+
+    words = shlex.split(line, comments=True)[1:]
+    command = app
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words)
+
+
+@pytest.mark.skipif(shutil.which("mkdocs", path=str(Path(sys.executable).parent)) is None, reason="needs aidgn[docs]")
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
+                            cwd=ROOT, capture_output=True, text=True, timeout=300,
+                            env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert result.returncode == 0 and "WARNING" not in result.stderr, result.stdout + result.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert len(pages) >= 12 and "<math" in text and "arithmatex" not in text and "{{ " not in text
+    from aidgn.cli import app
+    commands = (tmp_path / "site/commands/index.html").read_text(encoding="utf-8")
+    assert all(f"aidgn {command}" in commands for command in app.commands)
+    outside = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', text)
+    assert not outside, outside  # nothing is fetched from elsewhere
