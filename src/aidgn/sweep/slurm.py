@@ -143,7 +143,8 @@ class Queue:
         asked = subprocess.run(["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%j|%K"],
                                capture_output=True, text=True, check=False)
         if asked.returncode and self.queued is None:
-            raise UserError(f"SLURM does not answer: {asked.stderr.strip().rpartition(chr(10))[2]}")
+            why = asked.stderr.strip().splitlines() or ["squeue failed"]
+            raise UserError(f"SLURM does not answer: {why[-1]}")
         if asked.returncode:
             return None
         live: set[str] = set()
