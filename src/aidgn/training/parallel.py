@@ -42,7 +42,8 @@ def join(rank: int, processes: int, device: torch.device, meeting_point: str) ->
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", init_method=f"file://{meeting_point}",
-                            rank=rank, world_size=processes, timeout=TIMEOUT)
+                            rank=rank, world_size=processes, timeout=TIMEOUT,
+                            device_id=device if device.type == "cuda" else None)
 
 
 def meet() -> None:
