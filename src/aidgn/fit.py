@@ -106,7 +106,11 @@ class Job:
     """Runs with each domain unseen once, of the algorithm and of ERM, and the run on all domains of either."""
 
     estimates: list[RunSpec]
-    finals: dict[str, RunSpec]  # by algorithm
+    finals: dict[str, RunSpec]  # by the algorithm's name in records, the preferred one first
+
+    @property
+    def preferred(self) -> str:
+        return next(iter(self.finals))
 
 
 def choose_size(dataset: Dataset) -> int:
@@ -142,20 +146,25 @@ def plan(dataset: Dataset, folder: str, algorithm: str, *, quick: bool = False, 
     names = dataset.domains if len(dataset.domains) > 1 else []
     # What is given for the algorithm may be nothing that the baseline has.
     shared = {name: value for name, value in values.items() if name in ("batch_size", "resnet_dropout")}
-    specs = {BASELINE: replace(spec, algorithm=BASELINE, hyper_parameters=shared)} if algorithm != BASELINE else {}
-    specs = {algorithm: spec, **specs}
-    return Job([replace(each, target=(name,)).resolved(dataset) for each in specs.values() for name in names],
-               {name: each.resolved(dataset) for name, each in specs.items()})
+    specs = [spec, replace(spec, algorithm=BASELINE, hyper_parameters=shared)][:1 if spec.label() == BASELINE else 2]
+    return Job([replace(each, target=(name,)).resolved(dataset) for each in specs for name in names],
+               {each.label(): each.resolved(dataset) for each in specs})
 
 
-def describe(job: Job, algorithm: str) -> str:
+def describe(job: Job) -> str:
     """What will be trained, in a sentence."""
-    spec, unseen = job.finals[algorithm], len({each.target for each in job.estimates})
-    names = " and ".join(dict.fromkeys(each.algorithm for each in job.estimates))
+    spec, unseen = job.finals[job.preferred], len({each.target for each in job.estimates})
+    names = " and ".join(job.finals)
     first = f"{names} with each of {unseen} domains unseen once, then one model of all" if unseen else "One model"
     part = ", its last stage alone" if spec.train_only else ""
     return (f"Training: {first}: {plural(len(job.estimates) + 1, 'run')} of {spec.steps} steps, {spec.backbone} "
             f"({'from scratch' if spec.weights == 'none' else spec.weights}{part}) at {spec.image_size} pixels.")
+
+
+def fetch_weights(job: Job) -> None:
+    """Get the initial weights, once for all runs; an error if they are not to be had."""
+    spec = job.finals[job.preferred]
+    backbones.create(str(spec.backbone), weights=spec.weights)
 
 
 def workers(device: str) -> int | None:

@@ -63,8 +63,9 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
                        hyper_parameters=parse_settings(settings, batch_size), steps=steps, backbone=backbone,
                        weights=weights)
     place = Path(out or f"runs/fit-{dataset.name}")
-    specs = [*job.estimates, job.finals[algorithm]]
-    click.echo(fitting.describe(job, algorithm))
+    specs = [*job.estimates, job.finals[job.preferred]]
+    click.echo(fitting.describe(job))
+    fitting.fetch_weights(job)
 
     with SweepDisplay(specs) as progress:
         def train(first: int, number: int) -> None:
@@ -77,7 +78,7 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
 
         train(0, len(job.estimates))
         found = fitting.estimates([progress.folders[number] for number in range(len(job.estimates))])
-        chosen = fitting.best(found, algorithm)
+        chosen = fitting.best(found, job.preferred)
         specs[-1] = job.finals[chosen]
         train(len(job.estimates), 1)
     run = Path(progress.folders[len(job.estimates)])
