@@ -151,6 +151,17 @@ def test_angles_are_those_to_the_mean_direction_of_the_sources() -> None:
     assert angles[i] == pytest.approx(np.degrees(np.arccos(cosine)), abs=1e-3)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_class_without_a_source_and_features_without_length() -> None:
+    features = make()
+    only_unseen = (features.labels == 4) & (features.domains < 3)
+    features.labels[only_unseen] = 3
+    features.features[:2] = 0
+    assert np.isnan(figures.angles_to_class(features, np.flatnonzero(features.domains < 3))[features.labels == 4]).all()
+    for draw in (figures.angle_distributions, figures.norm_distributions, figures.confusion_matrix):
+        assert overlaps(draw(features)) == []
+
+
 def test_confusions_are_shares_of_the_unseen_domain() -> None:
     features = make()
     shares = np.asarray(figures.confusion_matrix(features).axes[0].images[0].get_array())

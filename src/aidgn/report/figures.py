@@ -174,8 +174,10 @@ def angle_distributions(features: Features) -> Figure:
     figure, axes = grid(1, 1, WIDTH, max(2.4, 0.9 + 0.13 * len(classes) * len(features.domain_names)))
     axis = axes[0, 0]
     for number, (name, where) in enumerate(shown_images.items()):
-        quantiles = np.array([np.nanquantile(sample, (0.05, 0.25, 0.5, 0.75, 0.95)) if len(sample) else [np.nan] * 5
-                              for sample in (angles[where[features.labels[where] == c]] for c in classes)])
+        known = where[~np.isnan(angles[where])]  # a class that no source has, has no direction
+        samples = [angles[known[features.labels[known] == c]] for c in classes]
+        quantiles = np.array([np.quantile(sample, (0.05, 0.25, 0.5, 0.75, 0.95)) if len(sample) else [np.nan] * 5
+                              for sample in samples])
         places = np.arange(len(classes)) + (number - (len(features.domain_names) - 1) / 2) * height
         low, first, median, third, high = quantiles.T
         unseen = name in features.targets
