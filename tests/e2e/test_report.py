@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from PIL import Image
 
 from aidgn.analysis.embedding import subsample
 from aidgn.analysis.features import Features
-from aidgn.data import load_dataset
+from aidgn.data import CATALOGUE, load_dataset
+from aidgn.report.page import write_report
 from aidgn.selection import load_records, select
 from aidgn.training import RunSpec, train
 
@@ -295,3 +297,48 @@ def test_the_commands_in_the_page_are_those_of_the_runs(sweep: Path) -> None:
         assert program == "aidgn"
         said = aidgn(*arguments, "--dry-run", cwd=sweep.parent)
         assert f"{finished} finished, {left} to do" in said.stdout + said.stderr
+
+
+@pytest.mark.slow
+def test_a_sweep_of_pacs_is_under_ten_megabytes_and_opens_in_two_seconds(tmp_path: Path, browser: Any) -> None:
+    """Three algorithms, four targets, three trials, six draws of 100 records; 2000 photograph-like images."""
+    entry, rng = CATALOGUE["PACS"], np.random.default_rng(0)
+    for domain in entry.domains:
+        for name in entry.classes:
+            (tmp_path / "PACS" / domain / name).mkdir(parents=True)
+            for number in range(72):
+                coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)).resize((227, 227))
+                grain = np.asarray(coarse) + rng.normal(0, 12, (227, 227, 3))
+                Image.fromarray(grain.clip(0, 255).astype(np.uint8)).save(
+                    tmp_path / "PACS" / domain / name / f"{number}.jpg", quality=90)
+    dataset = load_dataset(tmp_path / "PACS")
+    directions = rng.normal(size=(32, 7)).astype(np.float32)
+    for algorithm, target, trial, draw in product(("ERM", "CORAL", "AIDGN"), range(4), range(3), range(6)):
+        folder = tmp_path / "sweep" / f"PACS-{algorithm}-{target}-{trial}-{draw}"
+        folder.mkdir(parents=True)
+        hparams = {"lr": 5e-5 * 1.7 ** draw, "batch_size": 32, "weight_decay": 1e-6 * 9 ** draw * bool(draw)}
+        args = {"dataset": "PACS", "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
+                "hparams_seed": draw, "steps": 5000, "domains": dataset.domains}
+        with (folder / "results.jsonl").open("w") as file:
+            for step in range(50, 5001, 50):
+                values = {f"env{d}_out_acc": float(rng.uniform(0.9, 1)) for d in range(4)}
+                values[f"env{target}_in_acc"] = float(rng.uniform(0.7, 0.9))
+                terms = {name: float(rng.uniform()) for name in ("loss", "classification", "regularizer", "norm")}
+                file.write(json.dumps({"step": step, **terms, **values, "args": args, "hparams": hparams}) + "\n")
+        identity = {"dataset": "PACS", "algorithm": algorithm, "target": [dataset.domains[target]], "trial": trial,
+                    "draw": draw, "hyper_parameters": hparams, "steps": 5000}
+        (folder / "run.json").write_text(json.dumps({
+            "identity": identity, "steps": 5000, "classes": dataset.classes, "domains": dataset.domains,
+            "image_size": 224, "root": str(tmp_path / "PACS")}))
+        if trial == 0:
+            z = 2 * directions.T[dataset.labels] + rng.normal(size=(len(dataset), 32)).astype(np.float32)
+            Features(z, z @ directions, dataset.labels, dataset.domain_of, rng.random(len(dataset)) < 0.2,
+                     dataset.files, dataset.classes, dataset.domains, [dataset.domains[target]], directions, None,
+                     "PACS", algorithm, 0, draw, f"{algorithm}{target}{draw}").save(folder / "features.npz")
+    page = write_report([tmp_path / "sweep"], tmp_path / "report.html")
+    assert 2e6 < page.stat().st_size < 10e6
+    for width in WIDTHS:
+        with Opened(browser, page, width) as opened:
+            assert opened.seconds < 2 * (3 if os.getloadavg()[0] > 1.5 else 1)
+            assert opened.page.evaluate(OVERLAPS) == {"found": [], "outside": [], "scrolls": False}
+            assert opened.page.locator(".space").count() == 2
