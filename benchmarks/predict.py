@@ -94,11 +94,10 @@ def main() -> int:
     slower = {name: max(each["bare decoding"], each["bare network"]) / each["predict"]
               for name, each in (("clock", wall), ("work", cores))}
     print(f"  predict has {slower['clock']:.2f} of the speed of the slower of the two by the clock")
-    if device.type == "cpu":  # busy with other things, only the work of the cores means something
+    if device.type == "cpu":  # says where time goes on a busy machine; the aim is by the clock
         both = cores["bare decoding"] + cores["bare network"]
-        print(f"  and {slower['work']:.2f} by the work of the cores; it takes {cores['predict'] / both:.2f} times the work "
-              "of both together")
-    return 0 if slower["work" if device.type == "cpu" else "clock"] >= 0.9 else 1
+        print(f"  and {slower['work']:.2f} by the work of the cores, {cores['predict'] / both:.2f} times that of both")
+    return 0 if slower["clock"] >= 0.9 else 1
 
 
 if __name__ == "__main__":
