@@ -79,8 +79,8 @@ def selected_step(folder: Path) -> int:
 
 def test_demo_from_start_to_table_and_again(tmp_path: Path) -> None:
     first = aidgn("demo", "--steps", "4", "--trials", "1", cwd=tmp_path)
-    assert "24" not in first.stderr and "8 runs" in first.stderr
-    for word in ("ERM", "AIDGN", "runs/demo", "Try next"):
+    assert "24 runs" not in first.stderr and ": 8 runs" in first.stderr
+    for word in ("ERM", "AIDGN", "runs/demo/report.html", "Try next"):
         assert word in first.stdout
     assert len(list((tmp_path / "runs" / "demo").glob("*/run.json"))) == 8
     again = aidgn("demo", "--steps", "4", "--trials", "1", cwd=tmp_path)
