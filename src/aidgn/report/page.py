@@ -93,7 +93,7 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
     adapted, adaptation_notes = adaptation(finished)
     places = list(dict.fromkeys(map(_place_name, folders)))
     payload = {
-        "datasets": _datasets(records),
+        "datasets": _datasets(records), "letters": _letters(results),
         "bars": {result.method: [bars(table, records, result.accuracies) for table in result.tables]
                  for result in results},
         "runs": curves(records, chosen), "search": search(finished),
@@ -105,7 +105,7 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         commands=rerun.commands(records.runs, places[0]), again=shlex.join(["aidgn", "report", *places]),
         versions=rerun.versions(records.runs),
         hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
-        letters=_letters(results))
+        letters=payload["letters"])
     write_text(out, text)
     return out
 
