@@ -220,7 +220,7 @@ def test_the_run_stays_as_it_is_and_what_is_measured_is_not_measured_again(run: 
     adapt(run, ["T3A"], device="cpu", on_progress=note)
     assert seen == [(done, 6) for done in range(7)]
     assert {name: digest for name, digest in digests(run).items() if name in before} == before
-    assert digests(run).keys() - before.keys() <= {KEPT, "features.npz"}
+    assert digests(run).keys() - before.keys() <= {KEPT, f".{KEPT}.lock", "features.npz"}
     first = (run / KEPT).read_text().splitlines()
     seen.clear()
     adapt(run, ["T3A", "Tent-C"], device="cpu", on_progress=note)
@@ -237,6 +237,16 @@ def test_the_run_stays_as_it_is_and_what_is_measured_is_not_measured_again(run: 
     with pytest.raises(UserError, match=rf"{KEPT} cannot be read .*Remove it"):
         adapt(run, device="cpu")
     assert {name: digest for name, digest in digests(run).items() if name in before} == before
+
+
+def test_what_another_process_measures_meanwhile_is_kept(run: Path) -> None:
+    def meanwhile(what: str, done: int, _: int) -> None:
+        if (what, done) == ("adapting", 3):
+            adapt(run, ["Tent-C"], device="cpu")
+
+    lines = adapt(run, ["T3A"], device="cpu", on_progress=meanwhile)
+    kept = [json.loads(line) for line in (run / KEPT).read_text().splitlines()]
+    assert kept == lines and [line["method"] for line in kept] == ["none"] + ["T3A"] * 6 + ["Tent-C"] * 6
 
 
 def test_several_targets_are_adapted_to_one_by_one(tmp_path: Path) -> None:

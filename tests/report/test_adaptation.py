@@ -1,6 +1,7 @@
 """Tables of adaptation from run folders written by hand: cells, the paper's numbers, holes, which runs count."""
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def write_run(root: Path, algorithm: str, target: int, trial: int, accuracies: d
             settings = [{}] if method == "none" else [{"filter_k": 1}, {"filter_k": "all"}]
             for i, setting in enumerate(settings):
                 lines.append({**front, "settings": setting, "source_accuracy": 0.9 - 0.1 * i,
-                              "target_accuracy": value + 0.05 * i, "selected": i == 0, "model": "abc"})
+                              "target_accuracy": value + 0.05 * i, "selected": i == 0,
+                              "model": hashlib.sha256(b"x").hexdigest()})
         (folder / "adaptation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -154,6 +156,15 @@ def test_what_was_measured_is_shown_without_the_model(tmp_path: Path) -> None:
     write_run(tmp_path, "ERM", 0, 0, {"none": 0.5, "T3A": 0.6}, model=False)
     (table,) = adaptation_tables(load_adaptation([tmp_path])[0])
     assert texts(table)["ERM + T3A"][0] == "60.0"
+
+
+def test_what_other_weights_gave_is_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path, "ERM", 0, 0, {"none": 0.5, "T3A": 0.6})
+    trained_anew = write_run(tmp_path, "ERM", 1, 0, {"none": 0.7, "T3A": 0.8})
+    (trained_anew / "model.safetensors").write_bytes(b"y")
+    lines, notes = load_adaptation([tmp_path])
+    assert {line["target"][0] for line in lines} == {"art_painting"}
+    assert f"Not adapted yet: 1 runs ({trained_anew})" in notes[-1]
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:

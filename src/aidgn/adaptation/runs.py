@@ -4,8 +4,10 @@ RUN/adaptation.jsonl has a line for every method and setting; `selected` marks t
 validation data chose. The labels of the target only ever measure.
 """
 
+import fcntl
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +35,7 @@ from aidgn.analysis.features import (
 )
 from aidgn.data.batches import Images
 from aidgn.errors import UserError
-from aidgn.files import write_text
+from aidgn.files import storage_error, write_text
 from aidgn.inference import load_model
 
 KEPT = "adaptation.jsonl"
@@ -87,11 +89,12 @@ def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path
 
     def keep(method: str, measured: list[tuple[dict[str, Any], float, float]]) -> None:
         best = max(range(len(measured)), key=lambda i: round(measured[i][1], 9))  # the first of equals
-        lines[:] = [line for line in lines if line["method"] != method] + [
-            {**front, "method": method, "settings": settings, "source_accuracy": source, "target_accuracy": target,
-             "selected": i == best, "model": known.model} for i, (settings, source, target) in enumerate(measured)]
-        lines.sort(key=lambda line: ["none", *KINDS].index(line["method"]))
-        write_text(run / KEPT, "".join(json.dumps(line) + "\n" for line in lines))
+        with locked(run):  # another process may have measured other methods meanwhile
+            lines[:] = [line for line in read_lines(run, known.model) if line["method"] != method] + [
+                {**front, "method": method, "settings": settings, "source_accuracy": source, "target_accuracy": target,
+                 "selected": i == best, "model": known.model} for i, (settings, source, target) in enumerate(measured)]
+            lines.sort(key=lambda line: ["none", *KINDS].index(line["method"]))
+            write_text(run / KEPT, "".join(json.dumps(line) + "\n" for line in lines))
 
     sources = [name for name in known.domain_names if name not in known.targets]
     keep("none", [({}, float(np.mean([known.accuracy(known.split(name)[1]) for name in sources])),
@@ -172,6 +175,18 @@ def _check(network: Algorithm) -> None:
     if not predicts_by_classifier(network):
         raise UserError(f"{network.name()} has a `predict` of its own: adapting the classifier behind its `features` "
                         "would not adapt its predictions.")
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """While the lines of a run are read and written."""
+    try:
+        file = (run / f".{KEPT}.lock").open("a")
+    except OSError as error:
+        raise storage_error(run / KEPT, error) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def read_lines(run: Path, model: str) -> list[Line]:

@@ -1,6 +1,7 @@
 """Tables of test-time adaptation, from the adaptation.jsonl of runs: every algorithm as trained and as adapted."""
 
 import csv
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,10 +85,9 @@ def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str
     lines: list[Line] = []
     without = []
     for run in runs:
-        if (run / FILE).is_file():
-            lines += read_lines(run)
-        else:
-            without.append(run)
+        found = read_lines(run) if (run / FILE).is_file() else []
+        lines += found
+        without += [] if found else [run]
     if not lines:
         raise UserError(f"None of the {len(runs)} runs in {', '.join(map(str, folders))} has been adapted. "
                         f"`aidgn adapt {' '.join(map(str, folders))}` does that.")
@@ -97,16 +97,22 @@ def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str
 
 
 def read_lines(run: Path) -> list[Line]:
-    path = run / FILE
+    """What was measured with the weights that the run has; with any, where it has none any more."""
+    path, weights = run / FILE, run / "model.safetensors"
     lines = []
     try:
+        model = None
+        if weights.is_file():
+            with weights.open("rb") as file:
+                model = hashlib.file_digest(file, "sha256").hexdigest()
         domains = json.loads((run / "run.json").read_bytes())["domains"]
         for line in path.read_text(encoding="utf-8").splitlines():
             found = json.loads(line)
             wrong = [key for key, kind in KEYS.items() if not isinstance(found[key], kind)]
             if wrong:
                 raise ValueError(f"{wrong[0]} is {found[wrong[0]]!r}")
-            lines.append({**found, "domains": domains})
+            if model in (None, found["model"]):
+                lines.append({**found, "domains": domains})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}). Remove it; `aidgn adapt {run}` makes it anew.") from None
     return lines
