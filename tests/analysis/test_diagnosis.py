@@ -216,6 +216,21 @@ def test_what_is_said_and_kept(synthetic: Make, tmp_path: Path) -> None:
     assert rows["angular invariance"] == ["does not hold"] * 2
 
 
+def test_a_diagnosis_read_back_says_the_same(synthetic: Make, tmp_path: Path) -> None:
+    for features in (synthetic(turn=1.2, images=10), replace(synthetic(domains=2), weight=None)):
+        found = diagnose(features, permutations=19)
+        found.domains[features.domain_names[0]]["within_class"] = float("nan")
+        found.save(tmp_path / "diagnosis.json")
+        again = Diagnosis.load(tmp_path / "diagnosis.json")
+        assert again.sentences() == found.sentences() and again.verdicts == found.verdicts
+        assert again.angular == found.angular and again.norm_sources == found.norm_sources
+        assert again.to_dict() == found.to_dict() and np.isnan(again.domains[features.domain_names[0]]["within_class"])
+    for text in ("{}", "[]", '{"verdicts": {}}'):
+        (tmp_path / "diagnosis.json").write_text(text)
+        with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+            Diagnosis.load(tmp_path / "diagnosis.json")
+
+
 def test_two_domains_and_two_targets(synthetic: Make) -> None:
     alone = diagnose(synthetic(domains=2), permutations=19)
     assert alone.angular_sources is None and alone.norm_sources is None

@@ -1,6 +1,7 @@
 """The report's content, against numbers worked out here, on made-up runs over a small folder of images."""
 
 import base64
+import hashlib
 import html
 import io
 import json
@@ -19,6 +20,7 @@ from aidgn.errors import UserError
 from aidgn.report import rerun
 from aidgn.report.latent import packed
 from aidgn.report.page import as_json, write_report
+from aidgn.report.paper import paper
 from aidgn.selection import read_runs
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -199,6 +201,20 @@ def test_the_second_report_computes_nothing_anew(tmp_path: Path, images: Path, m
     assert payload(report(tmp_path, folder))["views"][0]["xy"] != first["views"][0]["xy"]
 
 
+def test_the_diagnosis_is_that_of_the_run_where_it_has_one(tmp_path: Path, images: Path) -> None:
+    folder = make_run(tmp_path / "sweep", images, "ERM", 0)
+    said = payload(report(tmp_path, folder))["views"][0]["sentences"]
+    kept = json.loads((folder / "diagnosis.json").read_text())
+    assert kept["model"] == "0" * 64 and kept["permutations"] == 19
+    assert any("calibration error" in sentence for sentence, _ in said)
+    (folder / "diagnosis.json").write_text(json.dumps({**kept, "permutations": 99}))  # as `aidgn diagnose` leaves it
+    assert "p: 99 permutations" in payload(report(tmp_path, folder))["views"][0]["sentences"][-1][0]
+    for other in ({**kept, "permutations": 18}, {**kept, "model": "1" * 64, "permutations": 99}, {}):
+        (folder / "diagnosis.json").write_text(json.dumps(other))
+        assert payload(report(tmp_path, folder))["views"][0]["sentences"] == said
+        assert json.loads((folder / "diagnosis.json").read_text()) == kept
+
+
 def test_names_of_users_stay_text(tmp_path: Path, images: Path) -> None:
     folder = make_run(tmp_path / "sweep", images, "ERM", 0)
     made_features(images, HOSTILE, 0, 0, [HOSTILE, "b"]).save(folder / "features.npz")
@@ -270,6 +286,31 @@ def test_a_search_and_adaptation_show_where_they_were_made(tmp_path: Path, image
     assert "adaptation.jsonl cannot be read" in visible(report(tmp_path, sweep))
 
 
+def test_adaptation_beside_the_papers_and_of_these_weights_only(tmp_path: Path) -> None:
+    domains = ["art_painting", "cartoon", "photo", "sketch"]
+    for target, domain in enumerate(domains):
+        folder = tmp_path / "sweep" / domain
+        folder.mkdir(parents=True)
+        args = {"dataset": "PACS", "algorithm": "AIDGN", "test_envs": [target], "trial_seed": 0, "hparams_seed": 0,
+                "domains": domains, "steps": 1}
+        values = {f"env{d}_{split}_acc": 0.9 for d in range(4) for split in ("in", "out")}
+        (folder / "results.jsonl").write_text(json.dumps({"step": 1, **values, "args": args, "hparams": {}}) + "\n")
+        (folder / "run.json").write_text(json.dumps({"domains": domains, "steps": 1}))
+        (folder / "model.safetensors").write_bytes(b"x" if target else b"trained anew")
+        line = {"dataset": "PACS", "algorithm": "AIDGN", "target": [domain], "trial": 0, "draw": 0, "settings": {},
+                "source_accuracy": 0.9, "selected": True, "model": hashlib.sha256(b"x").hexdigest()}
+        (folder / "adaptation.jsonl").write_text("".join(json.dumps(
+            line | {"method": method, "target_accuracy": 0.875}) + "\n" for method in ("none", "T3A")))
+    page = report(tmp_path, tmp_path / "sweep")
+    section = page.read_text().partition('id="adaptation"')[2].partition("</section>")[0]
+    assert payload(page)["adaptation"][0]["rows"][1]["cells"][0] is None  # of other weights
+    assert "art_painting was adapted with other weights than it has now" in visible(page)
+    printed = paper()["tta_PACS"]["rows"]["+ T3A"]["P"]["mean"]
+    assert section.count('<tr class="paper">') == 2 and f">{printed:.1f}<" in section
+    assert 'class="paper"><span>' in section
+    assert f"{87.5 - printed:+.1f}" in html.unescape(section).replace("−", "-")
+
+
 def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) -> None:
     sweep = tmp_path / "sweep"
     defaults = {"weight_decay": 0.0, "resnet_dropout": 0.0}
@@ -277,14 +318,18 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
         for target in range(3):
             make_run(sweep, images, "ERM", target, trial, with_features=False, **defaults)
     make_run(sweep, images, "ERM", 1, 0, draw=3, with_features=False, **defaults)
-    make_run(sweep, images, "Own", 0, 0, with_features=False, tau=0.5)
+    own = make_run(sweep, images, "Own", 0, 0, with_features=False, tau=0.123456789)
+    about = json.loads((own / "run.json").read_text())
+    about["identity"]["augment_validation"] = True
+    (own / "run.json").write_text(json.dumps(about))
     commands = [shlex.split(line) for line in rerun.commands(read_runs(sweep).runs, "my runs")]
     assert [command[:3] for command in commands] == [["aidgn", "sweep", "photos"], ["aidgn", "train", "photos"]]
     swept, single = commands
     assert swept[3:9] == ["--algorithm", "ERM", "--trials", "2", "--draws", "4"]  # every domain: no --target
     assert swept[-2:] == ["--out", "my runs"] and "--steps" in swept
     assert {swept[i + 1] for i, part in enumerate(swept) if part == "--set"} == {"batch_size=4"}
-    assert single[3:9] == ["--algorithm", "Own", "--target", "day", "--trial", "0"] and "tau=0.5" in single
+    assert single[3:9] == ["--algorithm", "Own", "--target", "day", "--trial", "0"]
+    assert "tau=0.123456789" in single and "--augment-validation" in single and "--augment-validation" not in swept
 
 
 def test_folders_of_domainbed(tmp_path: Path) -> None:

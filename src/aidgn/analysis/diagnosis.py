@@ -43,7 +43,9 @@ from aidgn.analysis.statistics import LARGE, LEVEL, Pairs, Shift, chordal, group
 from aidgn.errors import UserError
 from aidgn.files import write_text
 
+KEPT = "diagnosis.json"
 CELL, TOTAL = 250, 20_000  # images of a class in a domain, and of all, that are compared at most
+TESTS = ("angular", "angular_sources", "norm", "norm_sources")
 
 ANGULAR_VERDICTS = {"small": "holds", "moderate": "holds roughly", "large": "does not hold",
                     "unclear": "cannot be told"}
@@ -82,7 +84,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         found = asdict(self)
-        for name in ("angular", "angular_sources", "norm", "norm_sources"):
+        for name in TESTS:
             if found[name] is not None:
                 found[name] |= {"size": getattr(self, name).size, "classes": {
                     self.class_names[c]: {"effect": effect, "p_holm": p}
@@ -91,6 +93,18 @@ class Diagnosis:
 
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Diagnosis":
+        """What `save` wrote; ValueError, KeyError or TypeError if it is no such file."""
+        found = _with_nan(json.loads(path.read_bytes()))
+        del found["verdicts"]
+        for name in TESTS:
+            if found[name] is not None:
+                found[name] = Shift(**{key: value for key, value in found[name].items() if key != "size"} | {
+                    "classes": {found["class_names"].index(c): (each["effect"], each["p_holm"])
+                                for c, each in found[name]["classes"].items()}})
+        return cls(**found)
 
     def sentences(self) -> list[str]:
         target, sources = " and ".join(self.targets), ", ".join(self.sources)
@@ -126,7 +140,7 @@ class Diagnosis:
         if self.without_direction:
             lines.append(f"{self.without_direction} images have features that are all zero, thus no direction; they "
                          "count for norms only.")
-        tests = sum(each is not None for each in (self.angular, self.angular_sources, self.norm, self.norm_sources))
+        tests = sum(getattr(self, name) is not None for name in TESTS)
         lines.append(f"p: {self.permutations} permutations of the domains within classes, corrected for {tests} tests "
                      "(Holm). In brackets: 90 % intervals. Effects: small below 0.25, large from 0.5 on.")
         return lines
@@ -331,3 +345,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _with_nan(found: dict[str, Any]) -> dict[str, Any]:
+    """NaN again where `_plain` left null."""
+    def numbers(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: numbers(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [numbers(each) for each in value]
+        return float("nan") if value is None else value
+    return {key: value if key in TESTS and value is None else numbers(value) for key, value in found.items()}

@@ -38,18 +38,19 @@ def diagnose(runs: tuple[str, ...], permutations: int, seed: int, no_figures: bo
 
     Angular invariance: within a class, feature directions are distributed alike in every domain. Norm shift: feature
     norms are not. Sources are represented by the images set aside, the unseen domain by all."""
+    from aidgn.analysis.diagnosis import KEPT
     from aidgn.analysis.diagnosis import diagnose as diagnose_features
 
     found: list[tuple[Path, Features, Diagnosis]] = []
     for given in map(Path, runs):
         features, folder = open_features(given, data, algorithm, device, draw=not no_figures)
         diagnosis = diagnose_features(features, permutations=permutations, seed=seed)
-        diagnosis.save(folder / "diagnosis.json")
+        diagnosis.save(folder / KEPT)
         found.append((folder, features, diagnosis))
     say([diagnosis for _, _, diagnosis in found], [folder for folder, _, _ in found])
     figures = [] if no_figures else draw_figures([(folder, features) for folder, features, _ in found], seed)
     for folder, _, _ in found:
-        click.echo(f"Written: {folder / 'diagnosis.json'}"
+        click.echo(f"Written: {folder / KEPT}"
                    + (f", {sum(path.parent.parent == folder for path in figures)} figures in {folder / 'figures'}"
                       if figures else ""))
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from aidgn.analysis.diagnosis import diagnose
+from aidgn.analysis.diagnosis import KEPT as DIAGNOSIS
+from aidgn.analysis.diagnosis import Diagnosis, diagnose
 from aidgn.analysis.embedding import subsample, tsne
 from aidgn.analysis.features import KEPT, Features, extract, find_dataset
 from aidgn.data.images import read_image
@@ -154,7 +156,7 @@ def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndar
 def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[str]) -> dict[str, Any]:
     """Both verdicts and what there is to say, as (sentence, whether it belongs to the one before)."""
     try:
-        found = diagnose(features, permutations=permutations)
+        found = _diagnosed(folder / DIAGNOSIS, features, permutations)
     except UserError as error:
         notes.append(f"No diagnosis: {_brief(folder, error)}")
         return {"verdicts": {}, "sentences": [], "main": 0}
@@ -162,6 +164,21 @@ def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[
     main = [i for i, line in enumerate(lines) if line.startswith((" ", "Angular invariance", "Norm shift", "In short"))]
     return {"verdicts": found.verdicts, "main": 1 + max(main, default=-1),
             "sentences": [(line.strip(), line.startswith(" ")) for line in lines]}
+
+
+def _diagnosed(kept: Path, features: Features, permutations: int) -> Diagnosis:
+    """The diagnosis of this model that `aidgn diagnose` or an earlier report left, if it rests on permutations enough;
+    else a new one, which is left for the next."""
+    try:
+        known = Diagnosis.load(kept)
+        if known.model == features.model and known.permutations >= permutations:
+            return known
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # none yet, or of another version
+    found = diagnose(features, permutations=permutations)
+    with suppress(UserError):  # a folder of someone else's
+        found.save(kept)
+    return found
 
 
 # Thumbnails -----------------------------------------------------------------------------------------------------------

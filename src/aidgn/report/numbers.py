@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,17 @@ def without_untried(table: Table, records: Records) -> None:
         for row in table.rows:
             row.cells = [row.cells[target] for target in tried]
         table.notes[0] = caption(table, "sd")
+
+
+def with_paper(make: Callable[[bool], list[Table]]) -> tuple[list[Table], list[list[str]]]:
+    """Tables with the paper's numbers where it has some, and per table the notes about these, [] where it has none."""
+    shown, notes = [], []
+    for plain, beside in zip(make(False), make(True), strict=True):
+        known = any(row.kind == "paper" for row in beside.rows)
+        notes.append([note for note in beside.notes if note not in plain.notes] if known else [])
+        beside.notes = [note for note in beside.notes if note not in notes[-1]]
+        shown.append(beside if known else plain)
+    return shown, notes
 
 
 def targets_of(records: Records, dataset: str) -> list[int]:
@@ -147,17 +159,22 @@ def search(finished: Records) -> list[dict[str, Any]]:
 # Adaptation -----------------------------------------------------------------------------------------------------------
 
 
-def adaptation(finished: Records) -> tuple[list[Table], list[str]]:
-    """Tables of the runs that training-domain validation selects, from their adaptation.jsonl; and what is amiss."""
+def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[str]]:
+    """Tables of the runs that training-domain validation selects, from their adaptation.jsonl, with the paper's numbers
+    where it has some, and what is to be said of these; and what is amiss."""
     selected = {place(row) for row in select(finished, "training")}
     lines, notes = [], []
     for run in finished.runs:
         if key_of(run) in selected and run.path and (run.path.parent / FILE).is_file():
             try:
-                lines += read_lines(run.path.parent)
+                found = read_lines(run.path.parent)
+                lines += found
+                if not found:
+                    notes.append(f"{run.path.parent.name} was adapted with other weights than it has now; `aidgn "
+                                 "adapt` measures it anew.")
             except UserError as error:
                 notes.append(str(error).replace(str(run.path.parent), run.path.parent.name))
-    made = adaptation_tables(lines) if lines else []
+    made, beside = with_paper(partial(adaptation_tables, lines, "sd")) if lines else ([], [])
     for table in made:
         without_untried(table, finished)
-    return made, notes
+    return made, beside, notes

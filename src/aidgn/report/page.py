@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from aidgn.report.numbers import (
     place,
     representatives,
     search,
+    with_paper,
     without_untried,
 )
 from aidgn.report.paper import dataset_order, paper_order
@@ -90,7 +92,7 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
                          on_progress=on_progress)
     chosen = {method: {place(row): row for row in select(finished, method)} for method in
               [result.method for result in results]}
-    adapted, adaptation_notes = adaptation(finished)
+    adapted, adaptation_paper, adaptation_notes = adaptation(finished)
     places = list(dict.fromkeys(map(_place_name, folders)))
     payload = {
         "datasets": _datasets(records), "letters": _letters(results),
@@ -101,7 +103,8 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
     text = _render(
         payload, latent.sheets, title=_title(records), datasets=payload["datasets"], results=results, notes=notes,
         question=_question(records), facts=_facts(records, finished), views=latent.views, latent_notes=latent.notes,
-        adaptation=adapted, adaptation_notes=adaptation_notes, many=len(records.runs) > MANY_RUNS,
+        adaptation=adapted, adaptation_paper=adaptation_paper, adaptation_notes=adaptation_notes,
+        many=len(records.runs) > MANY_RUNS,
         commands=rerun.commands(records.runs, places[0]), again=shlex.join(["aidgn", "report", *places]),
         versions=rerun.versions(records.runs),
         hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
@@ -232,7 +235,7 @@ def _results(records: Records, finished: Records) -> tuple[list[Result], list[st
     notes: list[str] = []
     for method in METHODS if finished.runs else ():
         try:
-            plain, beside = tables(finished, method), tables(finished, method, paper=True)
+            shown, extra = with_paper(partial(tables, finished, method, "sd"))
             accuracies: dict[tuple[str, str], Trials] = {}
             for row in select(finished, method):
                 of = accuracies.setdefault((row["dataset"], row["algorithm"]), {})
@@ -241,12 +244,7 @@ def _results(records: Records, finished: Records) -> tuple[list[Result], list[st
             if method == "training":  # what the others need, most sweeps are not made for
                 notes.append(str(error))
             continue
-        known = [any(row.kind == "paper" for row in table.rows) for table in beside]
-        extra = [[note for note in two.notes if note not in one.notes] if there else []
-                 for one, two, there in zip(plain, beside, known, strict=True)]
-        shown = [two if there else one for one, two, there in zip(plain, beside, known, strict=True)]
-        for table, more in zip(shown, extra, strict=True):
-            table.notes = [note for note in table.notes if note not in more]
+        for table in shown:
             without_untried(table, records)
         result = Result(method, shown, extra, accuracies)
         result.answers = {entry["name"]: _answer(entry, accuracies) for entry in _datasets(finished)}

@@ -46,7 +46,7 @@ def commands(runs: Iterable[Run], out: str) -> list[str]:
         algorithm = _name(identity)
         key = algorithm, _options(made)
         settings = _settings(identity, algorithm) if draw == 0 else ()
-        values = {name: _text(value) for name, value in identity["hyper_parameters"].items()}
+        values = {name: _exact(value) for name, value in identity["hyper_parameters"].items()}
         fitting = [group for _, group in groups.get(key, [])
                    if (group.settings == settings if draw == 0
                        else all(values.get(name) == value for name, value in group.settings))]
@@ -110,6 +110,8 @@ def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
         value = identity.get(key)
         if value is not None and value != usual.get(key):
             options += [f"--{key.replace('_', '-')}", str(value)]
+    if identity.get("augment_validation"):
+        options.append("--augment-validation")
     return tuple(options)
 
 
@@ -121,8 +123,13 @@ def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
     if algorithm in ALGORITHMS:
         small = identity["image_size"] <= 64 if identity.get("image_size") else None
         defaults = ALGORITHMS[algorithm].sample(identity["dataset"], int(identity["trial"]), 0, small=small)
-    return tuple((name, _text(value)) for name, value in sorted(given.items())
-                 if name not in defaults or _text(defaults[name]) != _text(value))
+    return tuple((name, _exact(value)) for name, value in sorted(given.items())
+                 if name not in defaults or _exact(defaults[name]) != _exact(value))
+
+
+def _exact(value: Any) -> str:
+    """As short as the same run allows."""
+    return repr(value) if isinstance(value, float) and float(_text(value)) != value else _text(value)
 
 
 def _text(value: Any) -> str:
