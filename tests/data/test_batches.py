@@ -53,6 +53,11 @@ def test_streamed_batches_equal_gathered_ones(monkeypatch: pytest.MonkeyPatch) -
         assert np.array_equal(labels.numpy(), prepared.dataset.labels[row.numpy()])
 
 
+def test_no_rows_no_batches() -> None:
+    """Of a process that gets no share of a few batches."""
+    assert list(Images(prepare(load_dataset("digits")), torch.device("cpu")).batches([])) == []
+
+
 def test_leaving_a_stream_early_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 

@@ -4,19 +4,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from aidgn.algorithms import ALGORITHMS, create
 from aidgn.errors import UserError
 from aidgn.training import RunSpec, parallel, train
+from aidgn.training.crew import Crashed, Member, _listen
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.folder import RunFolder, read_weights
 
@@ -212,6 +216,33 @@ def test_killed_again_and_again(rank: int, tmp_path: Path) -> None:
 def test_no_devices(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--devices is 0"):
         train(spec(), tmp_path, device="cpu", devices=0)
+
+
+def test_of_several_errors_the_first_is_told() -> None:
+    """An error in one process leads to others where they wait for it."""
+    crew = []
+    for _ in range(2):
+        ours, theirs = Pipe()
+        crew.append((Member(subprocess.Popen(["true"]), ours), theirs))
+    crew[1][1].send(("end", Crashed("the reason")))
+    threading.Timer(0.5, crew[0][1].send, [("end", Crashed("what followed"))]).start()
+    end = _listen([member for member, _ in crew], lambda *_: None, threading.Event())
+    assert isinstance(end, Crashed) and str(end) == "the reason"
+
+
+@pytest.mark.slow
+def test_fewer_batches_to_evaluate_than_devices(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 2, 8, 32, 32, 3), dtype=np.uint8)
+    for domain, label, number in np.ndindex(pixels.shape[:3]):
+        path = tmp_path / "data" / "abc"[domain] / "xy"[label] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[domain, label, number]).save(path)
+    few = RunSpec(str(tmp_path / "data"), "ERM", "a", steps=2, image_size=32, hyper_parameters={"batch_size": 4})
+    ours, theirs = (RunFolder(train(few, tmp_path / str(devices), device="cpu", devices=devices)).records()[-1]
+                    for devices in (3, 1))
+    for key in theirs:
+        if key.endswith("_acc"):
+            assert ours[key] == theirs[key]
 
 
 @pytest.mark.slow

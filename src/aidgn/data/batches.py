@@ -70,6 +70,8 @@ class Images:
 
     def batches(self, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For every row of image indices, on the host: uint8 images, geometry and labels on the device."""
+        if not rows:  # of a few batches that are shared out, one process may have none
+            return
         wheres = to_device(torch.cat(list(rows)), self.device).split([len(row) for row in rows])
         if self.pixels is None and self.device.type != "cpu":
             yield from self._streamed(rows, wheres)

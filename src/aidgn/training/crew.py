@@ -89,7 +89,7 @@ def _start() -> Member:
 
 def _listen(crew: list[Member], report: Callable[..., None], stopped: threading.Event) -> Path | BaseException | str:
     """Pass progress on until the crew is done: the folder, the error to raise, or a sentence on who was killed."""
-    talking, until, told = list(crew), float("inf"), False
+    talking, errors, until, told = list(crew), list[Exception](), float("inf"), False
     while talking and time.monotonic() < until:
         if stopped.is_set() and not told:
             told = True
@@ -108,6 +108,8 @@ def _listen(crew: list[Member], report: Callable[..., None], stopped: threading.
             member.end = what
             if isinstance(what, UserError) or (isinstance(what, Path) and member is crew[0]):
                 return what
+            if isinstance(what, Exception):
+                errors.append(what)
             if not isinstance(what, Path):  # its reason may be another's end
                 until = min(until, time.monotonic() + NEWS)
     for rank, member in enumerate(crew):
@@ -115,7 +117,7 @@ def _listen(crew: list[Member], report: Callable[..., None], stopped: threading.
             code = member.process.wait()
             how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
             return f"Process {rank + 1} of {len(crew)} of this run {how}."
-    return next(member.end for member in crew if isinstance(member.end, Exception))
+    return errors[0]  # the others' follow from it
 
 
 # In the process -------------------------------------------------------------------------------------------------------

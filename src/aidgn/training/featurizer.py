@@ -15,6 +15,7 @@ from aidgn.errors import UserError
 
 PRECISIONS = ("auto", "bfloat16", "tf32", "float32")
 EVAL_BATCH = 512  # images per forward pass of evaluation
+SHAPES = 1000  # of batches, that a process compiles a function for
 log = logging.getLogger("aidgn")
 
 
@@ -28,7 +29,7 @@ class Featurizer(nn.Module):
         self.precision = precision
         self.compiled: Callable[[Tensor], Tensor] | None = None
         if compiled:
-            self.compiled = torch.compile(self.compute, mode="reduce-overhead", dynamic=False)
+            self.compiled = compiled_by_shape(self.compute, mode="reduce-overhead")
         self.__dict__["beside"] = None  # not a part of this module: see `like`
 
     def __getstate__(self) -> dict[str, object]:
@@ -63,6 +64,15 @@ class Featurizer(nn.Module):
             log.info("Compilation failed (%s); continuing without it.", str(error).splitlines()[0])
             self.compiled = None
             return self.compute(x)
+
+
+def compiled_by_shape(function: Callable[..., Tensor], mode: str | None = None) -> Callable[..., Tensor]:
+    """Code of its own for every shape. Draws of hyper-parameters have batches of many sizes; PyTorch would compile the
+    first eight that a process meets and run the others otherwise, slowly and with other rounding."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = SHAPES
+    return torch.compile(function, dynamic=False, mode=mode)
 
 
 def padded(x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from aidgn.records import DOMAINBED_NAMES
 from aidgn.training import parallel
 from aidgn.training.averaging import AVERAGES
 from aidgn.training.evaluation import Splits, Transform, calibrate, measure
+from aidgn.training.featurizer import compiled_by_shape
 from aidgn.training.folder import RunFolder
 from aidgn.training.spec import RunSpec
 
@@ -198,7 +199,7 @@ def _in_chunks(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @lru_cache(1)
 def _compiled_augment() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    return (torch.compile(augment.augment, dynamic=False), torch.compile(augment.clean, dynamic=False))
+    return compiled_by_shape(augment.augment), compiled_by_shape(augment.clean)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -1,0 +1,40 @@
+"""Compiled code of a featuriser, on the CPU: the compiler of PyTorch's graphs alone needs a GPU to be worth it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aidgn.training.featurizer import Featurizer
+
+
+@pytest.fixture
+def compiled_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The batch sizes that compiled code has run with; the code is what PyTorch traced, as it is."""
+    torch._dynamo.reset()
+    sizes: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            sizes.append(max(len(each) for each in inputs if each.ndim == 4 and each.shape[1] == 3))
+            return graph(*inputs)
+        return run
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, *, mode, **options: real(function, backend=backend,
+                                                                                  **options))
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):  # PyTorch's, put back
+        yield sizes
+    torch._dynamo.reset()
+
+
+def test_batches_of_every_size_run_compiled_code(compiled_shapes: list[int]) -> None:
+    """A worker of a sweep meets a batch size per draw of the hyper-parameters: none may be computed otherwise than in a
+    process of its own."""
+    featurizer = Featurizer(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), "float32", compiled=True)
+    for size in range(8, 46):
+        x = torch.randn(size, 3, 8, 8)
+        assert torch.equal(featurizer(x), featurizer.compute(x.contiguous(memory_format=torch.channels_last)))
+    assert [size for size in compiled_shapes if size > 4] == list(range(8, 46))
