@@ -4,6 +4,7 @@ import html
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -287,8 +288,8 @@ def test_prints_light_and_whole(sweep: Path, browser: Any) -> None:
 
 
 def test_the_commands_in_the_page_are_those_of_the_runs(sweep: Path) -> None:
-    text = html.unescape((sweep / "report.html").read_text())
-    commands = text.partition('aria-label="Commands">')[2].partition("</pre>")[0].splitlines()
+    text = (sweep / "report.html").read_text().partition('aria-label="Commands">')[2].partition("</pre>")[0]
+    commands = html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()
     assert commands[-1] == "aidgn report 'my sweep'"
     assert len(commands) == 3  # AIDGN has a draw more than ERM
     # The sweeps they plan are, hash for hash, the runs that are there, and those that are missing.
@@ -297,6 +298,55 @@ def test_the_commands_in_the_page_are_those_of_the_runs(sweep: Path) -> None:
         assert program == "aidgn"
         said = aidgn(*arguments, "--dry-run", cwd=sweep.parent)
         assert f"{finished} finished, {left} to do" in said.stdout + said.stderr
+
+
+def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browser: Any) -> None:
+    """Two algorithms, one of a hostile name, on three domains and 23 classes, with the runs that have two targets."""
+    hostile, rng = "</script><img src=x onerror=alert(1)>", np.random.default_rng(0)
+    domains = ["<b>day", "night & 'fog'", "{{ dusk }}"]
+    for domain, number, i in product(domains, range(23), range(6)):
+        folder = tmp_path / "photos" / domain / f"class <i>{number:02} of a long name"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * number, 40 * i, 99)).save(folder / f"{i}.png")
+    dataset = load_dataset(tmp_path / "photos")
+    assert dataset.domains == domains
+    classes = [f"{hostile}{name}" if i == 0 else name for i, name in enumerate(dataset.classes)]
+    directions = rng.normal(size=(32, 23)).astype(np.float32)
+    for algorithm, targets in product(("ERM", hostile), ([0], [1], [2], [0, 1], [0, 2], [1, 2])):
+        folder = tmp_path / "sweep" / f"{len(algorithm)}-{targets}"
+        folder.mkdir(parents=True)
+        args = {"dataset": "photos", "algorithm": algorithm, "test_envs": targets, "trial_seed": 0, "hparams_seed": 0,
+                "steps": 20, "domains": domains}
+        with (folder / "results.jsonl").open("w") as file:
+            for step in (10, 20):  # the earlier step does better on domains left out
+                values = {f"env{d}_{split}_acc": 0.5 + 0.02 * step * (-1) ** (d in targets) + 0.001 * d
+                          for d in range(3) for split in ("in", "out")}
+                file.write(json.dumps({"step": step, "loss": 1.0, **values, "args": args, "hparams": {"lr": 1}}) + "\n")
+        (folder / "run.json").write_text(json.dumps({
+            "identity": {"dataset": "photos", "algorithm": algorithm, "target": [domains[i] for i in targets],
+                         "trial": 0, "draw": 0}, "steps": 20, "classes": classes, "domains": domains, "image_size": 8,
+            "root": str(tmp_path / "photos")}))
+        if len(targets) == 1:
+            z = 2 * directions.T[dataset.labels] + 3 * rng.normal(size=(len(dataset), 32)).astype(np.float32)
+            Features(z, z @ directions, dataset.labels, dataset.domain_of, np.arange(len(dataset)) % 6 > 0,
+                     dataset.files, classes, domains, [domains[targets[0]]], directions, None, "photos", algorithm, 0,
+                     0, f"{algorithm}{targets}").save(folder / "features.npz")
+    path = write_report([tmp_path / "sweep"], tmp_path / "report.html", permutations=19)
+    for width in (360, 1440):
+        with Opened(browser, path, width) as opened:
+            page = opened.page
+            assert page.evaluate(OVERLAPS) == {"found": [], "outside": [], "scrolls": False}
+            assert page.locator("img").count() == 0 and hostile in page.title()
+            assert "30.0" not in page.locator("#result table:visible").inner_text()  # the last step, by validation
+            opened.choose("result", "Selected by", "Leave one out")
+            shown = page.locator("#result table:visible").inner_text()
+            assert "30.0" in shown and "30.2" in shown and hostile in shown and "10.0" not in shown
+            assert f"{hostile}{dataset.classes[0]}" in page.locator("#confusions").inner_text() + \
+                page.locator("#assumption-controls").inner_text()
+            assert page.locator("#confusions li").count() == 30 and page.locator("#confusions table").count() == 0
+            opened.choose("latent", "Coloured by", "Class")
+            assert page.locator("#legend button").count() == 23
+            assert page.evaluate(OVERLAPS) == {"found": [], "outside": [], "scrolls": False}
 
 
 @pytest.mark.slow

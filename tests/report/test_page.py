@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,14 @@ def test_tables_bars_answer_and_curves_say_what_the_records_say(tmp_path: Path, 
     assert not list(page.parent.glob(".*")) and str(tmp_path) not in page.read_text()
 
 
+def test_a_tie_is_called_one(tmp_path: Path, images: Path) -> None:
+    for algorithm in ("ERM", "CORAL"):  # whose made-up accuracies are the same
+        for target, trial in product((0, 1), (0, 1)):
+            make_run(tmp_path / "sweep", images, algorithm, target, trial, with_features=False)
+    text = visible(report(tmp_path, tmp_path / "sweep"))
+    assert "no more than CORAL. It is ahead in none of two trials" in text and "ahead on none of two." in text
+
+
 def test_the_latent_space_is_that_of_the_features(tmp_path: Path, images: Path) -> None:
     folder = make_run(tmp_path / "sweep", images, "ERM", 2)
     found = payload(report(tmp_path, folder))
@@ -281,7 +290,7 @@ def test_a_search_and_adaptation_show_where_they_were_made(tmp_path: Path, image
     # Of equal draws the highest is selected, draw 2, whose accuracies are 70 and 75 %.
     rows = {row["head"]: [cell["mean"] for cell in row["cells"]] for row in found["adaptation"][0]["rows"]}
     assert rows == {"ERM": pytest.approx([70.0] * 4), "ERM + T3A": pytest.approx([75.0] * 4)}
-    assert "Adaptation at test time" in visible(page)
+    assert "Adaptation at test time" in visible(page) and "aidgn adapt sweep aidgn report sweep" in visible(page)
     (folders[2] / "adaptation.jsonl").write_text("{broken\n")
     assert "adaptation.jsonl cannot be read" in visible(report(tmp_path, sweep))
 

@@ -105,7 +105,7 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         question=_question(records), facts=_facts(records, finished), views=latent.views, latent_notes=latent.notes,
         adaptation=adapted, adaptation_paper=adaptation_paper, adaptation_notes=adaptation_notes,
         many=len(records.runs) > MANY_RUNS,
-        commands=rerun.commands(records.runs, places[0]), again=shlex.join(["aidgn", "report", *places]),
+        commands=rerun.commands(records.runs, places[0]), again=_again(places, adapted),
         versions=rerun.versions(records.runs),
         hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
         letters=payload["letters"])
@@ -153,6 +153,16 @@ def _place_name(folder: str | Path) -> str:
     return (path.parent if (path / "run.json").exists() else path).name
 
 
+def _again(places: Sequence[str], adapted: Sequence[Table]) -> list[str]:
+    """The commands that make the page of the runs."""
+    from aidgn.adaptation.runs import DEFAULT
+
+    methods = {head[1] for table in adapted for row in table.rows if len(head := row.head.split(" + ")) > 1}
+    chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods - {*DEFAULT} else []
+    adapt = [["aidgn", "adapt", *places, *chosen]] if methods else []
+    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *places])]
+
+
 def _datasets(records: Records) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for run in records.runs:
@@ -179,6 +189,10 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
 
 def _count(number: int) -> str:
     return COUNTS[number] if number < len(COUNTS) else str(number)
+
+
+def _part(number: int, of: int) -> str:
+    return f"{_count(number) if number else 'none'} of {_count(of)}"
 
 
 def _title(records: Records) -> str:
@@ -279,15 +293,16 @@ def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trial
     both = sorted(full[best].keys() & full[second].keys())
     differences = [100 * (full[best][trial] - full[second][trial]) for trial in both]
     text = f"{best} classifies {mean:.1f} % of the images rightly {where}, "
-    text += f"{mean - 100 * float(np.mean(list(full[second].values()))):.1f} points more than {second}."
+    more = mean - 100 * float(np.mean(list(full[second].values())))
+    text += f"{more:.1f} points more than {second}." if more >= 0.05 else f"no more than {second}."
     if len(both) > 1:
         ahead = sum(difference > 0 for difference in differences)
-        in_all = "in every trial" if ahead == len(both) else f"in {_count(ahead)} of {_count(len(both))} trials"
+        in_all = "in every trial" if ahead == len(both) else f"in {_part(ahead, len(both))} trials"
         text += f" It is ahead {in_all}; the difference is {min(differences):+.1f} to {max(differences):+.1f} points."
     elif both:
         text += " This is one trial: it cannot tell a difference of the algorithms from chance."
     if len(targets) > 1:
         wins = sum(np.mean(list(of[best][target].values())) > np.mean(list(of[second][target].values()))
                    for target in targets)
-        text += f" Domain by domain it is ahead on {_count(int(wins))} of {_count(len(targets))}."
+        text += f" Domain by domain it is ahead on {_part(int(wins), len(targets))}."
     return text
