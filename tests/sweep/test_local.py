@@ -95,7 +95,7 @@ def saved_steps(out: Path) -> list[int]:
 
 
 OWN = """
-import os, signal
+import ctypes, os, signal, time
 from aidgn.algorithms.erm import ERM
 
 class Dies(ERM):
@@ -107,6 +107,17 @@ class Dies(ERM):
 class Raises(ERM):
     def update(self, minibatches):
         raise ValueError("no such luck")
+
+class Slow(ERM):
+    def update(self, minibatches):
+        time.sleep(1)
+        return super().update(minibatches)
+
+class Hangs(ERM):
+    def update(self, minibatches):
+        library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        while True:
+            library.pthread_mutex_lock(mutex)
 """
 
 
@@ -134,6 +145,20 @@ def test_failing_runs_are_tried_again_then_set_aside_and_the_rest_goes_on(tmp_pa
     # The run that was finished is as it was, to the byte.
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in finished.iterdir()} == before
     assert not any(run == 0 and kind == "step" for run, kind, _ in seen)
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_hears_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits in the code of a library, for ever, where signals only wait to be handled."""
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setattr(local, "GRACE", 1.0)
+    specs = plan(**{**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Hangs"], "targets": ["ink"]})
+
+    def enough(run: int, kind: str, what: Any) -> None:
+        raise UserError(f"enough, {kind}")
+
+    with pytest.raises(UserError, match="enough, step"):
+        run_all(specs, tmp_path / "out", workers=1, on_event=enough, device="cpu")
     assert not multiprocessing.active_children()
 
 
@@ -167,6 +192,17 @@ def test_ctrl_c_and_a_killed_parent_lose_nothing(tmp_path: Path) -> None:
     assert records(out) == one_by_one(plan(**sweep), tmp_path / "undisturbed")
     log = next(out.glob("*/log.txt")).read_text()
     assert f"continued at step {first} of 40" in log and f"continued at step {second} of 40" in log
+
+
+def test_a_signal_to_all_processes_at_once_lets_runs_be_saved(tmp_path: Path) -> None:
+    """As `timeout` and service managers end a command: the launcher is gone at once, the workers are told twice."""
+    (tmp_path / "own.py").write_text(OWN)
+    process = start({**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Slow"], "targets": ["poster"]}, tmp_path)
+    next(event for event in events(process) if event[1] == "step")
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGTERM)
+    ended(process)
+    assert saved_steps(tmp_path) == [1]
 
 
 @pytest.mark.parametrize(("kills", "changes"), [

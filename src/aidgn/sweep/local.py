@@ -21,6 +21,7 @@ from aidgn.training.spec import RunSpec
 
 RETRIES = 2  # attempts at a run after its first one failed
 STILLBORN = 9  # workers in a row that may die before they begin a run
+GRACE = 60.0  # seconds for a worker to save its run and end
 PATIENCE = 20.0  # seconds until a run that another process is training is looked at again
 
 # Run number; "prepare" with (done, total), "step" with the steps done, "retry" with why, "done" with its folder,
@@ -126,7 +127,7 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
                     bad_end(run, what)
                     if kind == "crashed":  # what a crash leaves behind, on a GPU above all, is unknown
                         worker.pipe.close()
-                        worker.process.join(timeout=30)
+                        _end(worker, GRACE / 6)
                         crew.remove(worker)
                         if waiting or later:
                             crew.append(start(worker.place))
@@ -141,9 +142,19 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
             if worker.run is not None and worker.process.is_alive():
                 worker.process.terminate()  # saves its state, then ends
             worker.pipe.close()
+        until = time.monotonic() + GRACE
         for worker in crew:
-            worker.process.join(timeout=30)
+            _end(worker, until - time.monotonic())
     return failed
+
+
+def _end(worker: Worker, seconds: float) -> None:
+    """Wait for its end so long. One that hangs in the code of a driver or a file system hears no signal but the last,
+    and would keep its GPU and its run."""
+    worker.process.join(max(seconds, 0))
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
 
 
 def choose_places(device: str, workers: int | None, runs: int) -> list[Place]:
@@ -209,4 +220,9 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+    until = time.monotonic() + GRACE
+    while time.monotonic() < until:
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # a run is in progress that was not told yet
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+    os._exit(1)  # it hangs
