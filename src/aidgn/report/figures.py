@@ -317,17 +317,18 @@ def shown(features: Features) -> dict[str, NDArray[np.intp]]:
 
 
 def angles_to_class(features: Features, sources: NDArray[np.intp]) -> NDArray[np.floating]:
-    """Degrees between each image's features and the mean direction of its class over the images `sources`; NaN where
-    there is no direction."""
+    """Degrees between each image's features and the mean direction of its class over the images `sources`, of which it
+    is not counted itself, as it would be nearer than any new image; NaN where there is no direction."""
     norms = np.linalg.norm(features.features, axis=1, keepdims=True)
     units = features.features / np.where(norms > 0, norms, np.nan)
-    means = np.full((len(features.class_names), units.shape[1]), np.nan)
-    for number in range(len(means)):
-        of_class = units[sources[features.labels[sources] == number]]
-        of_class = of_class[~np.isnan(of_class[:, 0])]
-        if len(of_class) and np.linalg.norm(mean := of_class.mean(0)) > 0:
-            means[number] = mean / np.linalg.norm(mean)
-    return np.degrees(np.arccos(np.clip((units * means[features.labels]).sum(1), -1, 1)))
+    counted = sources[norms[sources, 0] > 0]
+    sums = np.zeros((len(features.class_names), units.shape[1]))
+    np.add.at(sums, features.labels[counted], units[counted])
+    means = sums[features.labels]
+    means[counted] -= units[counted]
+    lengths = np.linalg.norm(means, axis=1)
+    cosines = (units * means).sum(1) / np.where(lengths > 1e-6, lengths, np.nan)
+    return np.degrees(np.arccos(np.clip(cosines, -1, 1)))
 
 
 def kernel_density(r: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
