@@ -146,6 +146,32 @@ def test_tables_bars_answer_and_curves_say_what_the_records_say(tmp_path: Path, 
     assert not list(page.parent.glob(".*")) and str(tmp_path) not in page.read_text()
 
 
+def test_runs_that_differ_in_what_was_set_by_hand_are_told_apart(tmp_path: Path, images: Path) -> None:
+    for number, kappa in enumerate((30.0, 10.0)):
+        folder = make_run(tmp_path / f"sweep{number}", images, "AIDGN", 0, with_features=False, kappa=kappa)
+        if kappa == 10:  # better on images of the sources that were set aside, so it is the one selected
+            text = (folder / "results.jsonl").read_text()
+            (folder / "results.jsonl").write_text(re.sub(r'("env[12]_out_acc": )0', r"\g<1>1", text))
+    found = payload(report(tmp_path, tmp_path / "sweep0", tmp_path / "sweep1"))
+    said = [(run["set"], run["selected"].get("training")) for run in found["runs"]]
+    assert said == [("kappa 10", 4), ("kappa 30", None)]
+
+
+def test_bars_say_what_the_table_says_and_the_model_of_all_domains_is_no_source_of_the_question(
+        tmp_path: Path, images: Path) -> None:
+    for target in (0, 1):
+        folder = make_run(tmp_path / "sweep", images, "ERM", target, with_features=False)
+        text = (folder / "results.jsonl").read_text()
+        (folder / "results.jsonl").write_text(re.sub(rf'("env{target}_in_acc": )[\d.]+', r"\g<1>0.4125", text))
+    final = make_run(tmp_path / "sweep", images, "ERM", 2, with_features=False)
+    (final / "results.jsonl").write_text((final / "results.jsonl").read_text().replace('"test_envs": [2]',
+                                                                                      '"test_envs": []'))
+    page = report(tmp_path, tmp_path / "sweep")
+    row = payload(page)["bars"]["training"][0]["rows"][0]
+    assert row["cells"][0]["mean"] == pytest.approx(41.25) and row["cells"][0]["text"] == "41.2"
+    assert "in three domains: day, dusk and night. Trained on two of them and shown another" in visible(page)
+
+
 def test_a_tie_is_called_one(tmp_path: Path, images: Path) -> None:
     for algorithm in ("ERM", "CORAL"):  # whose made-up accuracies are the same
         for target, trial in product((0, 1), (0, 1)):

@@ -214,7 +214,7 @@ def _question(records: Records) -> str:
         return ("Trained on some domains of a data set and shown another for the first time: how many of its images "
                 f"does {methods} still classify rightly?")
     number = len(one["domains"])
-    sources = number - min(len(run.targets) for run in records.runs)
+    sources = number - min((len(run.targets) for run in records.runs if run.targets), default=0)
     return (f"The data set {one['name']} shows the same classes in {_count(number)} domains: "
             f"{_listed(one['domains'])}. Trained on {_count(sources)} of them and shown another for the first time, "
             f"how many of its images does {methods} still classify rightly?")
