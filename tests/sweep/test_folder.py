@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from aidgn.errors import UserError
+from aidgn.files import write_text
 from aidgn.sweep.agenda import Agenda, agenda
 from aidgn.sweep.attempts import SILENCE, history
 from aidgn.sweep.folder import Item, SweepFolder
@@ -99,6 +100,33 @@ def test_the_plan_in_the_folder_grows(tmp_path: Path) -> None:
                                                                 ("CORAL", 1)] and retries == 2
     again = agenda(read_plans(tmp_path / "sweep.yaml")[0], tmp_path)
     assert {spec.key() for spec in again.specs} == {item.key for item in items}
+
+
+def test_stopped_between_the_two_files_of_a_plan_either_way_of_going_on_completes_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(tmp_path).enter(2, None)
+    written = []
+
+    def once(path: Path, text: str) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        write_text(path, text)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("aidgn.sweep.folder.write_text", once)
+        planned(tmp_path, trials=3).enter(2, None)
+    agenda(read_plans(tmp_path / "sweep.yaml")[0], tmp_path).enter(2, None)
+    assert [item.trial for item in SweepFolder(tmp_path).planned()[0]] == [0, 1, 2]
+
+
+def test_a_run_is_called_alike_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is that of a data set known by name, whatever lies here under it."""
+    keys = {spec.key() for spec in planned(tmp_path / "out").specs}
+    (tmp_path / "something").mkdir()
+    (tmp_path / "digits").symlink_to(tmp_path / "something")
+    monkeypatch.chdir(tmp_path)
+    assert {spec.key() for spec in planned(tmp_path / "out").specs} == keys
 
 
 def test_a_plan_that_has_not_begun_may_be_changed(tmp_path: Path) -> None:

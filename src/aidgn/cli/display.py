@@ -94,6 +94,7 @@ class SweepDisplay:
         return f"{self.done_before + len(self.folders)}/{self.done_before + len(self.specs)} runs"
 
     def update(self, number: int, kind: str, what: Any) -> None:
+        from aidgn.sweep.attempts import last_line
         from aidgn.sweep.timing import in_words
 
         spec = self.specs[number]
@@ -105,10 +106,9 @@ class SweepDisplay:
         if kind == "done":
             self.folders[number] = what
         if kind in ("retry", "failed"):
-            words = what.strip().splitlines()[-1] if what.startswith("Traceback") else what
             then = "tried again" if kind == "retry" else "set aside"
             text = f"{spec.algorithm}, {', '.join(spec.target)} unseen, trial {spec.trial}, draw {spec.draw}, {then}: "
-            self.progress.console.print(text + words, highlight=False, markup=False, soft_wrap=True)
+            self.progress.console.print(text + last_line(what), highlight=False, markup=False, soft_wrap=True)
         now = time.monotonic()
         if kind == "step" and self.first is None:
             self.first, self.began = self.done, now

@@ -28,7 +28,8 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
 @click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small].")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
               help="A hyper-parameter of the algorithm; repeatable.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time  [default: one per GPU].")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time  [default: one per GPU; on a CPU one, or one per "
+              "core for small pictures].")
 @click.option("--data-dir", metavar="DIR", help="Where data sets are, if FOLDER is the name of one.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
 @click.option("--precision", default="auto", show_default=True, metavar="bfloat16|tf32|float32",
@@ -47,6 +48,7 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     from aidgn.cli.display import RunDisplay, SweepDisplay
     from aidgn.data import load_dataset
     from aidgn.data.cache import prepare
+    from aidgn.sweep.attempts import last_line
     from aidgn.sweep.local import run_all
 
     dataset = load_dataset(folder, data_dir)
@@ -74,7 +76,8 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
                              precision=precision, data_dir=data_dir,
                              on_event=lambda run, kind, what: progress.update(first + run, kind, what))
             if failed:
-                raise UserError(f"{len(failed)} of {number} runs failed; the first: {next(iter(failed.values()))}")
+                raise UserError(f"{len(failed)} of {number} runs failed, with what they said in "
+                                f"{place / 'runs' / '.sweep'}; the first: {last_line(next(iter(failed.values())))}")
 
         train(0, len(job.estimates))
         found = fitting.estimates([progress.folders[number] for number in range(len(job.estimates))])
@@ -83,7 +86,7 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
         train(len(job.estimates), 1)
     run = Path(progress.folders[len(job.estimates)])
     model, seen = fitting.keep_model(run, place), fitting.seen_accuracy(run)
-    sentences = fitting.answer(found, chosen, seen)
+    sentences = fitting.answer(found, chosen, seen, len(dataset.classes))
     fitting.write_summary(place, [*told, *sentences], found, specs[-1], seen, model, dataset)
     for sentence in sentences:
         click.echo(sentence)

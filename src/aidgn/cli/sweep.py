@@ -104,6 +104,8 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
 
 def stopping(update: Callable[[int, str, Any], None]) -> Callable[[int, str, Any], None]:
     """`update` for a launcher, that ends the sweep if the first runs all fail in the same way, as all others would."""
+    from aidgn.sweep.attempts import last_line
+
     errors: list[str] | None = []
 
     def on_event(number: int, kind: str, what: Any) -> None:
@@ -244,6 +246,8 @@ def say_end(todo: "Agenda", out: str) -> None:
 
 def failures(todo: "Agenda", out: str) -> str:
     """The runs that were set aside, with their errors."""
+    from aidgn.sweep.attempts import last_line
+
     numbers = todo.of_kind("failed")
     lines = [f"  {todo.items[number]}: {last_line(todo.states[number].history.error)}" for number in numbers[:20]]
     more = [f"  and {len(numbers) - 20} more; `aidgn status {out}` lists them all"] if len(numbers) > 20 else []
@@ -255,8 +259,3 @@ def failures(todo: "Agenda", out: str) -> str:
 
 def count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def last_line(error: str) -> str:
-    """Of a traceback what went wrong; a sentence as it is."""
-    return error.strip().splitlines()[-1] if error.startswith("Traceback") else error.strip()

@@ -101,6 +101,11 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
 )}
 
 
+def in_catalogue(name: str) -> bool:
+    """Whether it is a name of the catalogue, not a folder; there may be a folder of that name."""
+    return "/" not in name and squash(name) in map(squash, CATALOGUE)
+
+
 def find_entry(name: str) -> Entry:
     """The data set of this name (case, _ and - do not matter), or an error that suggests the nearest."""
     for entry in CATALOGUE.values():

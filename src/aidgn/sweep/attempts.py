@@ -85,6 +85,11 @@ def may_try(spec: RunSpec, out: str | Path, retries: int) -> bool:
     return history(out, spec.key()).failures <= retries
 
 
+def last_line(error: str) -> str:
+    """Of a traceback what went wrong; a sentence as it is."""
+    return error.strip().splitlines()[-1] if error.startswith("Traceback") else error.strip()
+
+
 def forgive(out: str | Path, key: str) -> None:
     """Let a run that was set aside be tried anew."""
     _append(_path(out, key), {"id": "", "kind": "forgiven", "time": time.time()})

@@ -70,8 +70,8 @@ class SweepFolder:
             raise UserError(f"{self.json} cannot be read ({error}). Remove it and start the sweep again.") from None
 
     def write(self, items: Sequence[Item], retries: int, yaml: str) -> None:
+        write_text(self.yaml, yaml)  # first: if no more than this is written, continuing it writes the other
         write_text(self.json, json.dumps({"retries": retries, "runs": items}) + "\n")
-        write_text(self.yaml, yaml)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

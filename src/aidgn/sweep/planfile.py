@@ -8,8 +8,7 @@ from typing import Any
 import yaml
 
 from aidgn.algorithms.own import is_own
-from aidgn.data import CATALOGUE
-from aidgn.data.catalogue import squash
+from aidgn.data.catalogue import in_catalogue
 from aidgn.errors import UserError, did_you_mean
 from aidgn.sweep import Load, plan
 from aidgn.training.featurizer import PRECISIONS
@@ -177,8 +176,7 @@ def _covers(more: Mapping[str, Any], less: Mapping[str, Any]) -> bool:
 
 
 def _absolute_data(name: str) -> str:
-    known = "/" not in name and squash(name) in map(squash, CATALOGUE)
-    return name if known else str(Path(name).resolve())
+    return name if in_catalogue(name) else str(Path(name).resolve())
 
 
 def _absolute_algorithm(name: str) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from aidgn.errors import UserError
+from aidgn.sweep.attempts import last_line
 from aidgn.sweep.folder import Item, State, SweepFolder
 from aidgn.sweep.timing import Speeds, in_words
 
@@ -96,8 +97,7 @@ def lines(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
     if status.failed:
         text.append(f"Set aside; `aidgn sweep {folder.yaml} --retry-failed` tries them again:")
         for item, error, attempts in status.failed[:shown]:
-            said = error.strip().splitlines()[-1] if error.startswith("Traceback") else error.strip()
-            text.append(f"  {item}, {attempts} attempt{'s' if attempts > 1 else ''}: {said}")
+            text.append(f"  {item}, {attempts} attempt{'s' if attempts > 1 else ''}: {last_line(error)}")
         if len(status.failed) > shown:
             text.append(f"  and {len(status.failed) - shown} more; --all shows them")
     return text

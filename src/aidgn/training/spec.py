@@ -12,7 +12,7 @@ from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.data import CATALOGUE, Dataset, load_dataset
-from aidgn.data.catalogue import squash
+from aidgn.data.catalogue import in_catalogue, squash
 from aidgn.errors import UserError
 from aidgn.training.averaging import AVERAGES
 
@@ -114,7 +114,8 @@ class RunSpec:
     def key(self) -> str:
         """What the run is called within a sweep, where images, weights and precision are the same for all: known
         without reading them. For a resolved specification."""
-        return sweep_key(self._without_files(Path(self.dataset).resolve().name))
+        known = in_catalogue(self.dataset)
+        return sweep_key(self._without_files(self.dataset if known else Path(self.dataset).resolve().name))
 
     def label(self) -> str:
         """The algorithm's name in records and tables."""
