@@ -236,6 +236,7 @@ def test_card_has_the_accuracy_on_unseen_domains(tmp_path: Path) -> None:
     assert "Not measured with poster, outline unseen." in card
     mean, worst = np.mean(list(accuracy.values())), min(accuracy.values())
     assert f"Expect about {mean:.0%} on a new domain, and {worst:.0%} if" in card
+    assert "Of new pictures of the training domains" in card
     assert f"| chalk | training | {len(DIGITS.indices(1))} |" in card and "| ink | unseen |" in card
     final = digits_run(tmp_path / "fit" / "runs", "ERM", ())  # as `aidgn fit` leaves it: beside the runs
     for folder in runs.values():

@@ -72,15 +72,16 @@ def test_what_is_said_is_what_the_numbers_say() -> None:
     assert ours.mean == pytest.approx(0.8) and ours.spread == pytest.approx(0.1) and ours.worst == ("b", 0.7)
     assert fit.best([ours, erm], "AIDGN") == "AIDGN" and fit.best([], "AIDGN") == "AIDGN"
     assert fit.best([replace(ours, accuracies=erm.accuracies), erm], "AIDGN") == "AIDGN"
-    expect, compared, seen = fit.answer([ours, erm], "AIDGN", 0.95)
-    for words in ("about 80%", "80.0% is the mean over 3 domains", "10.0% the spread", "b the worst with 70.0%"):
+    expect, compared, seen = fit.answer([ours, erm], "AIDGN", 0.95, 4)
+    for words in ("about 80%", "80.0% is the mean over 3 domains", "10.0% the spread", "b the worst with 70.0%",
+                  "Guessing gives 25.0%"):
         assert words in expect
     # Differences of 5, 4 and 5 points: mean 4.67, standard error 0.33.
     assert "ERM: 75.3%" in compared and "AIDGN is +4.7 points" in compared and "a clear difference" in compared
     assert "95.0%" in seen
     worse = fit.Estimate("ERM", {"a": 0.85, "b": 0.80, "c": 0.72})  # 5, -10, 8: mean 1, error 5.6
     assert "no clear difference" in fit.compared([ours, worse], "AIDGN")
-    assert fit.answer([], "AIDGN", 0.5) == ["On the domains it has seen: 50.0%, on images set aside."]
+    assert fit.answer([], "AIDGN", 0.5, 4) == ["On the domains it has seen: 50.0%, on images set aside."]
 
 
 def train_all(dataset: Dataset, out: Path, **settings: object) -> tuple[list[fit.Estimate], Path, fit.Job]:

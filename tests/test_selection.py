@@ -300,6 +300,11 @@ def test_folders_without_records(tmp_path: Path) -> None:
         read_runs(tmp_path)
     write(tmp_path / "empty", [])
     assert len(read_runs(tmp_path)) == 0 and read_runs(tmp_path).unfinished == [tmp_path / "empty"]
+    for name, files in {"begun": ["run.json"], "kept": ["run.json", "model.safetensors"]}.items():
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).write_text('{"steps": 5}')
+    assert read_runs(tmp_path).unfinished == [tmp_path / "begun", tmp_path / "empty"]  # a kept model is no run
 
 
 def test_the_same_run_counts_once(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ class Check:
     shrunk: float  # the same of larger ones; 0 where there were none
 
     def __str__(self) -> str:
-        larger = f", {self.shrunk:.1g} for large pictures (at most {SHRUNK:g})" if self.shrunk else ""
+        larger = f", {self.shrunk:.1g} for large pictures (allowed: {SHRUNK:g})" if self.shrunk else ""
         return (f"onnxruntime gives the same labels for {self.pictures} {'' if self.real else 'made-up '}pictures; "
-                f"logits differ by {self.difference:.1g} of the largest (at most {TOLERANCE:g}){larger}")
+                f"logits differ by {self.difference:.1g} of the largest (allowed: {TOLERANCE:g}){larger}")
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,10 @@ def survey(prepared: Prepared) -> list[str]:
         if total < LEAST:
             raise UserError(f"The domain {domain} has {total} images that can be read; at least {LEAST} are needed, as "
                             "a fifth is set aside for validation. Add some, or move the folder away.")
+    few, many = int(counts.sum(0).min()), int(counts.sum(0).max())
     told = [f"{dataset.name}: {len(dataset)} images, {plural(len(dataset.domains), 'domain')} "
             f"({some((f'{name} {n}' for name, n in zip(dataset.domains, counts.sum(1), strict=True)), 6)}), "
-            f"{len(dataset.classes)} classes of {counts.sum(0).min()} to {counts.sum(0).max()} images."]
+            f"{len(dataset.classes)} classes of {f'{few} to {many} images' if few < many else f'{few} images each'}."]
     if prepared.skipped:
         told.append(f"{plural(len(prepared.skipped), 'file')} left out, unreadable: "
                     + some(f"{file} {reason}".rstrip(". ") for file, reason in
@@ -243,15 +244,15 @@ def keep_model(run: Path, out: Path) -> Path:
     return out / "model"
 
 
-def answer(found: Sequence[Estimate], chosen: str, seen: float) -> list[str]:
-    """What to expect, in words."""
+def answer(found: Sequence[Estimate], chosen: str, seen: float, classes: int) -> list[str]:
+    """What to expect, in words; beside what guessing one of so many classes gives."""
     told = []
     for each in found:
         if each.algorithm == chosen:
             name, accuracy = each.worst
             told.append(f"On an unseen domain expect about {each.mean:.0%}: {each.mean:.1%} is the mean over "
                         f"{plural(len(each.accuracies), 'domain')} left out in turn, {each.spread:.1%} the spread, "
-                        f"{name} the worst with {accuracy:.1%}.")
+                        f"{name} the worst with {accuracy:.1%}. Guessing gives {1 / classes:.1%}.")
     if len(found) > 1:
         told.append(compared(found, chosen))
     return [*told, f"On the domains it has seen: {seen:.1%}, on images set aside."]

@@ -70,8 +70,9 @@ def data_section(about: dict[str, Any], sources: list[str], dataset: Dataset | N
     for number, name in enumerate(dataset.domains):
         per_class = np.bincount(dataset.labels[dataset.indices(number)], minlength=len(dataset.classes))
         few, many = int(per_class.argmin()), int(per_class.argmax())
+        each = f"{per_class[few]:,} ({dataset.classes[few]}) to {per_class[many]:,} ({dataset.classes[many]})"
         rows.append([name, "training" if name in sources else "unseen", f"{per_class.sum():,}",
-                     f"{per_class[few]:,} ({dataset.classes[few]}) to {per_class[many]:,} ({dataset.classes[many]})"])
+                     each if per_class[few] < per_class[many] else f"{per_class[few]:,}"])
     return text + "\n\n" + table(["Domain", "Use", "Images", "Per class"], rows)
 
 
@@ -142,7 +143,7 @@ def warnings_section(model: Model) -> str:
         return "This model gives no warnings: it does not know what is usual for its training images."
     return (f"aidgn warns of a picture whose feature is unlike those of {len(model.novelty):,} images that were set "
             "aside from the training domains, by norm" + (" and angle" if model.novelty.weight is not None else "")
-            + f". Of pictures like the training images {model.novelty.rate(model.false_alarms):.1%} get a false alarm. "
+            + f". Of new pictures of the training domains {model.novelty.rate(model.false_alarms):.1%} get a false alarm. "
             "Pictures of a new domain are unlike them by nature, so that more get one; no warning is no promise that "
             "the label is right.")
 

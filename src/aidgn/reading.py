@@ -57,7 +57,8 @@ def read_runs(*folders: str | Path) -> Records:
 
 
 def _find_files(folder: Path) -> Iterator[str]:
-    """results.jsonl of every run: where there is one, or a run.json of a run that has no record yet."""
+    """results.jsonl of every run: where there is one, or a run.json of a run that has no record yet; a model without
+    any is no run but one that `aidgn fit` kept."""
     if folder.is_file():
         yield str(folder)
         return
@@ -69,7 +70,8 @@ def _find_files(folder: Path) -> Iterator[str]:
                 if link.resolve() in links:
                     folders.remove(name)
                 links.add(link.resolve())
-        if "results.jsonl" in names or ("run.json" in names and "steps" in _about(Path(root))):
+        new = "run.json" in names and "model.safetensors" not in names and "steps" in _about(Path(root))
+        if "results.jsonl" in names or new:
             yield f"{root}{os.sep}results.jsonl"
 
 

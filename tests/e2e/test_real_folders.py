@@ -206,12 +206,12 @@ class Case:
 
 
 CASES = {
-    "nothing odd": Case(lambda root: None, fit="24 images, 2 domains (barn 12, field 12), 2 classes of 12 to 12"),
+    "nothing odd": Case(lambda root: None, fit="24 images, 2 domains (barn 12, field 12), 2 classes of 12 images each"),
     "hidden files": Case(hidden),
     "Thumbs.db, desktop.ini, notes": Case(thumbs, fit="3 other files ignored: barn/dark/Thumbs.db"),
     "nested folders": Case(nested, 25),
     "spaces, signs, Unicode in names": Case(odd_names, 26, fit="the old barn, no. 1 [east] 12"),
-    "a class in two Unicode forms": Case(unicode_forms, fit="2 classes of 12 to 12"),
+    "a class in two Unicode forms": Case(unicode_forms, fit="2 classes of 12 images each"),
     "symlink loops": Case(symlink_loop, check="self.png", fit="1 file left out, unreadable: "
                           "barn/dark/self.png", left_out="self.png"),
     "a link to nothing": Case(dangling, check="gone.png", fit="barn/dark/gone.png", left_out="does not exist"),

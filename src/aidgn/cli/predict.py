@@ -34,13 +34,13 @@ angle to the predicted class, is unlike those of images set aside in training.""
 @click.option("--csv", metavar="FILE", help="Write CSV to FILE, or to standard output if it is -.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option("--false-alarms", default=0.01, show_default=True, type=click.FloatRange(0, 1, min_open=True),
-              metavar="SHARE", help="How many of the images like those trained on may get a warning.")
+              metavar="SHARE", help="How many new images of the training domains may get a warning by chance.")
 @click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
 def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_json: bool, false_alarms: float,
             algorithm: str | None, device: str) -> None:
-    """Classify IMAGES with MODEL, the folder of a finished run. IMAGES are files, folders, quoted patterns, or - for
-    a list of files on standard input."""
+    """Classify IMAGES with MODEL: what `aidgn fit`, `train` or `export` made. IMAGES are files, folders, quoted
+    patterns, or - for a list of files on standard input."""
     if csv == "-" and as_json:
         raise UserError("--csv - and --json both print to standard output: choose one, or give --csv a file.")
     if csv and Path(csv).is_dir():
@@ -108,8 +108,8 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
     else:
         rate = loaded.novelty.rate(false_alarms)
         few = f" (the least that {len(loaded.novelty)} images set aside can tell)" if rate > false_alarms else ""
-        click.echo(f"{warned} with a warning, {warned / done:.1%}; of images like the training ones, {rate:.1%} get "
-                   f"one by chance{few}.", err=True)
+        click.echo(f"{warned} with a warning, {warned / done:.1%}; of new images of the training domains "
+                   f"{rate:.1%} get one by chance{few}.", err=True)
 
 
 def _as_json(rows: Rows, first: bool) -> str:

@@ -52,9 +52,10 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
                         + "; or --target none to train on all of them.")
     resolved = spec.resolved(dataset)
     unseen = ", ".join(resolved.target) or "none"
+    weights = "from scratch" if resolved.weights == "none" else resolved.weights
     click.echo(f"{dataset.name}, {find(algorithm).name()}, unseen domain: {unseen}, trial {trial}: "
                f"{len(dataset.labels)} images, {len(dataset.domains) - len(resolved.target)} source domains, "
-               f"{len(dataset.classes)} classes, {resolved.backbone} ({resolved.weights}), {resolved.steps} steps.",
+               f"{len(dataset.classes)} classes, {resolved.backbone} ({weights}), {resolved.steps} steps.",
                err=True)
     with RunDisplay() as display:
         folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, devices=devices,
