@@ -51,6 +51,15 @@ def test_a_run_from_start_to_end_and_its_key_on_disk(tmp_path: Path) -> None:
     assert sweep_key(identity) == spec.key()
 
 
+def test_where_memory_ran_out_the_process_is_not_used_again(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Large(ERM):\n"
+                                     "    def update(self, minibatches):\n        raise MemoryError\n")
+    spec = plan(["digits"], [f"{tmp_path / 'own.py'}:Large"], targets=["ink"], trials=1, steps=4)[0]
+    kind, why = attempt(spec, tmp_path / "out", device="cpu")
+    assert kind == "crashed" and why.startswith("Out of memory with 3 x")  # in words, all the same
+    assert history(tmp_path / "out", spec.key()).failures == 1
+
+
 def test_failures_count_across_calls_and_can_be_forgiven(tmp_path: Path) -> None:
     spec = spec_of(hyper_parameters={"batch_size": 4, "lr": 1e30})
     for calls in range(1, 4):

@@ -60,6 +60,12 @@ def test_another_plan_is_refused_and_what_differs_is_named(changes: dict, words:
     assert words in str(caught.value) and "--out" in str(caught.value) and "on digits" in str(caught.value)
 
 
+def test_plans_of_one_file_that_do_not_go_together_are_refused_before_the_first_run(tmp_path: Path) -> None:
+    plans = [Plan(**PLAN), Plan(**{**PLAN, "algorithms": ("CORAL",), "steps": 8})]  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="plans differ on digits, steps 4 and 8"):
+        agenda(plans, tmp_path)
+
+
 def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:
     with_one_run(tmp_path)
     todo = agenda([Plan(**PLAN)], tmp_path, precision="bfloat16")

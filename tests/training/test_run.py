@@ -57,10 +57,7 @@ def wait_for(process: subprocess.Popen, line: str) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("undisturbed")
-    process = start(out)
-    assert process.wait(120) == 0, process.stderr.read() if process.stderr else ""
-    return next(out.iterdir())
+    return train(spec(), tmp_path_factory.mktemp("undisturbed"), save_seconds=0.0, device="cpu")
 
 
 def test_records_have_domainbeds_shape(undisturbed: Path) -> None:
@@ -84,7 +81,8 @@ def test_selected_model_is_the_best_on_source_validation(undisturbed: Path) -> N
     assert read_weights(undisturbed / "last.safetensors")[1] == {"algorithm": "AIDGN", "step": STEPS}
 
 
-@pytest.mark.parametrize("moments", [("train 1", "train 6", "train 11"), ("train 4", "train 8", "train 12")])
+@pytest.mark.parametrize("moments", [("train 4", "train 6", "train 12"), pytest.param(
+    ("train 1", "train 5", "train 8", "train 11"), marks=pytest.mark.slow)])
 def test_killed_and_continued_equals_undisturbed(moments: tuple[str, ...], undisturbed: Path, tmp_path: Path) -> None:
     for moment in moments:
         process = start(tmp_path)
@@ -92,9 +90,7 @@ def test_killed_and_continued_equals_undisturbed(moments: tuple[str, ...], undis
         time.sleep(0.003 * len(moment))  # into the saving of the state, the writing of a record, or the next step
         process.send_signal(signal.SIGKILL)
         process.wait()
-    process = start(tmp_path)
-    assert process.wait(120) == 0, process.stderr.read() if process.stderr else ""
-    folder = next(tmp_path.iterdir())
+    folder = train(spec(), tmp_path, device="cpu")
     assert folder.name == undisturbed.name
     assert without_times(folder) == without_times(undisturbed)
     for name in ("model.safetensors", "last.safetensors"):
@@ -115,7 +111,7 @@ def test_killed_at_random_moments(seed: int, undisturbed: Path, tmp_path: Path) 
         if process.wait() == 0:
             break
     else:
-        assert start(tmp_path).wait(120) == 0
+        assert start(tmp_path).wait(300) == 0
     folder = next(tmp_path.iterdir())
     assert without_times(folder) == without_times(undisturbed)
     assert (folder / "last.safetensors").read_bytes() == (undisturbed / "last.safetensors").read_bytes()
@@ -125,10 +121,9 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(undisturbed: Path, tmp_path: 
     process = start(tmp_path)
     wait_for(process, "train 5")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode != 0 and "The same command goes on" in errors
-    assert start(tmp_path).wait(120) == 0
-    assert without_times(next(tmp_path.iterdir())) == without_times(undisturbed)
+    assert without_times(train(spec(), tmp_path, device="cpu")) == without_times(undisturbed)
 
 
 def shapes(*folders: Path) -> None:
@@ -269,10 +264,12 @@ class Malicious:
 
 
 def interrupted(out: Path) -> RunFolder:
-    process = start(out)
-    wait_for(process, "train 5")
-    process.kill()
-    process.wait()
+    def stop(what: str, done: int, total: int, record: dict | None) -> None:
+        if what == "train" and done == 5:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(spec(), out, save_seconds=0.0, device="cpu", on_progress=stop)
     return RunFolder(next(out.iterdir()))
 
 
@@ -323,11 +320,10 @@ def test_a_really_full_disk(undisturbed: Path, tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("no permission to mount a small file system here")
     try:
-        process = start(disk)
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode != 0 and "The disk is full" in errors
+        with pytest.raises(UserError, match="The disk is full"):
+            train(spec(), disk, save_seconds=0.0, device="cpu")
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
-        assert start(disk).wait(120) == 0
+        train(spec(), disk, device="cpu")
         assert without_times(next(disk.glob("digits*"))) == without_times(undisturbed)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
@@ -365,7 +361,7 @@ train(RunSpec("digits", "ERM", "chalk", steps=2, hyper_parameters={"batch_size":
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert "UserError: Out of memory with 3 x 200000 images of 28 pixels" in done.stderr
+    assert "OutOfMemory: Out of memory with 3 x 200000 images of 28 pixels" in done.stderr
     assert "Try --batch-size 100000" in done.stderr
 
 

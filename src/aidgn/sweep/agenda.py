@@ -12,7 +12,7 @@ from aidgn.data import CATALOGUE, Dataset, find_entry
 from aidgn.data.cache import prepare
 from aidgn.errors import UserError
 from aidgn.sweep.attempts import forgive
-from aidgn.sweep.folder import Item, State, SweepFolder, items_of
+from aidgn.sweep.folder import SETTINGS, Item, State, SweepFolder, items_of
 from aidgn.sweep.planfile import Plan, merged, read_plans, write_plans
 from aidgn.sweep.timing import Speeds, h200_seconds, image_counts
 from aidgn.training.spec import RunSpec
@@ -132,6 +132,7 @@ def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = Non
 
     keyed = {spec.key(): spec for plan in plans for spec in plan.runs(load)}
     specs = list(keyed.values())
+    _check_alike(specs)
     for spec in {(one.dataset, one.backbone, one.weights): one for one in specs}.values():
         if not dry:
             common[datasets[spec.dataset].name]["weights"] = backbones.weights_identity(str(spec.backbone),
@@ -147,6 +148,18 @@ def outline(spec: RunSpec) -> Dataset:
     return Dataset(entry.name, None, list(entry.domains), list(entry.classes), list(entry.letters), [], none, none,
                    spec.image_size or entry.image_size, entry.augment, entry.eval_every, entry.steps,
                    entry.lr_milestones)
+
+
+def _check_alike(specs: Sequence[RunSpec]) -> None:
+    """Refuse plans in one file that a table would mix, as runs of another plan in the folder are refused."""
+    first: dict[str, RunSpec] = {}
+    for spec in specs:
+        other = first.setdefault(spec.dataset, spec)
+        for name, words in SETTINGS.items():
+            here, there = getattr(spec, name, None), getattr(other, name, None)
+            if here != there:
+                raise UserError(f"The plans differ on {spec.dataset}, {words} {there} and {here}, and tables would mix "
+                                "their runs. Give them the same settings, or a file and a folder each.")
 
 
 def _conflict(one: Plan, other: Plan) -> bool:

@@ -157,6 +157,10 @@ def _images(prepared: Prepared, device: torch.device) -> Images:
     return _loaded[key]
 
 
+class OutOfMemory(UserError):
+    """A batch did not fit. What is left on the device, a graph half recorded above all, is unknown."""
+
+
 @contextmanager
 def _enough_memory(spec: RunSpec, sources: int) -> Iterator[None]:
     """What did not fit, and what to do, in place of an allocator's words."""
@@ -168,7 +172,7 @@ def _enough_memory(spec: RunSpec, sources: int) -> Iterator[None]:
                 and "can't allocate memory" not in words:
             raise
         size, what = int(spec.hyper_parameters["batch_size"]), re.split(r"[.;:] |\n", words)[0]
-        raise UserError(
+        raise OutOfMemory(
             f"Out of memory with {sources} x {size} images of {spec.image_size} pixels in a batch "
             f"({what or type(error).__name__}). Try --batch-size {max(size // 2, 1)}, or share the batch out over more "
             "--devices. What was saved is kept.") from None
