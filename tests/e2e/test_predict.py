@@ -50,8 +50,8 @@ def test_forms_agree_with_the_library(place: Path) -> None:
     assert result.stderr.decode().count("left out: pictures/poster/") == 2
     assert "78 images classified, 2 left out; in out/labels.csv." in result.stderr.decode()
     warned = [each["warning"] for each in objects if each["warning"]]
-    assert f"{len(warned)} with a warning, {len(warned) / 78:.1%}; of new images of the training domains 1.0% get one" in (
-        result.stderr.decode())
+    assert (f"{len(warned)} with a warning, {len(warned) / 78:.1%}; of new images of the training domains 1.0% get "
+            "one") in result.stderr.decode()
     found = load_model(place / "run", "cpu").predict([place / each["file"] for each in objects])
     assert [each["warning"] for each in objects] == found.warnings
     for each, row, best in zip(objects, rows, found.top(3), strict=True):

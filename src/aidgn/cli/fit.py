@@ -28,8 +28,8 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
 @click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small].")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
               help="A hyper-parameter of the algorithm; repeatable.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at a time  [default: one per GPU; on a CPU one, or one per "
-              "core for small pictures].")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N",
+              help="Runs at a time  [default: one per GPU; on a CPU one, or one per core for small pictures].")
 @click.option("--data-dir", metavar="DIR", help="Where data sets are, if FOLDER is the name of one.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
 @click.option("--precision", default="auto", show_default=True, metavar="bfloat16|tf32|float32",
