@@ -1,10 +1,12 @@
 """Files that are never half written: written to a temporary name beside the target, then renamed over it."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from aidgn.errors import UserError
 
@@ -36,6 +38,18 @@ def written_aside(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     with written_aside(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def lock(file: IO[Any], folder: Path, wait: bool) -> bool:
+    """Hold `folder` by this open file in it, until it is closed; False if another process does and `wait` is not."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:  # Lustre, say, mounted without it
+        raise StorageError(f"{folder} cannot be locked ({error.strerror}), without which two could write to it "
+                           "at once. Choose a folder on another file system, or mount this one with flock.") from None
+    return True
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

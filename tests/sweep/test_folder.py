@@ -1,7 +1,9 @@
 """A sweep folder: what is done, running, failed and left by the disk alone, and plans that do not go together."""
 
+import errno
 import json
 import os
+import re
 import socket
 import time
 from functools import cache
@@ -12,9 +14,9 @@ import pytest
 from PIL import Image
 
 from aidgn.errors import UserError
-from aidgn.files import write_text
+from aidgn.files import StorageError, write_text
 from aidgn.sweep.agenda import Agenda, agenda
-from aidgn.sweep.attempts import SILENCE, history
+from aidgn.sweep.attempts import SILENCE, attempt, history
 from aidgn.sweep.folder import Item, SweepFolder
 from aidgn.sweep.planfile import Plan, read_plans
 from aidgn.sweep.status import lines, look
@@ -124,6 +126,19 @@ def test_stopped_between_the_two_files_of_a_plan_either_way_of_going_on_complete
         planned(tmp_path, trials=3).enter(2, None)
     agenda(read_plans(tmp_path / "sweep.yaml")[0], tmp_path).enter(2, None)
     assert [item.trial for item in SweepFolder(tmp_path).planned()[0]] == [0, 1, 2]
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    todo = planned(tmp_path)
+    monkeypatch.setattr("fcntl.flock", flock)
+    message = r"cannot be locked \(Function not implemented\).*with flock"
+    with pytest.raises(StorageError, match=message):
+        todo.enter(2, None)
+    kind, why = attempt(todo.specs[0], tmp_path, device="cpu")
+    assert kind == "stop" and re.search(message, why)  # no other run could go on either
 
 
 def test_a_run_is_called_alike_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

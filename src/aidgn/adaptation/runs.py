@@ -4,7 +4,6 @@ RUN/adaptation.jsonl has a line for every method and setting; `selected` marks t
 validation data chose. The labels of the target only ever measure.
 """
 
-import fcntl
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from aidgn.analysis.features import (
 )
 from aidgn.data.batches import Images
 from aidgn.errors import UserError
-from aidgn.files import storage_error, write_text
+from aidgn.files import lock, storage_error, write_text
 from aidgn.inference import load_model
 
 KEPT = "adaptation.jsonl"
@@ -185,7 +184,7 @@ def locked(run: Path) -> Iterator[None]:
     except OSError as error:
         raise storage_error(run / KEPT, error) from None
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file, run, wait=True)
         yield
 
 

@@ -7,7 +7,6 @@
 What is done is decided by the run folders alone.
 """
 
-import fcntl
 import json
 import os
 from collections import defaultdict
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aidgn.errors import UserError
-from aidgn.files import storage_error, write_text
+from aidgn.files import lock, storage_error, write_text
 from aidgn.sweep.attempts import History, history
 from aidgn.training.spec import RunSpec, sweep_key
 
@@ -82,7 +81,7 @@ class SweepFolder:
         except OSError as error:
             raise storage_error(self.path, error) from None
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, self.path, wait=True)
             yield
 
     def states(self, items: Sequence[Item], retries: int) -> list[State]:

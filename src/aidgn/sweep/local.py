@@ -15,6 +15,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from aidgn.data.cache import usable_cores
 from aidgn.errors import UserError
 from aidgn.sweep import attempts
 from aidgn.training.spec import RunSpec
@@ -165,7 +166,7 @@ def choose_places(device: str, workers: int | None, runs: int) -> list[Place]:
         raise UserError(f"--workers is {workers}; expected a whole number of at least 1.")
     chosen = choose_device(device)
     if chosen.type == "cpu":
-        return [Place("cpu")] * min(workers or os.cpu_count() or 1, runs)
+        return [Place("cpu")] * min(workers or usable_cores(), runs)
     import torch
 
     numbers = [chosen.index] if chosen.index is not None else list(range(torch.cuda.device_count()))

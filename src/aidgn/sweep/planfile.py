@@ -103,7 +103,7 @@ def write_plans(plans: Sequence[Plan], remarks: Sequence[str], data_dir: str | N
         entries[0]["data_dir"] = str(Path(data_dir).resolve())
     text = yaml.safe_dump(entries if len(entries) > 1 else entries[0], sort_keys=False, default_flow_style=None,
                           allow_unicode=True, width=110)
-    return "".join(f"# {remark}\n" for remark in remarks) + text
+    return "".join(f"# {' '.join(remark.split())}\n" for remark in remarks) + text  # a folder may be called anything
 
 
 KINDS = {"datasets": "texts", "algorithms": "texts", "targets": "texts", "leave_one_out": "yes or no",

@@ -11,7 +11,6 @@ Progress has one commit point, the renaming of `state.pt`, which knows how long 
 are dropped and measured again. The end has one commit point, the renaming of `last.safetensors`.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -26,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aidgn.errors import UserError
-from aidgn.files import storage_error, write_text, written_aside
+from aidgn.files import lock, storage_error, write_text, written_aside
 
 
 class Busy(UserError):
@@ -54,11 +53,9 @@ class RunFolder:
         except OSError as error:
             raise storage_error(self.path, error) from None
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock(file, self.path, wait=False):
                 raise Busy(f"Another process is training this run: {self.path} is locked. "
-                           "Wait for it, or stop it, and run the same command again to continue.") from None
+                           "Wait for it, or stop it, and run the same command again to continue.")
             yield
 
     def about(self, identity: Mapping[str, Any]) -> dict[str, Any]:
