@@ -16,7 +16,7 @@ import numpy as np
 from aidgn import backbones
 from aidgn.data import CATALOGUE, Dataset
 from aidgn.data.cache import Prepared
-from aidgn.data.dataset import count, same_images
+from aidgn.data.dataset import SMALL_SIDE, count, same_images
 from aidgn.data.decoding import longest_side
 from aidgn.errors import UserError
 from aidgn.files import write_text, written_aside
@@ -29,7 +29,6 @@ ON_CPU = "resnet18.tv_in1k"  # a fifth of the work of ResNet-50
 SAMPLE = 200  # images whose headers tell how large they are
 FEW = 10  # images of a class, below which it can hardly be learnt
 LEAST = 5  # images of a domain, for a fifth of them is set aside
-SMALL_SIDE = 64  # up to here a small network from scratch suits
 
 
 # The folder -----------------------------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def plan(dataset: Dataset, folder: str, algorithm: str, *, quick: bool = False, 
     Steps grow with the square root of the number N of images: 40 sqrt(N), from 300 to 15,000; quick: 10 sqrt(N), from
     100 to 2,000, the network's last stage alone, and on a CPU smaller images in smaller batches."""
     on_cpu, values = choose_device(device).type == "cpu", dict(hyper_parameters or {})
-    small = dataset.image_size <= SMALL_SIDE
+    small = dataset.small
     backbone = given.pop("backbone", None) or (backbones.SMALL if small else ON_CPU if on_cpu else backbones.DEFAULT)
     weights = given.pop("weights", None) or ("none" if backbone == backbones.SMALL else "hub")
     steps, most = (10, 2000) if quick else (40, 15000)
@@ -166,11 +165,6 @@ def fetch_weights(job: Job) -> None:
     """Get the initial weights, once for all runs; an error if they are not to be had."""
     spec = job.finals[job.preferred]
     backbones.create(str(spec.backbone), weights=spec.weights)
-
-
-def workers(device: str) -> int | None:
-    """Large networks use all cores of a CPU by themselves."""
-    return 1 if choose_device(device).type == "cpu" else None
 
 
 def quick_size(size: int, device: str) -> int:

@@ -265,20 +265,23 @@ def test_workers_share_the_gpus_in_turn(numbers: list[int], workers: int | None,
 
 
 def test_places_of_a_machine_with_gpus_and_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert local.choose_places("cpu", 3, 10) == [local.Place("cpu")] * 3
+    specs = [RunSpec("digits", image_size=28)] * 10_000
+    assert local.choose_places("cpu", 3, specs[:10]) == [local.Place("cpu")] * 3
     cores = os.sched_getaffinity(0)  # of which a container or a job may have but some
-    assert len(local.choose_places("cpu", None, 10_000)) == len(cores)
+    assert len(local.choose_places("cpu", None, specs)) == len(cores)
     try:
         os.sched_setaffinity(0, {min(cores)})
-        assert len(local.choose_places("cpu", None, 10_000)) == 1
+        assert len(local.choose_places("cpu", None, specs)) == 1
     finally:
         os.sched_setaffinity(0, cores)
-    assert len(local.choose_places("cpu", 8, 2)) == 2  # not more than runs
+    assert len(local.choose_places("cpu", 8, specs[:2])) == 2  # not more than runs
+    large = [RunSpec("photos/", image_size=224)] * 10
+    assert len(local.choose_places("cpu", None, large)) == 1 and len(local.choose_places("cpu", 2, large)) == 2
     monkeypatch.setattr("aidgn.training.featurizer.choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [place.visible for place in local.choose_places("cuda", None, 10)] == list("01234567")
-    assert [place.visible for place in local.choose_places("cuda:5", 2, 10)] == ["5", "5"]
+    assert [place.visible for place in local.choose_places("cuda", None, large)] == list("01234567")
+    assert [place.visible for place in local.choose_places("cuda:5", 2, large)] == ["5", "5"]
 
 
 def test_a_worker_sees_its_own_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,7 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
 
     with SweepDisplay(specs) as progress:
         def train(first: int, number: int) -> None:
-            chosen_workers = workers or (None if dataset.small else fitting.workers(device))
-            failed = run_all(specs[first:first + number], place / "runs", workers=chosen_workers, device=device,
+            failed = run_all(specs[first:first + number], place / "runs", workers=workers, device=device,
                              precision=precision, data_dir=data_dir,
                              on_event=lambda run, kind, what: progress.update(first + run, kind, what))
             if failed:

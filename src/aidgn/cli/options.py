@@ -44,8 +44,9 @@ def launcher_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Where a sweep's runs are trained; what is given of these reaches the function as `launcher_settings`."""
     options = {
         "workers": click.option("--workers", type=int, metavar="N",
-                                help="Worker processes; more than GPUs share them  [default: one per GPU, or per core "
-                                     "on the CPU; with ray as many as there is room for; with slurm no limit]."),
+                                help="Worker processes; more than GPUs share them  [default: one per GPU; on the CPU "
+                                     "one per core, or one for large images; with ray as many as there is room for; "
+                                     "with slurm no limit]."),
         "ray_address": click.option("--ray-address", metavar="HOST:PORT",
                                     help="A Ray cluster  [default: $RAY_ADDRESS, else one is started here]."),
         "gpus_per_run": click.option("--gpus-per-run", type=float, metavar="N",

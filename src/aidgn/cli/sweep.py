@@ -13,6 +13,7 @@ from aidgn.errors import UserError
 if TYPE_CHECKING:
     from aidgn.sweep.agenda import Agenda
     from aidgn.sweep.planfile import Plan
+    from aidgn.training import RunSpec
 
 LONG = 15 * 60  # seconds: what takes longer is asked about
 ALIKE = 5  # runs that fail alike before any is done: the others would too
@@ -78,7 +79,7 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
         todo.check()
     todo.look(retries)
     numbers = todo.of_kind("left", "running", *(["failed"] if retry_failed else []))
-    places_at_once = count_workers(launcher, device, workers, len(numbers)) if numbers else 1
+    places_at_once = count_workers(launcher, device, workers, [todo.specs[number] for number in numbers])
     seconds = say_plan(todo, numbers, places_at_once, dry_run)
     if dry_run:
         return
@@ -179,11 +180,11 @@ def find_launcher(name: str, settings: dict[str, Any]) -> Any:
     return run_all
 
 
-def count_workers(launcher: str, device: str, workers: int | None, runs: int) -> int:
+def count_workers(launcher: str, device: str, workers: int | None, specs: "list[RunSpec]") -> int:
     """How many runs are trained at once, as far as it is known beforehand."""
     from aidgn.sweep.local import choose_places
 
-    return len(choose_places(device, workers, runs)) if launcher == "local" else workers or 1
+    return len(choose_places(device, workers, specs)) if launcher == "local" and specs else workers or 1
 
 
 def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) -> float | None:

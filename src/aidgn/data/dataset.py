@@ -17,6 +17,7 @@ from aidgn.data.images import IMAGE_SUFFIXES, read_image
 from aidgn.data.splits import split
 from aidgn.errors import UserError, did_you_mean
 
+SMALL_SIDE = 64  # of images that a small network from scratch suits
 LAYOUT = "A data set is a folder with one folder per domain, in each one folder per class, in these the images."
 
 
@@ -68,7 +69,7 @@ class Dataset:
     @property
     def small(self) -> bool:
         """Whether a small network trained from scratch suits the images."""
-        return self.image_size <= 64
+        return self.image_size <= SMALL_SIDE
 
     @cached_property
     def fingerprint(self) -> str:

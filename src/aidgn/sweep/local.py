@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.data.cache import usable_cores
+from aidgn.data.dataset import SMALL_SIDE
 from aidgn.errors import UserError
 from aidgn.sweep import attempts
 from aidgn.training.spec import RunSpec
@@ -50,11 +51,11 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
             workers: int | None = None, device: str = "auto", **options: Any) -> dict[int, str]:
     """Train every run; returns the errors of those that were set aside, by run number. Finished runs are not repeated.
 
-    One worker per GPU, or per core where there is none; more workers than GPUs share them. A run that fails is tried
-    again `retries` times; a worker that dies is replaced and its run continued."""
+    One worker per GPU; on the CPU one per core, or one for large images. More workers than GPUs share them. A run that
+    fails is tried again `retries` times; a worker that dies is replaced and its run continued."""
     if not specs:
         return {}
-    places = choose_places(device, workers, len(specs))
+    places = choose_places(device, workers, specs)
     context = multiprocessing.get_context("spawn")
     waiting, failed = deque(range(len(specs))), dict[int, str]()
     later: list[tuple[float, int]] = []  # when to look again at runs of other processes
@@ -158,19 +159,20 @@ def _end(worker: Worker, seconds: float) -> None:
         worker.process.join()
 
 
-def choose_places(device: str, workers: int | None, runs: int) -> list[Place]:
-    """A place for every worker: GPU by GPU in turn, or the CPU."""
+def choose_places(device: str, workers: int | None, specs: Sequence[RunSpec]) -> list[Place]:
+    """A place for every worker: GPU by GPU in turn, or the CPU, of which large images keep all cores busy by one."""
     from aidgn.training.featurizer import choose_device
 
     if workers is not None and workers < 1:
         raise UserError(f"--workers is {workers}; expected a whole number of at least 1.")
     chosen = choose_device(device)
     if chosen.type == "cpu":
-        return [Place("cpu")] * min(workers or usable_cores(), runs)
+        small = all((spec.image_size or 0) <= SMALL_SIDE for spec in specs)
+        return [Place("cpu")] * min(workers or (usable_cores() if small else 1), len(specs))
     import torch
 
     numbers = [chosen.index] if chosen.index is not None else list(range(torch.cuda.device_count()))
-    return share_gpus(numbers, workers, os.environ.get("CUDA_VISIBLE_DEVICES"))[:runs]
+    return share_gpus(numbers, workers, os.environ.get("CUDA_VISIBLE_DEVICES"))[:len(specs)]
 
 
 def share_gpus(numbers: Sequence[int], workers: int | None, visible: str | None) -> list[Place]:
