@@ -144,8 +144,8 @@ def warnings_section(model: Model) -> str:
     return (f"aidgn warns of a picture whose feature is unlike those of {len(model.novelty):,} images that were set "
             "aside from the training domains, by norm" + (" and angle" if model.novelty.weight is not None else "")
             + f". Of new pictures of the training domains {model.novelty.rate(model.false_alarms):.1%} get a false "
-            "alarm. Pictures of a new domain are unlike them by nature, so that more get one; no warning is no promise that "
-            "the label is right.")
+            "alarm. Pictures of a new domain are unlike them by nature, so that more get one; no warning is no promise "
+            "that the label is right.")
 
 
 def limits(about: dict[str, Any], sources: list[str]) -> str:

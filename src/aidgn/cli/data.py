@@ -32,7 +32,7 @@ def list_() -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-@data.command(epilog="""\b
+@data.command(short_help="Count and decode every image: what is missing, broken or twice.", epilog="""\b
 Examples:
   aidgn data check PACS
   aidgn data check photos/""")
@@ -77,15 +77,19 @@ def check(folder: str, data_dir: str | None) -> None:
     if empty:
         click.echo(f"no images in {', '.join(empty[:10])}{' ...' if len(empty) > 10 else ''}: right, if there are none")
     if dataset.ignored:
-        click.echo(f"{len(dataset.ignored)} other files are ignored: {', '.join(dataset.ignored[:5])}"
+        click.echo(f"{len(dataset.ignored)} other file{'s' * (len(dataset.ignored) != 1)} ignored: "
+                   + ", ".join(dataset.ignored[:5])
                    + (" ..." if len(dataset.ignored) > 5 else ""))
     if not found.fine:
-        raise UserError(f"{dataset.name} is not in order: {len(found.broken)} broken files, {len(found.duplicates)} "
-                        f"images in several domains, {len(found.differences)} differences from the published counts.")
+        wrong = [(len(found.broken), "broken file{}"), (len(found.duplicates), "image{} in several domains"),
+                 (len(found.contradictions), "image{} in several classes"),
+                 (len(found.differences), "difference{} from the published counts")]
+        raise UserError(f"{dataset.name} is not in order: " + ", ".join(
+            f"{number} {words.format('s' * (number != 1))}" for number, words in wrong if number) + ".")
     click.echo(f"Every image can be read{f', counts are those of {found.expected}' if found.expected else ''}.")
 
 
-@data.command(epilog="""\b
+@data.command(short_help="Fetch a data set from its mirrors and verify it.", epilog="""\b
 Example:
   aidgn data download PACS --data-dir ~/data""")
 @click.argument("name")

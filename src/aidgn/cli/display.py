@@ -54,7 +54,7 @@ class RunDisplay:
         self.done[what] = done
         began, first = self.began[what]
         speed = (done - first) / (now - began) if now > began else 0.0
-        fields = {"speed": f"{speed:.3g} {UNITS[what]}/s"} | ({"note": describe(record)} if record else {})
+        fields = {"speed": f"{rate(speed)} {UNITS[what]}/s"} | ({"note": describe(record)} if record else {})
         self.progress.update(self.tasks[what], completed=done, total=total, **fields)  # type: ignore[arg-type]
         if not self.live and done != total and now - self.said > 10:
             self.said = now
@@ -119,8 +119,13 @@ class SweepDisplay:
         self.progress.update(self.task, completed=self.done, runs=self.runs(), description=doing, left=left)
         if not self.live and now - self.said > 10:
             self.said = now
-            text = doing if kind == "prepare" else f"{self.done / self.total:.0%}, {speed:.3g} steps/s, {left}"
+            text = doing if kind == "prepare" else f"{self.done / self.total:.0%}, {rate(speed)} steps/s, {left}"
             print(f"{self.runs()}, {text}", file=sys.stderr, flush=True)
+
+
+def rate(speed: float) -> str:
+    """Three digits of a speed: '4,940', '12.3', '0.052'."""
+    return f"{speed:,.0f}" if speed >= 999.5 else f"{speed:.3g}"
 
 
 def describe(record: Mapping[str, Any]) -> str:

@@ -63,6 +63,14 @@ def serve(model: str, host: str, port: int, data: str | None, count: int, max_me
         listening.close()
 
 
+def name_of(path: Path) -> str:
+    """What the page calls a model: the name of its folder or file, unless that is one which all models have."""
+    path = path.resolve()
+    while path.name in ("model", "model.safetensors", "export"):
+        path = path.parent
+    return path.name.removesuffix(".safetensors")
+
+
 def run(listening: socket.socket, model: str, host: str, data: str | None, count: int, algorithm: str | None,
         device: str, limits: dict[str, int]) -> None:
     import uvicorn
@@ -85,7 +93,7 @@ def run(listening: socket.socket, model: str, host: str, data: str | None, count
                 raise
             note = "they are not at hand; the server's terminal says why."  # which may name folders of this machine
             click.echo(f"No map of training images: {error}", err=True)
-    name = path.resolve().stem if path.is_file() else path.resolve().name
+    name = name_of(path)
     app = create_app(loaded, space, Limits(**limits), name=name, host=host, note=note)
     server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, access_log=False, server_header=False,
                                            limit_concurrency=256, timeout_keep_alive=5, timeout_graceful_shutdown=3))

@@ -195,6 +195,12 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     kinds = [(len({spec.dataset for spec in specs}), "data set"), (len({spec.label() for spec in specs}), "algorithm"),
              (max(spec.draw for spec in specs) + 1, "draw"), (max(spec.trial for spec in specs) + 1, "trial")]
     text = ", ".join(count(number, word) for number, word in kinds)
+    values: dict[tuple[str, str, str], set[str]] = {}  # of hyper-parameters; draw 0 has those set by hand alone
+    for spec in specs:
+        for name, value in spec.hyper_parameters.items() if spec.draw == 0 else ():
+            values.setdefault((spec.dataset, spec.label(), name), set()).add(str(value))
+    varied = {name: max(len(values[key]) for key in values if key[2] == name) for _, _, name in values}
+    text += "".join(f", {number} values of {name}" for name, number in varied.items() if number > 1)
     pairs = sum(len(spec.target) > 1 for spec in specs)
     text += f", {pairs} of them with two unseen domains" if pairs else ""
     aside = todo.count("failed")

@@ -111,5 +111,5 @@ def find_entry(name: str) -> Entry:
     for entry in CATALOGUE.values():
         if squash(entry.name) == squash(name):
             return entry
-    raise UserError(f"There is no data set {name}.{did_you_mean(name, CATALOGUE)} The data sets known by name are "
-                    f"{', '.join(CATALOGUE)}; your own is given by its folder.")
+    raise UserError(f"There is no data set and no folder {name}.{did_you_mean(name, CATALOGUE)} The data sets known by "
+                    f"name are {', '.join(CATALOGUE)}; your own is given by its folder.")

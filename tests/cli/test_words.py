@@ -1,0 +1,44 @@
+"""What commands say: numbers and names as people read them."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from aidgn.cli import app
+from aidgn.cli.display import rate
+from aidgn.cli.serve import name_of
+
+
+def test_speeds_have_three_digits_and_no_exponent() -> None:
+    found = [rate(speed) for speed in (4941.2, 999.6, 999.4, 12.34, 0.0522)]
+    assert found == ["4,941", "1,000", "999", "12.3", "0.0522"]
+
+
+@pytest.mark.parametrize(("path", "name"), [("runs/fit-photos/model", "fit-photos"),
+                                            ("shelf/model.safetensors", "shelf"),
+                                            ("runs/fit-a/model/export/model.safetensors", "fit-a"),
+                                            ("cats.safetensors", "cats"), ("runs/digits-ERM-1.5", "digits-ERM-1.5")])
+def test_a_model_is_called_by_a_name_of_its_own(path: str, name: str) -> None:
+    assert name_of(Path(path)) == name
+
+
+def test_a_plan_says_how_its_runs_come_about(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("{datasets: [digits], algorithms: [AIDGN, ERM], targets: [ink], trials: 2, draws: 2, "
+                    f"hyper_parameters: {{AIDGN: {{kappa: [10, 30]}}}}, out: {tmp_path / 'runs'}}}")
+    said = CliRunner().invoke(app, ["sweep", str(plan), "--dry-run"]).output
+    # Per draw and trial: AIDGN with either kappa, and ERM. What draws vary is not set by hand.
+    assert "12 runs: 1 data set, 2 algorithms, 2 draws, 2 trials, 2 values of kappa. 0 finished, 12 to do." in said
+
+
+def test_a_check_counts_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
+    for number, place in enumerate(("a/x", "a/y", "b/x", "b/y")):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (9, 9), (50 * number, 0, 0)).save(tmp_path / place / "1.png")
+    (tmp_path / "a" / "x" / "2.png").write_text("no picture")
+    (tmp_path / "notes.txt").touch()
+    found = CliRunner().invoke(app, ["data", "check", str(tmp_path)])
+    assert "\n1 other file ignored: notes.txt" in found.output
+    assert str(found.exception).endswith(" is not in order: 1 broken file.")
