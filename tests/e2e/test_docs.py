@@ -34,21 +34,61 @@ def run_or_written(block: re.Match[str]) -> bool:
     return not block["skip"]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"
-                                  and any(map(run_or_written, blocks(page)))], ids=name)
-def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
-    bin_folder = str(Path(sys.executable).parent)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120",
-                   "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+RUN = pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"
+                                       and any(map(run_or_written, blocks(page)))], ids=name)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in, with `aidgn` and `python` of these tests on the path."""
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def execute(*command: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL)
+    assert result.returncode == 0, f"{command[-1]}\n{result.stdout}\n{result.stderr}"
+
+
+FEWER = {"sweep": ["--workers", "1"], "fit": ["--workers", "1"], "report": ["--points", "100"],
+         "diagnose": ["--permutations", "99"]}
+
+
+@RUN
+def test_blocks_of_a_page_run_in_order_with_few_steps(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which has imported everything already: few steps, workers and points of t-SNE."""
+    from aidgn.cli import app
+
+    monkeypatch.setattr(sys.modules["aidgn.cli.diagnose"], "POINTS", 120)
     for block in filter(run_or_written, blocks(page)):
         if block["title"]:
-            (tmp_path / block["title"]).write_text(code(block), encoding="utf-8")
-            continue
-        command = ["bash", "-euo", "pipefail", "-c", block["text"]] if block["language"] == "sh" else \
-            [sys.executable, "-c", code(block)]
-        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
-                                stdin=subprocess.DEVNULL)
-        assert result.returncode == 0, f"{block['text']}\n{result.stdout}\n{result.stderr}"
+            (place / block["title"]).write_text(code(block), encoding="utf-8")
+        elif block["language"] == "python":
+            exec(compile(code(block), f"{name(page)}: a block", "exec"), {"__name__": "__main__"})
+        for line in block["text"].splitlines() if block["language"] == "sh" else []:
+            program, *words = shlex.split(line)
+            if program != "aidgn":
+                execute(program, *words)
+                continue
+            words = [found for word in words
+                     for found in (sorted(map(str, place.glob(word))) if "*" in word else [word])]
+            if "--steps" in words:
+                words[words.index("--steps") + 1] = "4"
+            app([*words, *FEWER.get(words[0], ())], standalone_mode=False)
+
+
+@RUN
+@pytest.mark.slow
+def test_blocks_of_a_page_run_in_order(page: Path, place: Path) -> None:
+    for block in filter(run_or_written, blocks(page)):
+        if block["title"]:
+            (place / block["title"]).write_text(code(block), encoding="utf-8")
+        elif block["language"] == "sh":
+            execute("bash", "-euo", "pipefail", "-c", block["text"])
+        else:
+            execute(sys.executable, "-c", code(block))
 
 
 LINES = [(name(page), line) for page in PAGES for block in blocks(page) if block["language"] == "sh"
