@@ -9,7 +9,7 @@ RATE = 2e-3  # for both, so that it is the objectives that are compared
 POINTS, PERMUTATIONS = 500, 199  # of the report: fewer than otherwise, for the time they take
 
 
-@click.command(short_help="The whole story on handwritten digits, in about a minute.", epilog="""\b
+@click.command(short_help="The whole story on handwritten digits, in a minute or two.", epilog="""\b
 Example:
   aidgn demo""")
 @click.option("--out", default="runs/demo", show_default=True, metavar="DIR", help="Where run folders are.")
@@ -17,7 +17,7 @@ Example:
 @click.option("--trials", default=3, show_default=True, metavar="N", help="Repetitions with other splits and seeds.")
 def demo(out: str, steps: int | None, trials: int) -> None:
     """ERM and AIDGN on handwritten digits in four visual styles, each style unseen once: trained, compared in a table,
-    and looked into in a report to open in a browser. About a minute on a laptop.
+    and looked into in a report to open in a browser. A minute or two on a laptop.
 
     Run again, it continues what was interrupted and shows what is finished."""
     import os

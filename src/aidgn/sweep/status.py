@@ -85,8 +85,8 @@ def lines(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
     """The status in words."""
     counts = status.counts
     machines = ", ".join(f"{number} on {host}" for host, number in sorted(status.workers.items()))
-    text = [f"{folder.path}: {status.total} runs, {status.fraction:.0%} of the steps" if status.fraction else
-            f"{folder.path}: {status.total} runs",
+    text = [f"{folder.path}: {status.total} run{'s' * (status.total != 1)}"
+            + (f", {status.fraction:.0%} of the steps" if status.fraction else ""),
             f"  done       {counts['done']:>6}",
             f"  running    {counts['running']:>6}" + (f"   {machines}" if machines else ""),
             f"  failed     {counts['failed']:>6}",
