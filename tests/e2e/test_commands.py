@@ -1,10 +1,11 @@
-"""Whole commands, as a person types them."""
+"""Whole commands, as a person types them: one in a process of its own, most in this one, as importing takes long."""
 
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,7 @@ import pytest
 from PIL import Image
 
 AIDGN = [sys.executable, "-m", "aidgn"]
-
-
-def aidgn(*arguments: str, cwd: Path, ok: bool = True) -> subprocess.CompletedProcess:
-    result = subprocess.run([*AIDGN, *arguments], capture_output=True, text=True, cwd=cwd, timeout=300,
-                            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"})
-    assert (result.returncode == 0) == ok, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
-    return result
+Aidgn = Callable[..., subprocess.CompletedProcess]  # the fixture, in conftest.py
 
 
 def folder_of_images(root: Path, domains: tuple[str, ...] = ("a", "b", "c"), per_class: int = 5) -> Path:
@@ -33,39 +27,43 @@ def folder_of_images(root: Path, domains: tuple[str, ...] = ("a", "b", "c"), per
     return root
 
 
-def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
-    seconds = []
+def test_help_is_quick_and_imports_nothing_heavy(aidgn: Aidgn) -> None:
+    seconds, bare = [], []
     for _ in range(5):
         began = time.perf_counter()
-        text = aidgn("--help", cwd=tmp_path).stdout
-        seconds.append(time.perf_counter() - began)
+        text = aidgn("--help", own_process=True).stdout
+        between = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        seconds.append(between - began)
+        bare.append(time.perf_counter() - between)
     for command in ("demo", "train", "sweep", "table", "algorithms", "data"):
         assert command in text
-    listed = subprocess.run([sys.executable, "-X", "importtime", *AIDGN[1:], "--help"], capture_output=True, text=True,
-                            cwd=tmp_path).stderr
+    listed = subprocess.run([sys.executable, "-X", "importtime", *AIDGN[1:], "--help"], capture_output=True,
+                            text=True).stderr
     assert "torch" not in listed and "numpy" not in listed
-    assert min(seconds) < 0.3 * (2 if os.getloadavg()[0] > 1.5 else 1)
+    assert min(seconds) < max(0.3, 10 * min(bare))  # the latter on a slow or busy machine
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "sweep", "status", "table", "algorithms", "data check",
                                      "data download", "data prepare"])
-def test_every_command_has_help_with_an_example(command: str, tmp_path: Path) -> None:
-    text = aidgn(*command.split(), "--help", cwd=tmp_path).stdout
+def test_every_command_has_help_with_an_example(command: str, aidgn: Aidgn) -> None:
+    text = aidgn(*command.split(), "--help").stdout
     assert "Example" in text and f"aidgn {command}" in text
 
 
-def test_train_and_table_on_the_embedded_digits(tmp_path: Path) -> None:
+def test_train_and_table_on_the_embedded_digits(aidgn: Aidgn, tmp_path: Path) -> None:
     for algorithm in ("ERM", "AIDGN"):
         result = aidgn("train", "digits", "--algorithm", algorithm, "--target", "chalk", "--steps", "6",
-                       "--eval-every", "3", "--batch-size", "8", "--set", "weight_decay=0.001", cwd=tmp_path)
+                       "--eval-every", "3", "--batch-size", "8", "--set", "weight_decay=0.001",
+                       own_process=algorithm == "AIDGN")
         assert "chalk (never seen in training):" in result.stdout and "Run folder: runs/digits-" in result.stdout
     folders = list((tmp_path / "runs").iterdir())
     assert len(folders) == 2
     record = json.loads((folders[0] / "results.jsonl").read_text().splitlines()[-1])
     assert record["step"] == 6 and record["hparams"]["weight_decay"] == 0.001 and record["hparams"]["batch_size"] == 8
-    table = aidgn("table", "runs", cwd=tmp_path).stdout
+    table = aidgn("table", "runs").stdout
     assert "ERM" in table and "AIDGN" in table and "digits" in table
-    markdown = aidgn("table", "runs", "--markdown", cwd=tmp_path).stdout
+    markdown = aidgn("table", "runs", "--markdown").stdout
     accuracy = 100 * next(json.loads(line) for line in (folders[0] / "results.jsonl").read_text().splitlines()
                           if json.loads(line)["step"] == selected_step(folders[0]))["env1_in_acc"]
     assert f"{accuracy:.1f}" in markdown
@@ -77,45 +75,48 @@ def selected_step(folder: Path) -> int:
     return records[int(np.argmax(means))]["step"]
 
 
-def test_demo_from_start_to_table_and_again(tmp_path: Path) -> None:
-    first = aidgn("demo", "--steps", "4", "--trials", "1", cwd=tmp_path)
+def test_demo_from_start_to_table_and_again(aidgn: Aidgn, tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["aidgn.cli.demo"], "POINTS", 60)  # of t-SNE, for speed
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # as many workers
+    first = aidgn("demo", "--steps", "4", "--trials", "1")
     assert "24 runs" not in first.stderr and ": 8 runs" in first.stderr
     for word in ("ERM", "AIDGN", "runs/demo/report.html", "Try next"):
         assert word in first.stdout
     assert len(list((tmp_path / "runs" / "demo").glob("*/run.json"))) == 8
-    again = aidgn("demo", "--steps", "4", "--trials", "1", cwd=tmp_path)
+    again = aidgn("demo", "--steps", "4", "--trials", "1")
     assert again.stdout == first.stdout
 
 
-def test_own_folder_with_a_broken_image(tmp_path: Path) -> None:
+def test_own_folder_with_a_broken_image(aidgn: Aidgn, tmp_path: Path) -> None:
     root = folder_of_images(tmp_path / "my photos")
     (root / "a" / "dark" / "0.jpg").write_bytes((root / "a" / "dark" / "0.jpg").read_bytes()[:300])
     command = ("train", str(root), "--target", "c", "--algorithm", "ERM", "--backbone", "small", "--steps", "2",
                "--batch-size", "2")
-    result = aidgn(*command, cwd=tmp_path, ok=False)
+    result = aidgn(*command, ok=False)
     assert result.returncode == 2 and "a/dark/0.jpg" in result.stderr and "--skip-broken" in result.stderr
     assert not list(tmp_path.rglob("results.jsonl"))
-    aidgn(*command, "--skip-broken", cwd=tmp_path)
+    aidgn(*command, "--skip-broken")
     record = json.loads(next(tmp_path.rglob("results.jsonl")).read_text().splitlines()[-1])
     assert record["args"]["skipped"] == 1
 
 
-def test_data_check(tmp_path: Path) -> None:
+def test_data_check(aidgn: Aidgn, tmp_path: Path) -> None:
     root = folder_of_images(tmp_path / "photos")
-    fine = aidgn("data", "check", "photos", cwd=tmp_path).stdout
+    fine = aidgn("data", "check", "photos").stdout
     assert "30 images" in fine and "Every image can be read" in fine
     (root / "b" / "light" / "1.jpg").write_text("not an image")
     (root / "c" / "dark" / "9.jpg").write_bytes((root / "a" / "dark" / "1.jpg").read_bytes())
-    result = aidgn("data", "check", "photos", cwd=tmp_path, ok=False)
+    result = aidgn("data", "check", "photos", ok=False)
     assert "b/light/1.jpg" in result.stdout and "a/dark/1.jpg, c/dark/9.jpg" in result.stdout
 
 
-def test_lists(tmp_path: Path) -> None:
-    names = aidgn("data", "list", cwd=tmp_path).stdout
+def test_lists(aidgn: Aidgn) -> None:
+    names = aidgn("data", "list").stdout
     assert all(name in names for name in ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "digits"))
-    names = aidgn("algorithms", cwd=tmp_path).stdout
+    names = aidgn("algorithms").stdout
     assert all(name in names for name in ("ERM", "AIDGN", "AIDGN-noR", "AIDGN-release"))
-    one = aidgn("algorithms", "AIDGN", cwd=tmp_path).stdout
+    one = aidgn("algorithms", "AIDGN").stdout
     assert "mu_star" in one and "410" in one and "U[0.05, 0.5]" in one
 
 
@@ -131,7 +132,7 @@ def test_lists(tmp_path: Path) -> None:
     (("algorithms", "ERN"), "Did you mean ERM"),
     (("data", "download", "PAC"), "PACS"),
 ])
-def test_mistakes_get_one_clear_sentence(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    result = aidgn(*arguments, cwd=tmp_path, ok=False)
+def test_mistakes_get_one_clear_sentence(arguments: tuple[str, ...], words: str, aidgn: Aidgn, tmp_path: Path) -> None:
+    result = aidgn(*arguments, ok=False)
     assert result.returncode == 2 and words in result.stderr
     assert not list(tmp_path.rglob("run.json"))
