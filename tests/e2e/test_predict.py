@@ -1,11 +1,13 @@
 """aidgn predict, as a person types it."""
 
 import csv
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from aidgn.data import load_dataset
 from aidgn.inference import load_model
 from aidgn.training import RunSpec, train
 
+Aidgn = Callable[..., subprocess.CompletedProcess]
 DIGITS = load_dataset("digits")
 
 
@@ -36,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predict(place: Path, *arguments: str, code: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess:
     result = subprocess.run([sys.executable, "-m", "aidgn", "predict", *arguments], capture_output=True, cwd=place,
-                            timeout=120, input=stdin, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                            timeout=900, input=stdin, env={**os.environ, "OMP_NUM_THREADS": "1"})
     errors = result.stderr.decode()
     assert result.returncode == code and "Traceback" not in errors, errors
     return result
@@ -76,16 +79,24 @@ def test_table_list_and_pattern(place: Path) -> None:
     assert b"left out: missing.png does not exist." in result.stderr
 
 
-def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path) -> None:
+@pytest.fixture
+def here(place: Path, monkeypatch: pytest.MonkeyPatch, aidgn: Aidgn) -> Aidgn:
+    """`aidgn predict`, in this process, typed in that folder."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    return lambda *arguments, ok=True: aidgn("predict", *arguments, ok=ok)
+
+
+def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path, here: Aidgn) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (28, 28, 3), dtype=np.uint8)
     Image.fromarray(noise).save(place / "noise.png")
-    result = predict(place, "run", "noise.png", "--false-alarms", "0.9999")  # anything but the most usual image
-    assert b"unlike the training images (p = " in result.stdout and b"1 with a warning" in result.stderr
+    result = here("run", "noise.png", "--false-alarms", "0.9999")  # anything but the most usual image
+    assert "unlike the training images (p = " in result.stdout and "1 with a warning" in result.stderr
     older = Path(shutil.copytree(place / "run", place / "older"))
     (older / "novelty.json").unlink()
-    result = predict(place, "older", "noise.png", "--csv", "-")
-    assert result.stdout.splitlines()[0] == b"file,label,probability"
-    assert b"Warnings about images unlike the training ones are not available" in result.stderr
+    result = here("older", "noise.png", "--csv", "-")
+    assert result.stdout.splitlines()[0] == "file,label,probability"
+    assert "Warnings about images unlike the training ones are not available" in result.stderr
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -96,10 +107,10 @@ def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path) -> None:
     (("run", "pictures", "--csv", "-", "--json"), "choose one"),
     (("run",), "IMAGES"),
 ])
-def test_mistakes_get_one_clear_sentence(arguments: tuple[str, ...], words: str, place: Path) -> None:
-    result = predict(place, *arguments, code=2)
-    assert words in result.stderr.decode() and not result.stdout
+def test_mistakes_get_one_clear_sentence(arguments: tuple[str, ...], words: str, here: Aidgn) -> None:
+    result = here(*arguments, ok=False)
+    assert result.returncode == 2 and words in result.stderr and not result.stdout
 
 
-def test_help_has_examples(place: Path) -> None:
-    assert b"aidgn predict RUN photos/ --csv labels.csv" in predict(place, "--help").stdout
+def test_help_has_examples(here: Aidgn) -> None:
+    assert "aidgn predict RUN photos/ --csv labels.csv" in here("--help").stdout
