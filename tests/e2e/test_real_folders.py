@@ -317,7 +317,7 @@ def test_no_permission_to_read(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
     result = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER, str(root), str(tmp_path / "cache")],
-                            capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                            capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
     (closed / "barn" / "dark").chmod(0o755)
     lines = dict(line.split(": ", 1) for line in result.stdout.splitlines())
     assert result.returncode == 0, result.stderr

@@ -25,7 +25,6 @@ from aidgn.sweep.local import run_all
 from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
 
-WORKERS = 2
 SCRIPT = """
 import json, multiprocessing, sys
 from aidgn.sweep import plan
@@ -80,7 +79,7 @@ def events(process: subprocess.Popen) -> Iterator[tuple[int, str, Any, list[int]
 
 def ended(process: subprocess.Popen) -> str:
     """Wait until the process and all its children are gone (they hold its output open); what it said of errors."""
-    _, errors = process.communicate(timeout=90)
+    _, errors = process.communicate(timeout=300)
     assert "Traceback" not in errors, errors
     return errors
 
@@ -173,7 +172,8 @@ def test_no_workers_is_a_mistake(tmp_path: Path) -> None:
 
 def test_ctrl_c_and_a_killed_parent_lose_nothing(tmp_path: Path) -> None:
     """State is saved once a minute, so what is saved here is saved because of the end."""
-    sweep, out = {**SWEEP, "algorithms": ["AIDGN"], "targets": ["poster"], "steps": 40}, tmp_path / "disturbed"
+    out = tmp_path / "disturbed"
+    sweep = {**SWEEP, "algorithms": ["AIDGN"], "targets": ["poster"], "steps": 200, "eval_every": 20}
     process = start(sweep, out)
     next(event for event in events(process) if event[1] == "step" and event[2] > 0)
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C goes to the workers too
@@ -186,12 +186,11 @@ def test_ctrl_c_and_a_killed_parent_lose_nothing(tmp_path: Path) -> None:
     ended(process)
     assert process.returncode == -signal.SIGKILL
     second, = saved_steps(out)
-    assert 0 < first < second < 40
+    assert 0 < first < second < 200
 
-    assert run_all(plan(**sweep), out, workers=WORKERS, device="cpu") == {}
-    assert records(out) == one_by_one(plan(**sweep), tmp_path / "undisturbed")
+    assert one_by_one(plan(**sweep), out) == one_by_one(plan(**sweep), tmp_path / "undisturbed")
     log = next(out.glob("*/log.txt")).read_text()
-    assert f"continued at step {first} of 40" in log and f"continued at step {second} of 40" in log
+    assert f"continued at step {first} of 200" in log and f"continued at step {second} of 200" in log
 
 
 def test_a_signal_to_all_processes_at_once_lets_runs_be_saved(tmp_path: Path) -> None:
@@ -202,7 +201,8 @@ def test_a_signal_to_all_processes_at_once_lets_runs_be_saved(tmp_path: Path) ->
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGTERM)
     ended(process)
-    assert saved_steps(tmp_path) == [1]
+    step, = saved_steps(tmp_path)
+    assert 0 < step < SWEEP["steps"]
 
 
 @pytest.mark.parametrize(("kills", "changes"), [
@@ -237,10 +237,9 @@ def test_kills_at_random_moments(kills: int, changes: dict[str, Any], tmp_path: 
             os.killpg(process.pid, signal.SIGINT)
         ended(process)
     specs = plan(**sweep)
-    process = start(sweep, out)
-    assert Counter(run for run, kind, *_ in events(process) if kind == "done") == dict.fromkeys(range(len(specs)), 1)
-    ended(process)
-    assert process.returncode == 0
+    seen: list[tuple[int, str]] = []
+    assert run_all(specs, out, workers=1, on_event=lambda run, kind, _: seen.append((run, kind)), device="cpu") == {}
+    assert Counter(run for run, kind in seen if kind == "done") == dict.fromkeys(range(len(specs)), 1)
     found = records(out)
     assert len(found) == len(specs) and found == one_by_one(specs, tmp_path / "undisturbed")
     shown = [[table.to_markdown() for table in tables(read_runs(folder), "training", "sd", False)]

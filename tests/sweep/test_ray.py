@@ -127,13 +127,16 @@ class Sweep:
             yield self.seen[-1]
 
     def until(self, kind: str, more_than: Any = 0) -> None:
-        next(event for event in self.events() if event[1] == kind and (kind != "step" or event[2] > more_than))
+        for event in self.events():
+            if event[1] == kind and (kind != "step" or event[2] > more_than):
+                return
+        raise AssertionError(self.process.communicate(timeout=300)[1])
 
     def end(self) -> int:
         """Wait for it; its exit code. It must have said nothing but events."""
         for _ in self.events():
             pass
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=300)
         assert errors == ""
         return self.process.returncode
 

@@ -76,7 +76,7 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def eventually(what: Callable[[], Any], seconds: float = 60) -> Any:
+def eventually(what: Callable[[], Any], seconds: float = 180) -> Any:
     until = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < until, "it did not come to pass"
