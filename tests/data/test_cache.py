@@ -460,7 +460,9 @@ def test_waiting_shows_how_far_the_other_is(tmp_path: Path) -> None:
         waiting = threading.Thread(target=prepare, args=(dataset,), kwargs={
             "on_progress": lambda done, total: seen.append((done, total))})
         waiting.start()
-        time.sleep(0.3)
+        deadline = time.monotonic() + 60
+        while not seen and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert seen and set(seen) == {(11, 12)}
         assert prepare(dataset.without([0])).decoded == 0  # who needs nothing new does not wait
     waiting.join()

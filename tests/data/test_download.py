@@ -410,12 +410,14 @@ download("PACS", {str(tmp_path)!r}, sources={{"PACS": Source(entry, (Mirror("m",
 
 def test_two_at_once_download_it_once(server: Server, tmp_path: Path) -> None:
     route, mirror = simple(server)
+    said: list[str] = []
 
     def slowly(handler: Handler) -> None:
-        time.sleep(0.3)
+        deadline = time.monotonic() + 60
+        while not any("waiting" in text for text in said) and time.monotonic() < deadline:
+            time.sleep(0.01)
         handler.send(route)
     route.first = [slowly]
-    said: list[str] = []
     threads = [threading.Thread(target=get, args=(source_of(ENTRY, mirror), tmp_path),
                                 kwargs={"on_message": said.append}) for _ in range(2)]
     for thread in threads:

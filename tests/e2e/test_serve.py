@@ -132,7 +132,7 @@ def load(server: Server, run: Path, requests: int, large: int) -> None:
     busy = Counter(status for _, status, wanted in found if status != wanted)
     assert set(busy) <= {429, 503}, Counter(found)  # too busy is a proper answer; a wrong one is not
     assert sum(busy.values()) < requests / 2, Counter(found)
-    assert took < 100 and server.process.poll() is None
+    assert took < 300 and server.process.poll() is None
     assert server.memory() - before < 200 + 45 * large  # MB; fifty decoded panoramas would be 3,000 for each 10
     health = httpx.get(f"{server.url}/api/health").json()
     assert health["working"] == health["waiting"] == 0
@@ -159,7 +159,7 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
         for _ in range(5):  # more than may be in work: they must not stay in it
             with socket.create_connection(("127.0.0.1", int(port))) as leaver:
                 leaver.sendall(head)
-        with socket.create_connection(("127.0.0.1", int(port)), timeout=20) as dawdler:
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=120) as dawdler:
             dawdler.sendall(head)
             assert send(server, ("a.png", encoded(DIGITS.pixels[0]))).status_code == 200
             answer = b""
@@ -177,7 +177,7 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
         assert len(list(tmp_path.glob("aidgn-serve-*"))) == 1
         began = time.monotonic()
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(20) == 0 and time.monotonic() - began < 15
+        assert server.process.wait(120) == 0 and time.monotonic() - began < 60
         assert server.process.stderr.read() == "Stopped.\n"
     assert not list(tmp_path.glob("aidgn-serve-*"))
 

@@ -157,9 +157,9 @@ def test_the_command_is_killed_and_watched_from_another_process(tmp_path: Path) 
                              env=environment, stdout=subprocess.PIPE, text=True)
     assert "2 on " in aidgn("status", "runs").output
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert "no process is at work" in aidgn("status", "runs").output
     subprocess.run(command, env=environment, check=True)
     assert len(runs()) == 4
-    said, _ = watch.communicate(timeout=60)
+    said, _ = watch.communicate(timeout=300)
     assert "no process is at work" in said and "4 done, 0 running, 0 failed, 0 left" in said.splitlines()[-1]

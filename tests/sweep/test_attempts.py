@@ -132,7 +132,7 @@ def test_who_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_signs_of_life_while_a_run_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object, on_progress, **__: object) -> Path:
         on_progress("train", 7, 100, None)
-        time.sleep(0.5)
+        time.sleep(1.5)
         on_progress("train", 9, 100, None)
         return tmp_path / "folder"
     monkeypatch.setattr(attempts, "BEAT", 0.1)
