@@ -1,4 +1,5 @@
-"""The one exception that reaches people: a mistake they can mend, said in one sentence or two, without a traceback."""
+"""The one exception that reaches people: a mistake they can mend, said in one sentence or two, without a traceback.
+And the turns of phrase that such sentences share."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -15,3 +16,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = {candidate.lower(): candidate for candidate in known}
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f" Did you mean {names[near[0]]}?" if near else ""
+
+
+def some(things: Iterable[object], most: int = 3, separator: str = ", ") -> str:
+    """The first few of them, and how many more there are."""
+    names = [str(thing) for thing in things]
+    return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def plural(number: int, word: str) -> str:
+    """'1 run', '2 runs'."""
+    return f"{number} {word}" + "s" * (number != 1)

@@ -18,7 +18,7 @@ from aidgn.data import CATALOGUE, Dataset
 from aidgn.data.cache import Prepared
 from aidgn.data.dataset import SMALL_SIDE, count, same_images
 from aidgn.data.decoding import longest_side
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural, some
 from aidgn.files import write_text, written_aside
 from aidgn.selection import read_runs, select
 from aidgn.training.featurizer import choose_device
@@ -87,16 +87,6 @@ def missing(dataset: Dataset, counts: np.ndarray) -> list[str]:
         told.append(f"Missing in some domains: {some(lacking)}. They are learnt from the others; in those domains the "
                     "estimate says nothing of them.")
     return told
-
-
-def some(things: Any, most: int = 3) -> str:
-    """The first few of them, and how many more there are."""
-    things = [str(thing) for thing in things]
-    return ", ".join(things[:most]) + (f" and {len(things) - most} more" if len(things) > most else "")
-
-
-def plural(number: int, word: str) -> str:
-    return f"{number} {word}" + "s" * (number != 1)
 
 
 # The plan -------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS, Algorithm, find
+from aidgn.algorithms.base import class_vectors
 from aidgn.data.augment import clean
 from aidgn.data.batches import to_device
 from aidgn.data.cache import usable_cores
@@ -30,7 +31,7 @@ from aidgn.data.dataset import walk
 from aidgn.data.decoding import shrunk
 from aidgn.data.images import IMAGE_SUFFIXES, UPRIGHT, orientation, to_rgb
 from aidgn.errors import UserError
-from aidgn.novelty import RATE, Novelty, class_vectors, outputs
+from aidgn.novelty import RATE, Novelty, outputs
 from aidgn.training.evaluation import CPU_BATCH
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
 from aidgn.training.folder import read_weights

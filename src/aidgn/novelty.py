@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from aidgn.algorithms import Algorithm
 from aidgn.errors import UserError
-from aidgn.objective import AngularClassifier
 
 RATE = 0.01  # of false alarms: the share of images like the sources' that get a warning
 MOST = 4000  # images kept; with them a rate of 1 % is 1 +- 0.16 %
@@ -148,13 +147,6 @@ def measures(features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
 def as_array(values: Tensor | np.ndarray) -> np.ndarray:
     return values.detach().float().cpu().numpy() if isinstance(values, Tensor) and values.is_floating_point() else (
         values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
-
-
-def class_vectors(classifier: nn.Module) -> Tensor | None:
-    """[features, C]: the vector of each class, if the classifier is a single layer."""
-    if isinstance(classifier, AngularClassifier):
-        return classifier.weight.detach()
-    return classifier.weight.detach().T if isinstance(classifier, nn.Linear) else None
 
 
 def outputs(algorithm: Algorithm, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from aidgn.adaptation.stream import check, entropy, evaluating, features
-from aidgn.algorithms.base import Algorithm
+from aidgn.algorithms.base import Algorithm, class_vectors
 from aidgn.errors import UserError
-from aidgn.objective import AngularClassifier, normalized
+from aidgn.objective import normalized
 
 
 class T3A:
@@ -73,9 +73,8 @@ class T3A:
 
 def weight_vectors(classifier: nn.Module) -> Tensor:
     """One vector per class, [C, n]."""
-    if isinstance(classifier, nn.Linear):
-        return classifier.weight
-    if isinstance(classifier, AngularClassifier):
-        return classifier.weight.T
+    vectors = class_vectors(classifier)
+    if vectors is not None:
+        return vectors.T
     raise UserError(f"T3A starts from one weight vector per class, which a classifier {type(classifier).__name__} does "
                     "not have: it needs nn.Linear or AngularClassifier. TentC takes any classifier.")

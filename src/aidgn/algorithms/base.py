@@ -19,6 +19,7 @@ from aidgn.algorithms.hyper_parameters import (
 )
 from aidgn.data.catalogue import CATALOGUE
 from aidgn.errors import UserError
+from aidgn.objective import AngularClassifier
 
 Minibatches = Sequence[tuple[Tensor, Tensor]]
 
@@ -223,6 +224,13 @@ def paired(minibatches: Minibatches, i: int, j: int) -> tuple[Tensor, Tensor, Te
     (x_i, y_i), (x_j, y_j) = minibatches[i], minibatches[j]
     n = min(len(y_i), len(y_j))
     return x_i[:n], y_i[:n], x_j[:n], y_j[:n]
+
+
+def class_vectors(classifier: nn.Module) -> Tensor | None:
+    """[n, C]: the vector of each class, if the classifier is a single layer."""
+    if isinstance(classifier, AngularClassifier):
+        return classifier.weight.detach()
+    return classifier.weight.detach().T if isinstance(classifier, nn.Linear) else None
 
 
 def random_cycle(n: int) -> list[tuple[int, int]]:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aidgn.algorithms import Algorithm
+from aidgn.algorithms.base import class_vectors
 from aidgn.data import CATALOGUE, Dataset, augment, load_dataset
 from aidgn.data.batches import Images
 from aidgn.data.cache import prepare
@@ -25,10 +26,9 @@ from aidgn.data.splits import split
 from aidgn.errors import UserError
 from aidgn.files import written_aside
 from aidgn.inference import load_model, path_to_run
-from aidgn.objective import AngularClassifier
 from aidgn.training.evaluation import CPU_BATCH
 from aidgn.training.featurizer import EVAL_BATCH, choose_device
-from aidgn.training.run import _images
+from aidgn.training.run import resident_or_streamed
 
 KEPT = "features.npz"
 VERSION = 1
@@ -142,12 +142,13 @@ def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | 
     images = open_images(run, about, data=data, data_dir=data_dir, device=device, on_progress=report)
     model = load_model(run, device, own_algorithm(about, algorithm))
     dataset, identity = images.prepared.dataset, about["identity"]
-    shape = len(dataset), len(dataset.classes)
+    shape, vectors = (len(dataset), len(dataset.classes)), class_vectors(model.network.classifier)
     found = Features(
         np.empty((0, 0), np.float32), np.empty(shape, np.float32), dataset.labels.astype(np.int64),
         dataset.domain_of.astype(np.int64), np.zeros(len(dataset), np.bool_), list(dataset.files),
         list(dataset.classes), list(dataset.domains), list(identity["target"]),
-        *class_vectors(model.network.classifier), identity["dataset"], identity["algorithm"], identity["trial"],
+        None if vectors is None else np.ascontiguousarray(vectors.float().cpu().numpy()),
+        getattr(model.network.classifier, "kappa", None), identity["dataset"], identity["algorithm"], identity["trial"],
         identity["draw"], digest)
     parts = [part for name in found.domain_names for part in found.split(name)]
     for _, out in map(found.split, found.domain_names):
@@ -202,15 +203,6 @@ def clean_transform(images: Images) -> Callable[[Tensor, Tensor], Tensor]:
         pixels.split(CPU_CHUNK), geometry.split(CPU_CHUNK), strict=True)])
 
 
-def class_vectors(classifier: nn.Module) -> tuple[np.ndarray | None, float | None]:
-    """One vector per class [n, C], and kappa of an AngularClassifier; None where the classifier has no such."""
-    if isinstance(classifier, AngularClassifier):
-        return classifier.weight.detach().float().cpu().numpy(), classifier.kappa
-    if isinstance(classifier, nn.Linear):
-        return np.ascontiguousarray(classifier.weight.detach().float().cpu().numpy().T), None
-    return None, None
-
-
 # The run and its images -----------------------------------------------------------------------------------------------
 
 def read_about(run: Path) -> dict[str, Any]:
@@ -250,7 +242,7 @@ def open_images(run: Path, about: dict[str, Any], *, data: str | Path | None, da
     if about["identity"]["data"] != f"{prepared.dataset.fingerprint[:32]}-{prepared.content}":
         raise UserError(f"The images in {dataset.root or dataset.name} are not those that {run} was trained on: files "
                         "were added, removed or changed. Say where the right ones are with --data DIR.")
-    return _images(prepared, choose_device(device))
+    return resident_or_streamed(prepared, choose_device(device))
 
 
 def find_dataset(run: Path, about: dict[str, Any], data: str | Path | None, data_dir: str | Path | None) -> Dataset:

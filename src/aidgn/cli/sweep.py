@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aidgn.cli.options import launcher_options, parse_settings, run_options
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural
 
 if TYPE_CHECKING:
     from aidgn.sweep.agenda import Agenda
@@ -194,7 +194,7 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     specs = todo.specs
     kinds = [(len({spec.dataset for spec in specs}), "data set"), (len({spec.label() for spec in specs}), "algorithm"),
              (max(spec.draw for spec in specs) + 1, "draw"), (max(spec.trial for spec in specs) + 1, "trial")]
-    text = ", ".join(count(number, word) for number, word in kinds)
+    text = ", ".join(plural(number, word) for number, word in kinds)
     values: dict[tuple[str, str, str], set[str]] = {}  # of hyper-parameters; draw 0 has those set by hand alone
     for spec in specs:
         for name, value in spec.hyper_parameters.items() if spec.draw == 0 else ():
@@ -205,7 +205,7 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     text += f", {pairs} of them with two unseen domains" if pairs else ""
     aside = todo.count("failed")
     text += f". {todo.count('done')} finished" + (f", {aside} set aside" if aside else "") + f", {len(numbers)} to do."
-    click.echo(f"{count(len(specs), 'run')}: {text}", err=not dry_run)
+    click.echo(f"{plural(len(specs), 'run')}: {text}", err=not dry_run)
     if todo.absent:
         click.echo(f"Not on this disk: {', '.join(todo.absent)}.", err=not dry_run)
     if not numbers:
@@ -214,7 +214,7 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     on_h200 = todo.h200_seconds(numbers)
     if seconds is not None:
         seconds /= workers
-        click.echo(f"About {in_words(seconds)} on {count(workers, 'worker')} of this machine, by its finished runs.",
+        click.echo(f"About {in_words(seconds)} on {plural(workers, 'worker')} of this machine, by its finished runs.",
                    err=not dry_run)
     elif on_h200 is not None and not dry_run and GPU in device_name():
         seconds = on_h200 / workers
@@ -240,7 +240,7 @@ def device_name() -> str:
 def say_end(todo: "Agenda", out: str) -> None:
     done = todo.count("done")
     verb, them = ("is", "it") if len(todo.specs) == 1 else ("are", "them")
-    click.echo(f"{done} of {count(len(todo.specs), 'run')} {verb} finished. `aidgn table {out}` shows {them}.")
+    click.echo(f"{done} of {plural(len(todo.specs), 'run')} {verb} finished. `aidgn table {out}` shows {them}.")
     if todo.others:
         click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {todo.folder.yaml}` goes on with "
                    "them.")
@@ -259,10 +259,6 @@ def failures(todo: "Agenda", out: str) -> str:
     lines = [f"  {todo.items[number]}: {last_line(todo.states[number].history.error)}" for number in numbers[:20]]
     more = [f"  and {len(numbers) - 20} more; `aidgn status {out}` lists them all"] if len(numbers) > 20 else []
     verb = "was" if len(numbers) == 1 else "were"
-    return "\n".join([f"{count(len(numbers), 'run')} failed and {verb} set aside:", *lines, *more,
+    return "\n".join([f"{plural(len(numbers), 'run')} failed and {verb} set aside:", *lines, *more,
                       f"Their errors are in {todo.folder.path / '.sweep'}. The same command with --retry-failed tries "
                       "them again."])
-
-
-def count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

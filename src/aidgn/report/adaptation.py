@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, some
 from aidgn.files import written_aside
 from aidgn.records import Run
 from aidgn.report.export import to_parquet
@@ -177,10 +177,6 @@ def _holes(groups: dict[tuple[str, str, int, int], list[Run]]) -> list[str]:
                  for algorithm in sorted({key[1] for key in keys}) for target in sorted({key[2] for key in keys})
                  for trial in sorted({key[3] for key in keys}) if (dataset, algorithm, target, trial) not in groups]
         if holes:
-            notes.append(f"{dataset} has no finished run for {len(holes)} of its places: {some(holes, '; ')}.")
+            notes.append(f"{dataset} has no finished run for {len(holes)} of its places: "
+                         f"{some(holes, separator='; ')}.")
     return notes
-
-
-def some(names: Sequence[object], separator: str = ", ") -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return separator.join(map(str, names[:5])) + more

@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms import Algorithm
+from aidgn.algorithms.base import class_vectors
 from aidgn.data import Dataset
 from aidgn.data.batches import Images
 from aidgn.data.splits import split
-from aidgn.novelty import MOST, Novelty, class_vectors, outputs
+from aidgn.novelty import MOST, Novelty, outputs
 from aidgn.training import parallel
 from aidgn.training.featurizer import EVAL_BATCH
 

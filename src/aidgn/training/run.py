@@ -97,7 +97,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                 "hparams_seed": spec.draw, "seed": seed, "steps": spec.steps, "domains": dataset.domains,
                 "backbone": spec.backbone, "weights": identity["weights"], "precision": precision,
                 "skipped": len(prepared.skipped), "task": "domain_generalization", "holdout_fraction": 0.2}
-        run = Run(spec, algorithm, _images(prepared, where), splits, sources, targets, seed, args)
+        run = Run(spec, algorithm, resident_or_streamed(prepared, where), splits, sources, targets, seed, args)
         folder.claim(identity, {"steps": spec.steps, "classes": dataset.classes, "domains": dataset.domains,
                                 "image_size": dataset.image_size, "skipped": prepared.skipped,
                                 "root": str(dataset.root.resolve()) if dataset.root else None,
@@ -148,7 +148,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
 _loaded: dict[tuple[str, str, int, torch.device], Images] = {}
 
 
-def _images(prepared: Prepared, device: torch.device) -> Images:
+def resident_or_streamed(prepared: Prepared, device: torch.device) -> Images:
     """The images on the device; those of the last run in this process, if they are the same."""
     key = prepared.content, prepared.dataset.fingerprint, prepared.dataset.image_size, device
     if key not in _loaded:
