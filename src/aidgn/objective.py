@@ -102,6 +102,15 @@ def aidgn_loss(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor
         raise ValueError("ratio='exact' divides by beta * mu_d and needs beta > 0; use ratio='linear' with beta=0.")
     check_tensors(features, labels, domains, weight)
 
+    return loss_and_margins(features, labels, domains, weight, kappa, gamma, beta, eta, mu_star, ratio, regularizer,
+                            variant, ratio_threshold)[0]
+
+
+def loss_and_margins(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor, kappa: float, gamma: float,
+                     beta: float, eta: float, mu_star: float, ratio: str = "linear", regularizer: str = "linear",
+                     variant: str = "paper", ratio_threshold: float = 1.0) -> tuple[AIDGNLoss, Tensor, Tensor]:
+    """The loss of `aidgn_loss`, its arguments not checked; and the norms r_i and margins m_i that it is made of, for
+    people to watch."""
     z, weight = in_full_precision(features, weight)
     with no_autocast(z):
         r = torch.linalg.vector_norm(z, dim=1)
@@ -117,7 +126,7 @@ def aidgn_loss(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor
         logits = perturbed_logits(cosines(z, weight), labels.long(), m, kappa)
         classification = F.cross_entropy(logits, labels.long())
         penalty = eta * penalty
-        return AIDGNLoss(classification + penalty, classification, penalty)
+        return AIDGNLoss(classification + penalty, classification, penalty), r.detach(), m.detach()
 
 
 def margin(r: Tensor, mu_d: Tensor, gamma: float, beta: float, ratio: str = "linear") -> Tensor:

@@ -6,13 +6,12 @@ authors' released code.
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join, split
 from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, one_of, uniform
 from aidgn.errors import UserError
-from aidgn.objective import AngularClassifier, aidgn_loss, domain_means, variant_margin
+from aidgn.objective import AngularClassifier, loss_and_margins
 
 LOSS_ARGUMENTS = ("kappa", "gamma", "beta", "eta", "mu_star", "ratio", "regularizer", "ratio_threshold")
 
@@ -68,11 +67,8 @@ class AIDGN(Algorithm):
         z = self.features(x)
         arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items()
                                      if name in LOSS_ARGUMENTS}
-        ids = domain_ids(minibatches)
-        loss = aidgn_loss(z, y, ids, self.classifier.weight, variant=self.variant, **arguments)
-        r = torch.linalg.vector_norm(z.detach().float(), dim=1)
-        m = variant_margin(r, domain_means(r, ids)[0], self.number("gamma"), self.number("beta"),
-                           arguments.get("ratio", "linear"), self.variant, self.number("mu_star"))
+        loss, r, m = loss_and_margins(z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant,
+                                      **arguments)
         return {"loss": loss.total, "classification": loss.classification, "regularizer": loss.regularizer,
                 "norm": r.mean(), "margin": m.mean(),
                 **{f"norm_{domain}": norms.mean() for domain, norms in enumerate(split(r, minibatches))}}
