@@ -61,6 +61,7 @@ DRAWN = {
     "angles": lambda: figures.angle_distributions(make()),
     "angles, 65 classes of long names": lambda: figures.angle_distributions(make(65, 4, "a class of a long name {}")),
     "confusion": lambda: figures.confusion_matrix(make()),
+    "confusion, names that are no formulas": lambda: figures.confusion_matrix(make(names=r"US$ \no {}$")),
     "confusion, 10 classes": lambda: figures.confusion_matrix(make(10, names="{}")),
     "confusion, 65 classes of long names": lambda: figures.confusion_matrix(make(65, 4, "a class of a long name {}")),
     "curves": lambda: figures.training_curves(records()),

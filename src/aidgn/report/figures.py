@@ -30,7 +30,8 @@ METHODS = ("none", "T3A", "Tent-C", "Tent-BN", "Tent")
 WIDTH = 7.0  # inches, two columns of a paper
 STYLE: Any = {"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
               "legend.fontsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
-              "lines.linewidth": 1.2, "legend.frameon": False, "svg.hashsalt": "aidgn", "savefig.dpi": 250}
+              "lines.linewidth": 1.2, "legend.frameon": False, "svg.hashsalt": "aidgn", "savefig.dpi": 250,
+              "text.parse_math": False}  # a class may be called US$
 
 P = ParamSpec("P")
 Space = tuple[Features, NDArray[np.integer], NDArray[np.floating]]  # features, which images, their positions
