@@ -229,6 +229,11 @@ def test_card_has_the_accuracy_on_unseen_domains(tmp_path: Path) -> None:
         best = max(RunFolder(folder).records(), key=lambda record, n=number: np.mean(
             [record[f"env{i}_out_acc"] for i in range(4) if i != n]))
         accuracy[target] = best[f"env{number}_in_acc"]
+    other = shutil.copytree(runs["chalk"], tmp_path / "runs" / "unfinished")  # of another trial: no part of it yet
+    about = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps({**about, "identity": {**about["identity"], "trial": 1}, "steps": 99}))
+    text = (other / "results.jsonl").read_text()
+    (other / "results.jsonl").write_text(text.replace('"trial_seed": 0', '"trial_seed": 1'))
     export.export(runs["ink"], tmp_path / "out", onnx=False)
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
     for target, value in accuracy.items():

@@ -20,6 +20,7 @@ from aidgn.data.dataset import SMALL_SIDE, count, same_images
 from aidgn.data.decoding import longest_side
 from aidgn.errors import UserError, plural, some
 from aidgn.files import write_text, written_aside
+from aidgn.report.forms import markdown
 from aidgn.selection import read_runs, select
 from aidgn.training.featurizer import choose_device
 from aidgn.training.spec import LAST_STAGE, RunSpec
@@ -253,26 +254,21 @@ def write_summary(out: Path, told: Sequence[str], found: Sequence[Estimate], fin
              "image_size": final.image_size, "steps": final.steps, "train_only": final.train_only,
              "said": list(told)}
     write_text(out / "summary.json", json.dumps(value, indent=1) + "\n")
-    lines = [f"# {dataset.name}", "", *(f"- {sentence}" for sentence in told), ""]
+    lines = [f"# {markdown(dataset.name)}", "", *(f"- {markdown(sentence)}" for sentence in told), ""]
     if found:
         names = dataset.domains
         lines += ["Accuracy on each domain, in runs that never saw it:", "",
-                  f"| | {' | '.join(map(cell, names))} | mean |", "|---" * (len(names) + 2) + "|",
+                  f"| | {' | '.join(map(markdown, names))} | mean |", "|---" * (len(names) + 2) + "|",
                   *(f"| {each.algorithm} | {' | '.join(f'{each.accuracies[name]:.1%}' for name in names)} | "
                     f"{each.mean:.1%} |" for each in found), "",
                   "The runs that left a domain out had one domain less to learn from than the final model, which makes "
                   "the estimate cautious; that the better of two algorithms was taken makes it a little hopeful. It "
                   "holds for a new domain that differs from these as much as they differ from each other.", ""]
-    lines += ["Images:", "", f"| | {' | '.join(map(cell, dataset.classes))} | all |",
+    lines += ["Images:", "", f"| | {' | '.join(map(markdown, dataset.classes))} | all |",
               "|---" * (len(dataset.classes) + 2) + "|",
-              *(f"| {cell(name)} | {' | '.join(map(str, row))} | {sum(row)} |"
+              *(f"| {markdown(name)} | {' | '.join(map(str, row))} | {sum(row)} |"
                 for name, row in zip(dataset.domains, counts.tolist(), strict=True)), ""]
     write_text(out / "REPORT.md", "\n".join(lines))
-
-
-def cell(name: str) -> str:
-    """A name in a Markdown table."""
-    return name.replace("|", "\\|")
 
 
 def predict_line(model: Path) -> str:

@@ -9,9 +9,10 @@ import numpy as np
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS
 from aidgn.data import CATALOGUE, Dataset
-from aidgn.errors import UserError
+from aidgn.errors import UserError, some
 from aidgn.inference import Model
-from aidgn.selection import load_records, select
+from aidgn.report.forms import markdown
+from aidgn.selection import read_runs, select
 
 # What may differ between a model and the runs that tell how it does on unseen domains.
 FREE = ("target", "trial", "draw", "hyper_parameters", "precision", "evaluate_source_in", "augment_validation")
@@ -21,8 +22,8 @@ def model_card(run: Path, about: dict[str, Any], model: Model, dataset: Dataset 
     """Markdown. `check` says how the ONNX file was compared with the model; None: there is none."""
     identity = about["identity"]
     sources = [name for name in about["domains"] if name not in identity["target"]]
-    title = f"{identity['dataset']} classifier ({identity['algorithm']})"
-    parts = [f"# {title}", summary(about, sources), "## How to use it", loading(run, check),
+    parts = [f"# {markdown(identity['dataset'])} classifier ({markdown(identity['algorithm'])})",
+             summary(about, sources), "## How to use it", loading(run, check),
              "## Training data", data_section(about, sources, dataset), "## How it was trained", training(about),
              "## Accuracy on domains it has not seen", accuracy_section(run, about, model.classes),
              "## Warnings", warnings_section(model), "## Limits", limits(about, sources),
@@ -61,7 +62,7 @@ def loading(run: Path, check: str | None) -> str:
 
 def data_section(about: dict[str, Any], sources: list[str], dataset: Dataset | None) -> str:
     identity = about["identity"]
-    text = f"Data set: {identity['dataset']} (fingerprint `{identity['data'][:16]}`)."
+    text = f"Data set: {markdown(identity['dataset'])} (fingerprint `{identity['data'][:16]}`)."
     if about.get("skipped"):
         text += f" {len(about['skipped'])} broken files were left out."
     if dataset is None:
@@ -112,13 +113,13 @@ def accuracy_section(run: Path, about: dict[str, Any], classes: list[str]) -> st
     if len(means) < 2:
         return f"{text}\n\nOne domain says little about the next: take it as an example, not as an estimate. {chance}"
     return (f"{text}\n\n**Expect about {np.mean(list(means.values())):.0%} on a new domain, and {means[worst]:.0%} if "
-            f"it is as far from the others as {worst} is.** The standard deviation over domains is "
+            f"it is as far from the others as {markdown(worst)} is.** The standard deviation over domains is "
             f"{np.std(list(means.values()), ddof=1):.1%}. {chance}")
 
 
 def unseen_accuracies(run: Path, about: dict[str, Any]) -> dict[str, list[float]]:
     """Accuracy on each domain when it was left out, once per trial: of this run and of those in the folder around it,
-    or in `runs` beside it (`aidgn fit`), that differ at most in what is left out, trial and draw."""
+    or in `runs` beside it (`aidgn fit`), that are finished and differ at most in what is left out, trial and draw."""
     ours = {key: value for key, value in about["identity"].items() if key not in FREE}
     alike = []
     for path in sorted({run / "run.json", *run.parent.glob("*/run.json"), *run.parent.glob("runs/*/run.json")}):
@@ -129,7 +130,7 @@ def unseen_accuracies(run: Path, about: dict[str, Any]) -> dict[str, list[float]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # whatever else lies there
     try:
-        rows = select(load_records(*alike), "training") if alike else []
+        rows = select(read_runs(*alike).finished(), "training") if alike else []
     except UserError:
         return {}
     found: dict[str, list[float]] = {}
@@ -175,18 +176,12 @@ def licence(identity: dict[str, Any]) -> str:
 
 
 def listed(names: list[str], most: int = 20) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(escaped(name) for name in names[:most]) + more
+    return some(map(markdown, names), most)
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([escaped(cell) for cell in row] for row in rows)]
+    lines = [head, ["---"] * len(head), *([markdown(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def escaped(text: str) -> str:
-    """A name from a folder as Markdown shows it, not as Markdown reads it."""
-    return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|!" else c for c in " ".join(text.split()))
 
 
 def fenced(*lines: str) -> str:

@@ -308,8 +308,8 @@ def test_markdown() -> None:
 def test_latex() -> None:
     text = HOSTILE.to_latex()
     assert r"\textbf{80.0 $\pm$ 1.2} & X \\" in text and r"ERM\_2 & \underline{70.0 $\pm$ 0.5} & 60.0 \\" in text
-    assert r"\quad difference & $-5.0$ &  \\" in text and r"Algorithm & A|B & 50\% \\" in text
-    assert r"\caption{R\&D\_<b>. a \textasciitilde{} note\_1}" in text
+    assert r"\quad difference & $-5.0$ &  \\" in text and r"Algorithm & A\textbar{}B & 50\% \\" in text
+    assert r"\caption{R\&D\_\textless{}b\textgreater{}. a \textasciitilde{} note\_1}" in text
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
     bare = re.sub(r"\\[{}]", "", text)
     assert bare.count("{") == bare.count("}") and text.count(r"\begin") == text.count(r"\end")

@@ -2,7 +2,6 @@
 
 import html
 import io
-import re
 import shutil
 import sys
 from collections.abc import Iterable
@@ -90,13 +89,13 @@ class Table:
 
     def to_markdown(self) -> str:
         wraps = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
-        lines = [f"### {_markdown(self.title)}", "",
-                 "| Algorithm | " + " | ".join(map(_markdown, self.columns)) + " |",
+        lines = [f"### {markdown(self.title)}", "",
+                 "| Algorithm | " + " | ".join(map(markdown, self.columns)) + " |",
                  "|:--|" + "--:|" * len(self.columns)]
         for row, cells in self.body():
-            head = _markdown(row.head) if row.kind == "ours" else f"*{_markdown(row.head)}*"
+            head = markdown(row.head) if row.kind == "ours" else f"*{markdown(row.head)}*"
             lines.append(f"| {head} | " + " | ".join(wraps[mark].format(text) for text, mark in cells) + " |")
-        return "\n".join([*lines, "", *(f"{_markdown(note)}  " for note in self.notes)])
+        return "\n".join([*lines, "", *(f"{markdown(note)}  " for note in self.notes)])
 
     def to_latex(self) -> str:
         wraps = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
@@ -125,13 +124,16 @@ class Table:
         return "\n".join([*lines, "</tbody>", "</table>"])
 
 
-def _markdown(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
+def markdown(text: str) -> str:
+    """A name that anyone may have chosen as Markdown shows it, not as Markdown reads it; on one line."""
+    return "".join(f"\\{each}" if each in "\\`*_{}[]<>#|!" else each for each in " ".join(text.split()))
 
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+         "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",  # other characters in TeX's first encoding
          **{character: "\\" + character for character in "&%$#_{}"}}
 
 
 def _latex(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
+    """The same for LaTeX, where an empty line would end the caption."""
+    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))
