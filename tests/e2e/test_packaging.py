@@ -46,25 +46,27 @@ def test_the_source_archive_can_be_built_from(built: Path) -> None:
     assert {"pyproject.toml", "README.md", "LICENSE", "src/aidgn/report/paper.json"} <= names
 
 
-PYTHONS = [python for version in ("3.11", "3.12", "3.13") if (python := shutil.which(f"python{version}"))]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("python", PYTHONS or [sys.executable])
-def test_the_wheel_works_in_a_clean_environment(built: Path, python: str, tmp_path: Path) -> None:
-    def run(*command: str | Path) -> str:
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_wheel_works_in_a_clean_environment(built: Path, version: str, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    python = sys.executable if sys.version.startswith(f"{version}.") else shutil.which(f"python{version}")
+    if not python or subprocess.run([python, "--version"], capture_output=True).returncode:
+        pytest.skip(f"no Python {version} on this machine")
+
+    def run(*command: str | Path, ok: bool = True) -> str:
         result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, timeout=900)
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+        assert (result.returncode == 0) == ok, result.stdout + result.stderr
+        return result.stdout if ok else result.stderr
 
     run(python, "-m", "venv", "clean")
     run("clean/bin/python", "-m", "pip", "install", "--quiet", next(built.glob("*.whl")))
-    listed = run("clean/bin/aidgn", "--help")
-    assert "sweep" in listed
+    assert "sweep" in run("clean/bin/aidgn", "--help")
     for algorithm in ("ERM", "AIDGN"):
         run("clean/bin/aidgn", "train", "digits", "--algorithm", algorithm, "--target", "ink", "--steps", "20",
             "--eval-every", "10")
     assert re.search(r"AIDGN.*\d\d\.\d", run("clean/bin/aidgn", "table", "runs"))
-    absent = subprocess.run(["clean/bin/aidgn", "sweep", "digits", "--algorithm", "ERM", "--launcher", "ray", "--yes"],
-                            capture_output=True, text=True, cwd=tmp_path)
-    assert absent.returncode == 2 and "aidgn[ray]" in absent.stderr and "Traceback" not in absent.stderr
+    absent = run("clean/bin/aidgn", "sweep", "digits", "--algorithm", "ERM", "--launcher", "ray", ok=False)
+    assert "aidgn[ray]" in absent and "Traceback" not in absent
+    shutil.rmtree(tmp_path / "clean")  # gigabytes

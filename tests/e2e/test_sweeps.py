@@ -116,10 +116,14 @@ def test_a_sweep_of_sensitivity_ends_with_its_figure(tmp_path: Path) -> None:
     (["digits", "--algorithm", "ERM", "--workers", "0"], "--workers is 0"),
     (["digits", "--algorithm", "ERM", "--weights", "none.safetensors"], "none.safetensors does not exist"),
     (["one.yaml", "two.yaml"], "one plan"), (["one.yaml"], "one.yaml cannot be read"),
-    (["PACS", "--algorithm", "ERM"], "not on this disk")])
+    (["PACS", "--algorithm", "ERM"], "not on this disk"),
+    (["digits", "--algorithm", "ERM", "--launcher", "slurm"], "needs sbatch"),
+    (["digits", "--algorithm", "ERM", "--launcher", "ray"], "pip install 'aidgn[ray]'")])
 def test_mistakes_are_said_before_anything_is_written(arguments: list[str], words: str, tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIDGN_DATA", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     assert words in str(aidgn("sweep", *arguments, ok=False).exception)
     assert not list(tmp_path.iterdir())
 

@@ -63,7 +63,7 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
     plans, places = find_plans(data, plan_file, out if explicit else None, given)
     out = out if explicit else places.get("out", out)
     data_dir = data_dir or places.get("data_dir")
-    run_all = find_launcher(launcher, launcher_settings)
+    run_all = find_launcher(launcher, launcher_settings, dry_run)
     workers = launcher_settings.get("workers")
     for tracker in trackers:
         find_tracker(tracker)
@@ -168,16 +168,18 @@ def number(value: Any) -> Any:
     return value
 
 
-def find_launcher(name: str, settings: dict[str, Any]) -> Any:
-    """The launcher's run_all, once it is known that it takes these settings."""
+def find_launcher(name: str, settings: dict[str, Any], dry_run: bool) -> Any:
+    """The launcher's run_all, once it is known that it takes these settings and, but for a dry run, can be used."""
     import inspect
     from importlib import import_module
 
-    run_all = import_module(f"aidgn.sweep.{name}").run_all
+    module = import_module(f"aidgn.sweep.{name}")
     for setting in settings:
-        if setting not in inspect.signature(run_all).parameters:
+        if setting not in inspect.signature(module.run_all).parameters:
             raise UserError(f"--{setting.replace('_', '-')} is not for --launcher {name}.")
-    return run_all
+    if name != "local" and not dry_run:
+        module.check()
+    return module.run_all
 
 
 def count_workers(launcher: str, device: str, workers: int | None, specs: "list[RunSpec]") -> int:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -36,6 +37,12 @@ class Member:
     idle: bool = False
 
 
+def check() -> None:
+    """Whether Ray is here, to be said before anything is prepared for it."""
+    if find_spec("ray") is None:
+        raise UserError("--launcher ray needs Ray, which is not installed: pip install 'aidgn[ray]'.")
+
+
 def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = lambda *_: None, retries: int = RETRIES,
             workers: int | None = None, ray_address: str | None = None, cpus_per_run: float = 1,
             gpus_per_run: float | None = None, device: str = "auto", **options: Any) -> dict[int, str]:
@@ -51,6 +58,7 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
                         "number.")
     if not specs:
         return {}
+    check()
     out = Path(out).resolve()
     with _cluster(ray_address) as ray:
         gpus = gpus_per_run
@@ -167,10 +175,8 @@ def _cluster(address: str | None) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # reports of lost workers and nodes: we give our own
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--launcher ray needs Ray, which is not installed: pip install 'aidgn[ray]'.") from None
+    import ray
+
     if ray.is_initialized():  # by whoever calls this
         yield ray
         return

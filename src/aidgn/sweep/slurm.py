@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -33,6 +34,16 @@ from aidgn.training.spec import RunSpec
 POLL = 10.0  # seconds between two looks at the queue
 TIME_LIMIT = "1-00:00:00"
 WARNING = 120  # seconds before its time is up that a job is told, to save and to queue again
+
+
+def check() -> None:
+    """Whether SLURM and submitit are here, to be said before anything is prepared for them."""
+    for program in ("sbatch", "squeue"):
+        if shutil.which(program) is None:
+            raise UserError(f"--launcher slurm needs {program}, which is not on this machine. Run the same command on "
+                            "a login node of the cluster.")
+    if find_spec("submitit") is None:
+        raise UserError("--launcher slurm needs submitit, which is not installed: pip install 'aidgn[slurm]'.")
 
 
 def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = lambda *_: None, retries: int = RETRIES,
@@ -58,10 +69,7 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
     parameters |= {"gpus_per_node": int(gpus)} if gpus else {}
     if not specs:
         return {}
-    for program in ("sbatch", "squeue"):
-        if shutil.which(program) is None:
-            raise UserError(f"--launcher slurm needs {program}, which is not on this machine. Run the same command on "
-                            "a login node of the cluster.")
+    check()
     out = Path(out).resolve()
     queue = Queue(out / ".sweep" / "slurm", parameters)
     tasks = [_Task(spec, str(out), {**options, "device": "cuda" if gpus else "cpu"}, str(Path.cwd())) for spec in specs]
@@ -127,11 +135,6 @@ class Queue:
     """The job arrays of a sweep: those submitted here and those of earlier calls."""
 
     def __init__(self, folder: Path, parameters: Mapping[str, Any]):
-        try:
-            import submitit  # noqa: F401
-        except ImportError:
-            raise UserError("--launcher slurm needs submitit, which is not installed: pip install 'aidgn[slurm]'."
-                            ) from None
         self.folder, self.parameters = folder, parameters
         self.arrays: dict[str, list[str]] = {}  # keys of the runs, by name of the array
         for path in sorted(folder.glob("aidgn-*.json"), key=lambda path: path.stat().st_mtime):
