@@ -95,6 +95,25 @@ def assert_identical(a: object, b: object, where: str = "state") -> None:
         assert a == b, where
 
 
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("ERM", [12]), ("IRM", [12]), ("RSC", [12]), ("GroupDRO", [5, 3, 4]), ("CORAL", [5, 3, 4]), ("MMD", [5, 3, 4]),
+    ("MTL", [5, 3, 4]), ("EQRM", [5, 3, 4]), ("Mixup", [3, 3, 4])])
+def test_what_batch_norm_gets(toy: SimpleNamespace, name: str, sizes: list[int]) -> None:
+    """In training it gets the batches (Mixup: pairs) that DomainBed passes one by one, one by one; frozen, all."""
+    norm, seen = torch.nn.BatchNorm1d(toy.FEATURES, momentum=0.25), []
+    norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    algorithm = toy.make(name, toy.Network(*toy.network(), norm))
+    algorithm.update(toy.batches(0))
+    assert (sorted if name == "Mixup" else list)([len(x) for x in seen]) == sizes
+    expected = torch.zeros(toy.FEATURES, dtype=torch.float64)
+    for x in seen:
+        expected = 0.75 * expected + 0.25 * x.mean(0)
+    torch.testing.assert_close(norm.running_mean, expected)
+    norm.eval()
+    algorithm.update(toy.batches(1))
+    assert len(seen) == len(sizes) + 1 and len(seen[-1]) == sum(sizes)
+
+
 @pytest.mark.parametrize("dataset", ["PACS", "DomainNet", "RotatedMNIST"])
 @pytest.mark.parametrize("name", NAMES)
 def test_hyper_parameters(name: str, dataset: str) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -24,6 +25,7 @@ from aidgn.training.crew import Crashed, Member, _listen
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.folder import RunFolder, read_weights
 
+Start = Callable[..., Any]
 SIZES = (5, 3, 3)  # samples of the three source domains: 11 do not halve
 BUSY: dict[str, dict[str, Any]] = {
     "IRM": {"irm_penalty_anneal_iters": 1}, "VREx": {"vrex_penalty_anneal_iters": 1},
@@ -57,7 +59,7 @@ def updated(name: str, processes: int, batch_norm: bool = False) -> dict[str, Te
     return {**algorithm.state_dict(), **terms}
 
 
-CASES = [(name, False) for name in ALGORITHMS] + [(name, True) for name in ("ERM", "AIDGN", "MLDG", "SagNet")]
+CASES = [(name, False) for name in ALGORITHMS] + [(name, True) for name in ("ERM", "AIDGN", "MLDG", "SagNet", "CORAL")]
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
@@ -88,32 +90,9 @@ def worker(rank: int, count: int, folder: str) -> None:
 
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
-SCRIPT = """
-import sys
-from aidgn.training import RunSpec, train
-spec = RunSpec("digits", "AIDGN", "chalk", steps=12, eval_every=4,
-               hyper_parameters={"batch_size": 8, "resnet_dropout": 0.1})
-train(spec, sys.argv[1], save_seconds=0.0, device="cpu", devices=int(sys.argv[2]),
-      on_progress=lambda what, done, total, record: print(what, done, flush=True))
-"""
-
-
 def spec(**changes: Any) -> RunSpec:
     return RunSpec(**{"dataset": "digits", "algorithm": "AIDGN", "target": "chalk", "steps": 12, "eval_every": 4,
                       "hyper_parameters": {"batch_size": 8, "resnet_dropout": 0.1}, **changes})
-
-
-def start(out: Path, devices: int = 2) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), str(devices)], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def wait_for(process: subprocess.Popen, line: str) -> None:
-    assert process.stdout is not None
-    for text in process.stdout:
-        if text.strip() == line:
-            return
-    raise AssertionError(process.stderr.read() if process.stderr else "")
 
 
 def children(process: subprocess.Popen) -> list[int]:
@@ -152,9 +131,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(spec(), tmp_path_factory.mktemp("alone"), device="cpu")
 
 
-def test_a_killed_process_is_replaced_and_the_run_is_that_of_one_device(alone: Path, tmp_path: Path) -> None:
-    process = start(tmp_path)
-    wait_for(process, "train 5")
+def test_a_killed_process_is_replaced_and_the_run_is_that_of_one_device(alone: Path, start: Start,
+                                                                        tmp_path: Path) -> None:
+    process = start(spec(), tmp_path, devices=2)
+    process.wait_for("train 5")
     os.kill(children(process)[1], signal.SIGKILL)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
@@ -167,9 +147,10 @@ def test_a_killed_process_is_replaced_and_the_run_is_that_of_one_device(alone: P
 
 
 @pytest.mark.parametrize("then", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_ctrl_c_saves_and_another_number_of_devices_goes_on(then: int, alone: Path, tmp_path: Path) -> None:
-    process = start(tmp_path)
-    wait_for(process, "train 5")
+def test_ctrl_c_saves_and_another_number_of_devices_goes_on(then: int, alone: Path, start: Start,
+                                                            tmp_path: Path) -> None:
+    process = start(spec(), tmp_path, devices=2)
+    process.wait_for("train 5")
     crew = children(process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
@@ -181,10 +162,10 @@ def test_ctrl_c_saves_and_another_number_of_devices_goes_on(then: int, alone: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["train 0", "train 3", "train 8"])
-def test_who_started_it_is_killed(moment: str, alone: Path, tmp_path: Path) -> None:
+def test_who_started_it_is_killed(moment: str, alone: Path, start: Start, tmp_path: Path) -> None:
     """The processes save and end by themselves; the same command, at once, waits for nothing but the lock."""
-    process = start(tmp_path)
-    wait_for(process, moment)
+    process = start(spec(), tmp_path, devices=2)
+    process.wait_for(moment)
     crew = children(process)
     process.kill()
     process.wait()
@@ -192,15 +173,15 @@ def test_who_started_it_is_killed(moment: str, alone: Path, tmp_path: Path) -> N
     while any(Path(f"/proc/{pid}").exists() for pid in crew[:1]) and time.monotonic() < until:
         time.sleep(0.1)
     assert time.monotonic() < until
-    assert start(tmp_path).wait(300) == 0
+    assert start(spec(), tmp_path, devices=2).wait(300) == 0
     same_run(next(tmp_path.iterdir()), alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_killed_again_and_again(rank: int, tmp_path: Path) -> None:
+def test_killed_again_and_again(rank: int, start: Start, tmp_path: Path) -> None:
     """A process that is killed at every start ends the run with a sentence, not with a hang."""
-    process = start(tmp_path)
+    process = start(spec(), tmp_path, devices=2)
     killed: set[int] = set()
     while process.poll() is None:
         crew = children(process)

@@ -1,11 +1,12 @@
 """What every algorithm is: an objective over one batch per source domain, and the one form they all take."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from aidgn.algorithms.hyper_parameters import (
     SearchSpace,
@@ -106,6 +107,17 @@ class Algorithm(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         """Logits."""
         return self.classifier(self.features(x))
+
+    def apart(self, network: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
+        """The joined output of `network`, our features or predict, for batches that DomainBed passes one by one. In one
+        pass, as that is faster, unless batch norm with the statistics of what it gets tells the two apart."""
+        if self.live_batch_norms():
+            return torch.cat([network(x) for x in batches])
+        return network(torch.cat(list(batches)))
+
+    def live_batch_norms(self) -> list[_BatchNorm]:
+        """The layers that normalise by the batch they get, and whose running statistics it changes."""
+        return [layer for layer in self.featurizer.modules() if isinstance(layer, _BatchNorm) and layer.training]
 
     @property
     def group_size(self) -> int:

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join, risks, split
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, risks, split
 from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
 
 
@@ -22,8 +22,7 @@ class CORAL(Algorithm):
     search_space: ClassVar[SearchSpace] = {**COMMON, "mmd_gamma": (1.0, log_uniform(-1, 1))}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        x, _ = join(minibatches)
-        z = self.features(x)
+        z = self.apart(self.features, [x for x, _ in minibatches])
         risk, penalty = risks(self.classifier(z), minibatches).mean(), self.distance(z, minibatches)
         return {"loss": risk + self.number("mmd_gamma") * penalty, "risk": risk, "penalty": penalty}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms.annealed import Annealed
-from aidgn.algorithms.base import COMMON, Minibatches, join, risks
+from aidgn.algorithms.base import COMMON, Minibatches, risks
 from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform, uniform
 
 BISECTIONS = 32
@@ -35,8 +35,7 @@ class EQRM(Annealed):
         return {"main": self.adam([self.featurizer, self.classifier], lr=rate)}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        x, _ = join(minibatches)
-        each = risks(self.predict(x), minibatches)
+        each = risks(self.apart(self.predict, [x for x, _ in minibatches]), minibatches)
         loss = quantile(each, self.number("eqrm_quantile")) if self.annealed else each.mean()
         return {"loss": loss, "risk": each.mean()}
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join, risks
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, risks
 from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
 
 
@@ -23,8 +23,7 @@ class GroupDRO(Algorithm):
         self.register_buffer("q", torch.ones(self.num_domains))
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        x, _ = join(minibatches)
-        each = risks(self.predict(x), minibatches)
+        each = risks(self.apart(self.predict, [x for x, _ in minibatches]), minibatches)
         with torch.no_grad():
             self.q *= (self.number("groupdro_eta") * each).exp()
             self.q /= self.q.sum()

@@ -30,7 +30,7 @@ class Mixup(Algorithm):
             share = float(np.random.beta(alpha, alpha))
             mixtures.append(share * x_i + (1 - share) * x_j)
             pairs.append((share, y_i, y_j))
-        logits = self.predict(torch.cat(mixtures)).split([len(x) for x in mixtures])
+        logits = self.apart(self.predict, mixtures).split([len(x) for x in mixtures])
         each = [share * cross_entropy(mixed, y_i) + (1 - share) * cross_entropy(mixed, y_j)
                 for mixed, (share, y_i, y_j) in zip(logits, pairs, strict=True)]
         return {"loss": torch.stack(each).mean()}

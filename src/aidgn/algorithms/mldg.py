@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
@@ -58,7 +58,8 @@ class MLDG(Algorithm):
             x_i, y_i, x_j, y_j = paired(minibatches, i, j)
             accumulate(cross_entropy(self.predict(x_i), y_i), 1 / self.num_domains)
             # The copy is the network itself for a while: weights and running statistics are put back afterwards.
-            statistics = [(buffer, buffer.clone()) for buffer in self.running_statistics()]
+            statistics = [(buffer, buffer.clone()) for layer in self.live_batch_norms()
+                          for buffer in layer.buffers(recurse=False)]
             self.adam([self.featurizer, self.classifier]).step()
             accumulate(cross_entropy(self.predict(x_j), y_j), beta / self.num_domains)
             with torch.no_grad():
@@ -70,9 +71,3 @@ class MLDG(Algorithm):
             parameter.grad = total
         optimizer.step()
         return {"loss": total_loss}
-
-    def running_statistics(self) -> list[Tensor]:
-        """Buffers that a forward pass changes."""
-        return [buffer for module in self.featurizer.modules()
-                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-                for buffer in module.buffers(recurse=False)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join, split
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, split
 from aidgn.algorithms.hyper_parameters import SearchSpace, one_of
 
 TEST_BATCH = 64  # images whose mean stands for the unseen domain
@@ -39,8 +39,7 @@ class MTL(Algorithm):
         return with_embeddings(groups, [group.mean(0) for group in groups])
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        x, _ = join(minibatches)
-        domains = split(super().features(x), minibatches)
+        domains = split(self.apart(super().features, [x for x, _ in minibatches]), minibatches)
         ema = self.number("mtl_ema")
         embeddings = ema * torch.stack([each.mean(0) for each in domains]) + (1 - ema) * self.embeddings
         self.embeddings.copy_(embeddings.detach())
