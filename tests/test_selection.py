@@ -208,6 +208,13 @@ def test_reads_like_the_list_of_dicts_it_stands_for(tmp_path: Path) -> None:
     assert read_runs(tmp_path / "sweep" / "deep", str(tmp_path / "sweep" / "b")) == [*first, *second]
 
 
+@pytest.mark.parametrize(("algorithm", "ours"), [("DANN", "dann_lambda"), ("CDANN", "dann_lambda"),
+                                                 ("Fishr", "fishr_lambda")])
+def test_what_domainbed_calls_lambda(algorithm: str, ours: str, tmp_path: Path) -> None:
+    one = {**record(0, {}, algorithm=algorithm), "hparams": {"lambda": 3.0}}
+    assert read_runs(write(tmp_path, [one])).runs[0].hparams == {ours: 3.0}
+
+
 @pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"sort_keys": False}, {"ensure_ascii": False}])
 def test_plain_files_are_not_parsed_in_full(tmp_path: Path, style: dict[str, Any]) -> None:
     run = some_run(dataset="Bücher")

@@ -27,7 +27,8 @@ SETTING = ("dataset", "algorithm", "trial_seed", "hparams_seed", "steps", "backb
 
 
 # Names of hyper-parameters that DomainBed has for ours; records are written with its names and read into ours.
-DOMAINBED_NAMES = {"dann_lambda": "lambda"}
+DOMAINBED_NAMES = {"DANN": {"dann_lambda": "lambda"}, "CDANN": {"dann_lambda": "lambda"},
+                   "Fishr": {"fishr_lambda": "lambda"}}
 
 
 class Run:
@@ -40,7 +41,7 @@ class Run:
     def __init__(self, first: Record, last: Record, rest: bytes | list[Record] | None, length: int, path: Path | None,
                  about: Mapping[str, Any]):
         self.args, self.last = first["args"], last
-        ours = {theirs: ours for ours, theirs in DOMAINBED_NAMES.items()}
+        ours = {theirs: ours for ours, theirs in DOMAINBED_NAMES.get(self.args["algorithm"], {}).items()}
         self.hparams = {ours.get(name, name): value for name, value in first["hparams"].items()}
         self.rest, self.length, self.path = rest, length, path
         self.keys = frozenset(first)

@@ -17,7 +17,7 @@ def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
     the name of the file ends in .parquet."""
     path, loaded = Path(path), as_records(records)
     keys = dict.fromkeys(key for record in loaded for key in record if key not in ("args", "hparams", "step"))
-    hparams = dict.fromkeys(_our_name(key) for run in loaded.runs for key in run.hparams)
+    hparams = dict.fromkeys(key for run in loaded.runs for key in run.hparams)
     first = ["dataset", "algorithm", "target", "trial", "hparams_seed", "step"]
     with written_aside(path) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
@@ -26,18 +26,13 @@ def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
             for run in loaded.runs:
                 names = domain_names(run.args)
                 targets = "+".join(names[i] if i < len(names) else str(i) for i in run.targets)
-                ours = {_our_name(key): value for key, value in run.hparams.items()}
                 front = [run.args["dataset"], run.args["algorithm"], targets, run.args["trial_seed"],
                          run.args["hparams_seed"]]
-                back = [_plain(ours.get(key)) for key in hparams]
+                back = [_plain(run.hparams.get(key)) for key in hparams]
                 writer.writerows([*front, record["step"], *(_plain(record.get(key)) for key in keys), *back]
                                  for record in run.records())
         if path.suffix == ".parquet":
             to_parquet(temporary)
-
-
-def _our_name(hyper_parameter: str) -> str:
-    return "dann_lambda" if hyper_parameter == "lambda" else hyper_parameter  # DomainBed's, of DANN and CDANN
 
 
 def _plain(value: Any) -> Any:

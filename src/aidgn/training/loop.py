@@ -122,7 +122,7 @@ class Run:
         self.sums, self.counts = {}, {}
         return {"step": self.step, "epoch": self.step / self.steps_per_epoch, **means, **values,
                 "eval_time": time.perf_counter() - began, "args": self.args,
-                "hparams": {DOMAINBED_NAMES.get(name, name): value
+                "hparams": {DOMAINBED_NAMES.get(self.args["algorithm"], {}).get(name, name): value
                             for name, value in self.spec.hyper_parameters.items()}}
 
     def augmented_validation(self) -> dict[str, float]:
