@@ -109,13 +109,14 @@ def test_model_and_summary(tmp_path: Path) -> None:
     got = load_model(model, device="cpu").predict(images)
     np.testing.assert_array_equal(got.probabilities, wanted.probabilities)
     assert got.warnings is not None
-    fit.write_summary(tmp_path / "out", ["one", "<b>two</b>.png"], found, job.finals["AIDGN"], 0.5, model, dataset)
+    told = ["one", "<b>two</b>.png", "caf\udce9.png is no text"]
+    fit.write_summary(tmp_path / "out", told, found, job.finals["AIDGN"], 0.5, model, dataset)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [each["algorithm"] for each in summary["estimates"]] == ["AIDGN", "ERM"]
     assert set(summary["estimates"][0]["accuracies"]) == {"ink", "chalk", "poster"}
     assert np.array(summary["images"]).sum() == 180
     text = (tmp_path / "out" / "REPORT.md").read_text()
-    assert "- one\n- \\<b\\>two\\</b\\>.png\n" in text
+    assert "- one\n- \\<b\\>two\\</b\\>.png\n- caf?.png is no text\n" in text
     assert text.count("| AIDGN |") == 1 and text.startswith("# three\\|styles\n")
     records = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
     assert fit.seen_accuracy(run) == max(

@@ -36,8 +36,9 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """In UTF-8; of names of files that are no text, a question mark for what is none."""
     with written_aside(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 def lock(file: IO[Any], folder: Path, wait: bool) -> bool:

@@ -1,12 +1,15 @@
 """What commands say: numbers and names as people read them."""
 
+import io
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from aidgn.cli import app
+from aidgn.cli import app, main
 from aidgn.cli.display import rate
 from aidgn.cli.serve import name_of
 
@@ -31,6 +34,19 @@ def test_a_plan_says_how_its_runs_come_about(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["sweep", str(plan), "--dry-run"]).output
     # Per draw and trial: AIDGN with either kappa, and ERM. What draws vary is not set by hand.
     assert "12 runs: 1 data set, 2 algorithms, 2 draws, 2 trials, 2 values of kappa. 0 finished, 12 to do." in said
+
+
+def test_names_that_are_no_text_are_said_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("a/x", "a/y", "b/x", "b/y"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (9, 9), (len(place) * ord(place[0]) % 256, ord(place[2]), 0)).save(tmp_path / place / "1.png")
+    (tmp_path / "a" / os.fsdecode(b"caf\xe9.txt")).touch()
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
+    monkeypatch.setattr(sys, "argv", ["aidgn", "data", "check", str(tmp_path)])
+    main()
+    sys.stdout.flush()
+    assert b"1 other file ignored: a/caf\xe9.txt\n" in out.getvalue()
 
 
 def test_a_check_counts_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:

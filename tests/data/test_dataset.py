@@ -279,7 +279,18 @@ def test_the_same_name_in_two_forms_of_unicode(tmp_path):
     assert dataset.find_domain(composed) == dataset.domains.index(composed)
     assert all((root / file).is_file() for file in dataset.files)
     (root / "camera").rename(root / composed)
-    assert "written differently in Unicode" in error_of(root)
+    assert "written differently in bytes" in error_of(root)
+
+
+def test_a_name_that_is_not_utf_8_is_taken_for_latin_1(tmp_path):
+    root = make(tmp_path / "own", domains=("camera", "phone"), classes=("cat", "caf\u00e9"))
+    latin_1 = os.fsdecode("caf\u00e9".encode("latin-1"))  # as unpacked from an old archive
+    (root / "phone" / "caf\u00e9").rename(root / "phone" / latin_1)
+    (root / "phone").rename(root / latin_1)
+    dataset = load_dataset(root)
+    assert set(dataset.classes) == {"cat", "caf\u00e9"} and "caf\u00e9" in dataset.domains
+    assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1] * 2
+    assert all((root / file).is_file() for file in dataset.files)
 
 
 def test_copies_on_both_sides_of_the_split_and_in_several_classes(tmp_path):
@@ -362,7 +373,7 @@ def test_check_accepts_both_copies_of_terra_incognita(tmp_path):
                           (entry.other_counts, "downloadable today (24330 images)")):
         table = np.zeros((4, 10), dtype=np.int64)
         table[:, 3] = [counts[domain] for domain in entry.domains]
-        expected, differences = compare(dataset, table)
+        expected, differences = compare(dataset, table, CATALOGUE.get(dataset.name))
         assert expected == f"the copy of TerraIncognita {words}"
         assert differences == []
 

@@ -1,5 +1,6 @@
 """The command line. Each command parses, calls and prints; heavy imports happen when a command runs."""
 
+import io
 import sys
 
 import click
@@ -50,6 +51,9 @@ for command in (demo, train, sweep, status, table,
 
 def main() -> None:
     """Run the command line; a user's mistake is one message and exit code 2, Ctrl-C is 130."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # file names may hold bytes that are no text
     try:
         app(standalone_mode=False)
     except click.ClickException as error:

@@ -50,9 +50,6 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
     from aidgn.inference import find_images, load_model
     from aidgn.training.run import Interrupted
 
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")  # file names may hold bytes that are no text
     files = find_images(name for given in images
                         for name in ([line.rstrip("\n") for line in sys.stdin] if given == "-" else [given]) if name)
     if not files:

@@ -4,7 +4,6 @@ Pixels are only ever appended, and the index names them only after they have rea
 half a second of work at most, and a run that has mapped the file never sees it change.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ import PIL
 from aidgn.data.dataset import Dataset
 from aidgn.data.decoding import BROKEN, LARGER, Entry, content_digest, decode_all, longest_side, settled, slot_bytes
 from aidgn.errors import UserError
-from aidgn.files import storage_error, written_aside
+from aidgn.files import lock, storage_error, written_aside
 
 VERSION = 1
 SAMPLE = 128  # images whose headers tell the slot size at first
@@ -83,13 +82,13 @@ def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | N
             return finish(dataset, index, skip_broken, 0)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / f"lock-{limit}").open("a")
+            held = (folder / f"lock-{limit}").open("a")
         except OSError as error:
             problems.append(f"{folder} ({error.strerror})")
             continue
-        with lock:
+        with held:
             try:
-                wait_for(lock, path, len(dataset), on_progress)
+                wait_for(held, path, len(dataset), on_progress)
                 decoded = bring_up_to_date(dataset, path, limit, workers or usable_cores(), on_progress)
             except OSError as error:
                 raise storage_error(folder, error) from error
@@ -248,19 +247,16 @@ def outdated(dataset: Dataset, entries: dict[str, Entry]) -> Iterator[tuple[str,
             yield file, stat
 
 
-def wait_for(lock: IO[str], path: Path, total: int, on_progress: Progress) -> None:
+def wait_for(held: IO[str], path: Path, total: int, on_progress: Progress) -> None:
     """Take the lock; while another run prepares, show how far it is."""
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with suppress(OSError):
-                with path.open("rb") as file:
-                    header = parse(file.readline())
-                if header:
-                    stored = path.with_name(header["pixels"]).stat().st_size // slot_bytes(header["slot"])
-                    on_progress(min(stored, total), total)
-            time.sleep(0.1)
+    while not lock(held, path.parent, wait=False):
+        with suppress(OSError):
+            with path.open("rb") as file:
+                header = parse(file.readline())
+            if header:
+                stored = path.with_name(header["pixels"]).stat().st_size // slot_bytes(header["slot"])
+                on_progress(min(stored, total), total)
+        time.sleep(0.1)
 
 
 def bring_up_to_date(dataset: Dataset, path: Path, limit: int, workers: int, on_progress: Progress) -> int:

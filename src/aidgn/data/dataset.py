@@ -136,8 +136,8 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
 
     class_folders: dict[str, dict[str, list[str]]] = {folder: defaultdict(list) for folder in folders}
     for folder in folders:
-        for name in subfolders(root, folder, ignored):  # a name may be written in two ways in Unicode
-            class_folders[folder][unicodedata.normalize("NFC", name)].append(name)
+        for name in subfolders(root, folder, ignored):  # a name may be written in two ways
+            class_folders[folder][as_text(name)].append(name)
     classes = sorted(set().union(*class_folders.values()))
     if len(classes) < 2:
         what = f"only the class {classes[0]}" if classes else "no class folders"
@@ -165,13 +165,13 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
         if not counts[:, label].any():
             raise UserError(f"The class {name} in {root} has no images in any domain: remove its folders.")
 
-    own_name = root.resolve().name
+    own_name = as_text(root.resolve().name)
     if any(squash(known) == squash(own_name) for known in CATALOGUE):
         own_name = f"own-{own_name}"  # its results must not be taken for those of the published data set
-    names = [unicodedata.normalize("NFC", folder) for folder in folders]
+    names = list(map(as_text, folders))
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{root} has two folders that read {twice}, written differently in Unicode: merge them.")
+        raise UserError(f"{root} has two folders that read {twice}, written differently in bytes: merge them.")
     settings = entry or Entry(own_name, "", tuple(names), short_names(names), len(classes), {}, eval_every=100)
     return Dataset(
         name=settings.name, root=root, domains=list(settings.domains), classes=classes, letters=list(settings.letters),
@@ -179,6 +179,15 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
         domain_of=np.arange(len(folders)).repeat(counts.sum(1)), image_size=settings.image_size,
         augment=settings.augment, eval_every=settings.eval_every, steps=settings.steps,
         lr_milestones=settings.lr_milestones, ignored=sorted(ignored))
+
+
+def as_text(name: str) -> str:
+    """A folder's name in one form of Unicode; one that is not UTF-8 is taken for Latin-1, as old archives have it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        name = os.fsencode(name).decode("latin-1")
+    return unicodedata.normalize("NFC", name)
 
 
 def check_names(root: Path, class_folders: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
@@ -286,7 +295,7 @@ def check(dataset: Dataset, on_progress: Callable[[int, int], None] | None = Non
             if on_progress:
                 on_progress(index + 1, len(dataset))
     counts = count(dataset)
-    return Check(counts, *compare(dataset, counts), broken, *same_images(dataset, digests))
+    return Check(counts, *compare(dataset, counts, CATALOGUE.get(dataset.name)), broken, *same_images(dataset, digests))
 
 
 def count(dataset: Dataset) -> np.ndarray:
@@ -303,34 +312,25 @@ def same_images(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[list[
     for index, digest in enumerate(digests):
         if digest:
             same[digest].append(index)
-    outside = np.zeros(len(dataset), bool)
+    side = 2 * dataset.domain_of  # even in a domain's `in` split, odd in its `out` split
     for domain in range(len(dataset.domains)):
         indices = dataset.indices(domain)
-        outside[indices[split(len(indices), 0, domain)[1]]] = True
-    groups = [np.array(group) for group in same.values() if len(group) > 1]
-
-    def across(group: np.ndarray) -> bool:
-        return len(set(dataset.domain_of[group].tolist())) > 1
-
-    def straddling(group: np.ndarray) -> bool:
-        return len(set(zip(dataset.domain_of[group].tolist(), outside[group].tolist(), strict=True))) > len(
-            set(dataset.domain_of[group].tolist()))
-
-    def contradictory(group: np.ndarray) -> bool:
-        return len(set(dataset.labels[group].tolist())) > 1
-    return tuple([[dataset.files[index] for index in group] for group in groups if wanted(group)]
-                 for wanted in (across, straddling, contradictory))
+        side[indices[split(len(indices), 0, domain)[1]]] += 1
+    groups = [group for group in same.values() if len(group) > 1]
+    domains, sides, labels = ([len(np.unique(of[group])) for group in groups]
+                              for of in (dataset.domain_of, side, dataset.labels))
+    files = [[dataset.files[index] for index in group] for group in groups]
+    return tuple([names for names, chosen in zip(files, kind, strict=True) if chosen] for kind in (
+        np.greater(domains, 1), np.greater(sides, domains), np.greater(labels, 1)))
 
 
-def compare(dataset: Dataset, counts: np.ndarray) -> tuple[str | None, list[str]]:
+def compare(dataset: Dataset, counts: np.ndarray, entry: Entry | None) -> tuple[str | None, list[str]]:
     """The counts against the catalogue's: which published copy this is compared with, and where it differs."""
-    entry = CATALOGUE.get(dataset.name)
     if entry is None:
         return None, []
     totals = dict(zip(dataset.domains, counts.sum(1).tolist(), strict=True))
-    expected, label = entry.counts, "published"
-    if entry.other_counts and distance(totals, entry.other_counts) < distance(totals, entry.counts):
-        expected, label = entry.other_counts, "downloadable today"
+    copies = [(entry.counts, "published"), (entry.other_counts or entry.counts, "downloadable today")]
+    expected, label = min(copies, key=lambda copy: sum(abs(totals[name] - number) for name, number in copy[0].items()))
     differences = []
     if len(dataset.classes) != entry.number_of_classes:
         differences.append(f"{len(dataset.classes)} classes, expected {entry.number_of_classes}")
@@ -345,7 +345,3 @@ def compare(dataset: Dataset, counts: np.ndarray) -> tuple[str | None, list[str]
                             in zip(entry.classes, counts[domain].tolist(), entry.class_counts[name], strict=True)
                             if found != wanted]
     return f"the copy of {entry.name} {label} ({sum(expected.values())} images)", differences
-
-
-def distance(totals: dict[str, int], expected: Mapping[str, int]) -> int:
-    return sum(abs(totals[name] - count) for name, count in expected.items())

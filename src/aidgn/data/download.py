@@ -1,6 +1,5 @@
 """Get a data set: from the first of its mirrors that works, arranged as a data set, its images counted."""
 
-import fcntl
 import importlib.util
 import json
 import shutil
@@ -9,15 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-
 from aidgn.data.catalogue import Entry, find_entry, squash
-from aidgn.data.dataset import load_folder
+from aidgn.data.dataset import compare, count, load_folder
 from aidgn.data.fetch import File, MirrorError, OnProgress, fetch, storing
 from aidgn.data.sources import SOURCES, Mirror, Source
 from aidgn.data.unpack import ARRANGE, BadFile, Limit
-from aidgn.errors import UserError
-from aidgn.files import write_text
+from aidgn.errors import UserError, some
+from aidgn.files import lock, write_text
 
 SHOWN = 8  # differences in a message
 
@@ -94,11 +91,9 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     with storing(path):
         file = path.open("w")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(file, path.parent, wait=False):
             on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, path.parent, wait=True)
         yield
 
 
@@ -179,28 +174,7 @@ def verify(folder: Path, entry: Entry) -> str:
         dataset = load_folder(folder, entry)
     except UserError as error:
         raise MirrorError(str(error).rstrip(".")) from None
-    counts = np.zeros((len(dataset.domains), len(dataset.classes)), np.int64)
-    np.add.at(counts, (dataset.domain_of, dataset.labels), 1)
-    found = dict(zip(dataset.domains, counts.sum(1).tolist(), strict=True))
-    published, differences = f"{len(dataset)} images as published", []
-    if entry.other_counts and found == dict(entry.other_counts):
-        published = (f"{len(dataset)} images, the second accepted copy of {entry.name} (published: "
-                     f"{sum(entry.counts.values())})")
-    else:
-        also = {domain: f" or {entry.other_counts[domain]}" if entry.other_counts else "" for domain in entry.domains}
-        differences += [f"{domain} has {found[domain]} images, expected {count}{also[domain]}"
-                        for domain, count in entry.counts.items() if found[domain] != count]
-    if entry.classes and dataset.classes != sorted(entry.classes):
-        differences.append(f"the classes are {', '.join(dataset.classes)}, expected {', '.join(entry.classes)}")
-    elif len(dataset.classes) != entry.number_of_classes:
-        differences.append(f"there are {len(dataset.classes)} classes, expected {entry.number_of_classes}")
-    else:
-        for domain, expected in entry.class_counts.items():
-            for label, count in zip(entry.classes, expected, strict=True):
-                number = int(counts[dataset.domains.index(domain), dataset.classes.index(label)])
-                if number != count:
-                    differences.append(f"{domain}/{label} has {number} images, expected {count}")
+    copy, differences = compare(dataset, count(dataset), entry)
     if differences:
-        more = f" and {len(differences) - SHOWN} more differences" if len(differences) > SHOWN else ""
-        raise MirrorError("; ".join(differences[:SHOWN]) + more)
-    return published
+        raise MirrorError(some(differences, SHOWN, "; "))
+    return str(copy)
