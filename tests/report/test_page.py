@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -224,13 +225,23 @@ def test_every_thumbnail_is_its_image(tmp_path: Path, images: Path) -> None:
             assert np.abs(middle - np.array(image.getpixel((5, 5)))).max() < 16
 
 
+def test_no_picture_from_outside_the_data_set_gets_into_the_page(tmp_path: Path, images: Path) -> None:
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "private.png")
+    folder = make_run(tmp_path / "sweep", images, "ERM", 0)
+    made = made_features(images, "ERM", 0, 0)  # as anybody may have written it
+    replace(made, files=[*made.files[:-1], "../private.png"]).save(folder / "features.npz")
+    page = write_report([folder], tmp_path / "page.html", points=len(made), permutations=19)
+    assert payload(page)["points"][0]["thumbnails"] is None
+    assert "No thumbnails of photos: photos has no image ../private.png." in visible(page)
+
+
 def test_the_second_report_computes_nothing_anew(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(tmp_path / "sweep", images, "ERM", 0)
     first = payload(report(tmp_path, folder))
     monkeypatch.setattr("aidgn.report.latent.tsne", lambda *_, **__: pytest.fail("t-SNE ran again"))
     assert payload(report(tmp_path, folder)) == first
     changed = made_features(images, "ERM", 1, 0)
-    (folder / "embedding.npz").write_bytes(b"broken")
+    (folder / "embedding.npz").write_bytes(b"PK\x03\x04broken")
     monkeypatch.setattr("aidgn.report.latent.tsne", lambda values, seed: np.arange(2 * len(values)).reshape(-1, 2))
     changed.save(folder / "features.npz")
     assert payload(report(tmp_path, folder))["views"][0]["xy"] != first["views"][0]["xy"]

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -142,8 +143,8 @@ def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndar
         with np.load(kept, allow_pickle=False) as file:
             if str(file["key"]) == key and file["position"].shape == (len(indices), 2):
                 return file["position"].astype(np.float64)
-    except (OSError, ValueError, KeyError, EOFError):
-        pass
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        pass  # none yet, of other images, or damaged
     position = np.asarray(tsne(features.features[indices], seed=0), dtype=np.float64)
     try:
         with written_aside(kept) as temporary, temporary.open("wb") as file:
@@ -199,12 +200,10 @@ def _thumbnails(folder: Path, features: Features, indices: np.ndarray, side: int
         for place, index in enumerate(part):
             report("making thumbnails", start + place, len(indices))
             file = features.files[index]
-            if dataset.pixels is not None and file in numbers:
-                image = Image.fromarray(dataset.pixels[numbers[file]])
-            elif dataset.root is not None:
-                image = read_image(dataset.root / file, at_least=side)[0]
-            else:
+            if file not in numbers:  # the file of features may be anybody's: no other picture goes into the page
                 raise UserError(f"{dataset.name} has no image {file}.")
+            image = (read_image(Path(str(dataset.root), file), at_least=side)[0] if dataset.pixels is None
+                     else Image.fromarray(dataset.pixels[numbers[file]]))
             fitted = image if image.size == (side, side) else ImageOps.fit(image, (side, side))
             sheet.paste(fitted, (place % SHEET * side, place // SHEET * side))
         buffer = io.BytesIO()
