@@ -31,6 +31,33 @@ PATIENCE = 20.0  # seconds until a run that another process is training is looke
 OnEvent = Callable[[int, str, Any], None]
 
 
+class Work:
+    """The runs of a launcher with workers: which wait, which another process is training, which were set aside."""
+
+    def __init__(self, specs: Sequence[RunSpec], out: str | Path, retries: int, on_event: OnEvent):
+        self.specs, self.out, self.retries, self.on_event = specs, out, retries, on_event
+        self.waiting = deque(range(len(specs)))
+        self.later: list[tuple[float, int]] = []  # when to look again at runs of other processes
+        self.failed: dict[int, str] = {}  # errors of those set aside
+
+    def bad_end(self, run: int, why: str) -> None:
+        if attempts.may_try(self.specs[run], self.out, self.retries):
+            self.waiting.appendleft(run)
+            self.on_event(run, "retry", why)
+        else:
+            self.failed[run] = why
+            self.on_event(run, "failed", why)
+
+    def busy(self, run: int) -> None:
+        self.later.append((time.monotonic() + PATIENCE, run))
+
+    def look_again(self) -> None:
+        """Let those wait whose time it is."""
+        now = time.monotonic()
+        self.waiting.extend(run for when, run in self.later if when <= now)
+        self.later = [(when, run) for when, run in self.later if when > now]
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a worker computes: a device, and the GPUs it may see."""
@@ -57,8 +84,7 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
         return {}
     places = choose_places(device, workers, specs)
     context = multiprocessing.get_context("spawn")
-    waiting, failed = deque(range(len(specs))), dict[int, str]()
-    later: list[tuple[float, int]] = []  # when to look again at runs of other processes
+    work = Work(specs, out, retries, on_event)
     crew: list[Worker] = []
     stillborn = 0  # workers in a row that died before they began a run
 
@@ -78,26 +104,18 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
         return Worker(process, ours, place)
 
     def assign(worker: Worker) -> None:
-        worker.run = waiting.popleft() if waiting else None
+        worker.run = work.waiting.popleft() if work.waiting else None
         if worker.run is not None:
             with suppress(OSError):  # it has died: its pipe says so when it is read
                 worker.pipe.send((worker.run, specs[worker.run]))
-
-    def bad_end(run: int, why: str) -> None:
-        if attempts.may_try(specs[run], out, retries):
-            waiting.appendleft(run)
-            on_event(run, "retry", why)
-        else:
-            failed[run] = why
-            on_event(run, "failed", why)
 
     try:
         for place in places:
             crew.append(start(place))
             assign(crew[-1])
-        while later or any(worker.run is not None for worker in crew):
+        while work.later or any(worker.run is not None for worker in crew):
             busy = [worker for worker in crew if worker.run is not None]
-            pause = max(min(later)[0] - time.monotonic(), 0) if later else None
+            pause = max(min(work.later)[0] - time.monotonic(), 0) if work.later else None
             for ready in wait([worker.pipe for worker in busy], pause):
                 worker = next(worker for worker in busy if worker.pipe is ready)
                 assert worker.run is not None
@@ -111,8 +129,8 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
                     stillborn = 0 if attempts.died(specs[worker.run], out, why, worker.process.pid) else stillborn + 1
                     if stillborn > STILLBORN:
                         raise UserError(f"Worker processes end before they begin a run; the last: {why}.") from None
-                    bad_end(worker.run, why)
-                    if waiting or later:
+                    work.bad_end(worker.run, why)
+                    if work.waiting or work.later:
                         crew.append(start(worker.place))
                     continue
                 if kind == "stop":
@@ -124,18 +142,16 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
                 if kind == "done":
                     on_event(run, kind, what)
                 elif kind == "busy":
-                    later.append((time.monotonic() + PATIENCE, run))
+                    work.busy(run)
                 else:
-                    bad_end(run, what)
+                    work.bad_end(run, what)
                     if kind == "crashed":  # what a crash leaves behind, on a GPU above all, is unknown
                         worker.pipe.close()
                         _end(worker, GRACE / 6)
                         crew.remove(worker)
-                        if waiting or later:
+                        if work.waiting or work.later:
                             crew.append(start(worker.place))
-            now = time.monotonic()
-            waiting.extend(run for when, run in later if when <= now)
-            later = [(when, run) for when, run in later if when > now]
+            work.look_again()
             for worker in crew:
                 if worker.run is None:
                     assign(worker)
@@ -147,7 +163,7 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
         until = time.monotonic() + GRACE
         for worker in crew:
             _end(worker, until - time.monotonic())
-    return failed
+    return work.failed
 
 
 def _end(worker: Worker, seconds: float) -> None:

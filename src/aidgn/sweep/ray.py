@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any
 
 from aidgn.errors import UserError
 from aidgn.sweep import attempts
-from aidgn.sweep.local import PATIENCE, RETRIES, OnEvent
+from aidgn.sweep.local import RETRIES, OnEvent, Work
 from aidgn.training.spec import RunSpec
 
 LOOK = 5.0  # seconds between two looks at the size of the cluster
@@ -71,8 +70,7 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
         board = ray.remote(_Board).options(name=name, num_cpus=0, max_restarts=-1).remote()
         places = {name: value for name, value in os.environ.items() if name.startswith("AIDGN_")}
         about = str(out), {**options, "device": "cuda" if gpus else "cpu"}, name, str(Path.cwd()), places
-        waiting, failed = deque(range(len(specs))), dict[int, str]()
-        later: list[tuple[float, int]] = []  # when to look again at runs of other processes
+        work = Work(specs, out, retries, on_event)
         crew: list[Member] = []
         looked = float("-inf")
 
@@ -82,14 +80,6 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
 
         def ready(actor: Any) -> Any:
             return actor.ready.options(max_task_retries=-1).remote()  # it waits while Ray starts the actor again
-
-        def bad_end(run: int, why: str) -> None:
-            if attempts.may_try(specs[run], out, retries):
-                waiting.appendleft(run)
-                on_event(run, "retry", why)
-            else:
-                failed[run] = why
-                on_event(run, "failed", why)
 
         def lost(member: Member, error: Any) -> None:
             """Ray starts it again where there is room; meanwhile others go on with its run."""
@@ -104,9 +94,9 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
             if any(node["NodeID"] == member.node and node["Alive"] for node in ray.nodes()):
                 why = "its process died"
                 attempts.died(specs[run], out, why)
-                bad_end(run, why)
+                work.bad_end(run, why)
             else:
-                waiting.appendleft(run)
+                work.waiting.appendleft(run)
                 on_event(run, "retry", "its node was lost")
 
         def answered(member: Member) -> None:
@@ -124,28 +114,26 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
             elif kind == "stop":
                 raise UserError(what)
             elif kind == "busy":
-                later.append((time.monotonic() + PATIENCE, run))
+                work.busy(run)
             elif kind == "interrupted":  # not by us: Ray takes this node down
-                waiting.appendleft(run)
+                work.waiting.appendleft(run)
             else:
-                bad_end(run, what)
+                work.bad_end(run, what)
             if kind in ("crashed", "interrupted"):  # what is left in that process is unknown
                 ray.kill(member.actor, no_restart=False)
                 member.answer, member.idle = ready(member.actor), False
 
         try:
-            while waiting or later or any(member.run is not None for member in crew):
-                now = time.monotonic()
-                waiting.extend(run for when, run in later if when <= now)
-                later[:] = [(when, run) for when, run in later if when > now]
-                if now - looked > LOOK:
-                    looked = now
-                    wanted = min(workers or _room(ray, cpus_per_run, gpus), len(waiting) + len(later)
+            while work.waiting or work.later or any(member.run is not None for member in crew):
+                work.look_again()
+                if time.monotonic() - looked > LOOK:
+                    looked = time.monotonic()
+                    wanted = min(workers or _room(ray, cpus_per_run, gpus), len(work.waiting) + len(work.later)
                                  + sum(member.run is not None for member in crew))
                     crew += [start() for _ in range(len(crew), wanted)]
                 for member in crew:
-                    if member.idle and waiting:
-                        member.run, member.idle = waiting.popleft(), False
+                    if member.idle and work.waiting:
+                        member.run, member.idle = work.waiting.popleft(), False
                         member.answer = member.actor.train.remote(member.run, specs[member.run])
                 asked = {member.answer: member for member in crew if not member.idle}
                 if not asked:
@@ -166,7 +154,7 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
             for actor in (*(member.actor for member in crew), board):
                 with suppress(ray.exceptions.RayError):
                     ray.kill(actor)
-    return failed
+    return work.failed
 
 
 @contextmanager
