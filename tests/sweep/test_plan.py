@@ -9,6 +9,7 @@ from PIL import Image
 from aidgn.algorithms import ALGORITHMS
 from aidgn.errors import UserError
 from aidgn.sweep import plan
+from aidgn.sweep.planfile import Plan
 from aidgn.training import RunSpec
 
 DOMAINS = ["ink", "chalk", "poster", "outline"]
@@ -31,6 +32,15 @@ def test_every_combination_once_in_order_of_priority() -> None:
 def test_targets_by_name_or_letter_and_nothing_twice() -> None:
     specs = plan(["digits", "digits"], ["ERM", "ERM"], targets=["outline", "c", "Chalk", "outline"], trials=1)
     assert keys(specs) == [("digits", "ERM", 0, 0, "outline"), ("digits", "ERM", 0, 0, "chalk")]
+
+
+def test_algorithms_are_found_in_any_case_and_recorded_in_one() -> None:
+    specs = plan(["digits"], ["erm", "ERM", "aidgn-NOR"], targets=["ink"], trials=1,
+                 hyper_parameters={"Erm": {"lr": 0.5}})
+    assert [spec.algorithm for spec in specs] == ["ERM", "AIDGN-noR"]
+    assert [spec.hyper_parameters["lr"] == 0.5 for spec in specs] == [True, False]
+    assert specs[0].key() == plan(["digits"], ["ERM"], targets=["ink"], trials=1, hyper_parameters={"lr": 0.5})[0].key()
+    assert Plan(("digits",), ("erm",)).settled(specs).algorithms == ("ERM",)
 
 
 def test_shared_settings_and_draws_reach_every_run() -> None:

@@ -26,7 +26,7 @@ from aidgn.algorithms.sd import SD
 from aidgn.algorithms.vrex import VREx
 from aidgn.errors import UserError, did_you_mean
 
-__all__ = ["ALGORITHMS", "Algorithm", "create", "find"]
+__all__ = ["ALGORITHMS", "Algorithm", "canonical", "create", "find"]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name(): algorithm
@@ -39,17 +39,23 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def find(name: str) -> type[Algorithm]:
-    """The algorithm of this name, or the user's own if it is path/to/file.py:Class."""
+    """The algorithm of this name, in any case, or the user's own if it is path/to/file.py:Class."""
     if is_own(name):
         algorithm = load_own(name)
         if algorithm.name() in ALGORITHMS:
             raise UserError(f"{name} calls itself {algorithm.name()}, as an algorithm of the package does, and records "
                             "could not tell them apart. Give the class another name.")
         return algorithm
-    if name not in ALGORITHMS:
+    found = next((known for known in ALGORITHMS if known.casefold() == name.casefold()), None)
+    if found is None:
         raise UserError(f"There is no algorithm {name}.{did_you_mean(name, ALGORITHMS)} "
                         f"`aidgn algorithms` lists them.")
-    return ALGORITHMS[name]
+    return ALGORITHMS[found]
+
+
+def canonical(name: str) -> str:
+    """The name as records have it; where the user's own is stays as it is."""
+    return name if is_own(name) else find(name).name()
 
 
 def create(name: str, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any) -> Algorithm:

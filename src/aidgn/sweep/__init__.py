@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from aidgn.algorithms import find
+from aidgn.algorithms import canonical, find
 from aidgn.data import CATALOGUE, Dataset
 from aidgn.data.cache import prepare
 from aidgn.errors import UserError, did_you_mean
@@ -27,7 +27,7 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
     for option, value in (("trials", trials), ("draws", draws)):
         if value < 1:
             raise UserError(f"--{option} is {value}; expected a whole number of at least 1.")
-    algorithms = list(dict.fromkeys(algorithms))
+    algorithms = list(dict.fromkeys(map(canonical, algorithms)))
     points = {algorithm: grid(algorithm, algorithms, hyper_parameters or {}) for algorithm in algorithms}
     specs: list[RunSpec] = []
     names: dict[str, str] = {}
@@ -63,12 +63,13 @@ def load_for(spec: RunSpec, data_dir: str | None = None) -> Dataset:
 def grid(algorithm: str, algorithms: Sequence[str], hyper_parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The hyper-parameters given for an algorithm; then, for every value of every list, with this one value."""
     known = {find(name).name(): name for name in algorithms}
+    given = {name: value for name, value in hyper_parameters.items() if not isinstance(value, Mapping)}
     for name, value in hyper_parameters.items():
-        if isinstance(value, Mapping) and name not in {*known, *algorithms}:
+        if name not in given and name.casefold() not in map(str.casefold, (*known, *algorithms)):
             raise UserError(f"hyper_parameters: {name} is not an algorithm of this plan."
                             f"{did_you_mean(name, known)} It has {', '.join(known)}.")
-    given = {name: value for name, value in hyper_parameters.items() if not isinstance(value, Mapping)}
-    given |= hyper_parameters.get(find(algorithm).name()) or hyper_parameters.get(algorithm) or {}
+        if name not in given and name.casefold() in (algorithm.casefold(), find(algorithm).name().casefold()):
+            given |= value
     base = {name: value for name, value in given.items() if not isinstance(value, list | tuple)}
     points = [base]
     for name, values in given.items():

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from aidgn.algorithms import canonical
 from aidgn.algorithms.own import is_own
 from aidgn.data.catalogue import in_catalogue
 from aidgn.errors import UserError, did_you_mean
@@ -181,6 +182,6 @@ def _absolute_data(name: str) -> str:
 
 def _absolute_algorithm(name: str) -> str:
     if not is_own(name):
-        return name
+        return canonical(name)
     file, colon, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
     return f"{Path(file).expanduser().resolve()}{colon}{class_name}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aidgn import backbones
-from aidgn.algorithms import find
+from aidgn.algorithms import canonical, find
 from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.data import CATALOGUE, Dataset, load_dataset
 from aidgn.data.catalogue import in_catalogue, squash
@@ -68,6 +68,7 @@ class RunSpec:
         milestones = dataset.lr_milestones if algorithm.lr_milestones else ()
         spec = replace(
             self,
+            algorithm=canonical(self.algorithm),
             target=tuple(dataset.domains[i] for i in targets),
             hyper_parameters=resolve(algorithm.name(), space, {**defaults, **given}),
             steps=dataset.steps if self.steps is None else self.steps,
