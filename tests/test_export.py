@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,30 +23,15 @@ from aidgn.cli import app
 from aidgn.data import load_dataset
 from aidgn.errors import UserError
 from aidgn.inference import Model, load_model
-from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
 
+DigitsRun = Callable[..., Path]
 DIGITS = load_dataset("digits")
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-OWN = """
-from torch.nn.functional import cross_entropy
-from aidgn.algorithms.base import Algorithm, join
-class Mine(Algorithm):
-    def objective(self, minibatches):
-        x, y = join(minibatches)
-        return {"loss": cross_entropy(self.predict(x), y)}
-    def predict(self, x):
-        return 3 * super().predict(x)
-"""
-
-
-def digits_run(out: Path, algorithm: str = "AIDGN", target: str | tuple[str, ...] = "chalk", **changes: object) -> Path:
-    settings = {"steps": 4, "eval_every": 2, "hyper_parameters": {"batch_size": 8}, **changes}
-    return train(RunSpec("digits", algorithm, target, **settings), out, device="cpu")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(digits_run: DigitsRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return digits_run(tmp_path_factory.mktemp("runs"))
 
 
@@ -105,7 +91,7 @@ def test_onnx_prepares_pictures_of_any_size(size: tuple[int, int], run: Path, ex
         np.testing.assert_allclose(found, exact, atol=1e-4 if max(size) <= 32 else 0.05)
 
 
-def test_timm_network_with_folded_batch_norm(tmp_path: Path) -> None:
+def test_timm_network_with_folded_batch_norm(digits_run: DigitsRun, tmp_path: Path) -> None:
     weights = tmp_path / "tiny.safetensors"
     net = backbones.create("test_resnet", weights="none")
     torch.manual_seed(0)
@@ -123,7 +109,7 @@ def test_timm_network_with_folded_batch_norm(tmp_path: Path) -> None:
     assert any(isinstance(layer, backbones.FoldedConv2d) for layer in model.network.modules())  # left as it was
 
 
-def test_what_disagrees_is_not_kept(run: Path, exported: Path, tmp_path: Path) -> None:
+def test_what_disagrees_is_not_kept(run: Path, exported: Path, digits_run: DigitsRun, tmp_path: Path) -> None:
     """A file of other weights fails the comparison, and what was there before stays."""
     other = load_model(digits_run(tmp_path / "runs", steps=3, eval_every=3), "cpu")
     with pytest.raises(UserError, match="does not agree with the model"):
@@ -139,7 +125,8 @@ def test_what_disagrees_is_not_kept(run: Path, exported: Path, tmp_path: Path) -
     assert (exported / "model.onnx").read_bytes() == before and len(list(exported.iterdir())) == 3
 
 
-def test_who_has_no_onnx_is_told_why(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_no_onnx_is_told_why(run: Path, digits_run: DigitsRun, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
     arm = digits_run(tmp_path, "ARM", steps=1)
     with pytest.raises(UserError, match=r"ARM describes a domain by 8 images.*--no-onnx"):
         export.export(arm)
@@ -156,15 +143,13 @@ def test_who_has_no_onnx_is_told_why(run: Path, tmp_path: Path, monkeypatch: pyt
         export.export(run, tmp_path / "out")
 
 
-def test_own_algorithm(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text(OWN)
-    folder = digits_run(tmp_path / "runs", f"{file}:Mine", steps=1)
+def test_own_algorithm(digits_run: DigitsRun, own: str, tmp_path: Path) -> None:
+    folder = digits_run(tmp_path / "runs", own, steps=1)
     with pytest.raises(UserError, match=r"--algorithm path/to/file\.py:Mine"):
         export.export(folder)
-    export.export(folder, algorithm=f"{file}:Mine")
+    export.export(folder, algorithm=own)
     logits = session(folder / "export" / "model.onnx").run(["logits"], {"images": DIGITS.pixels[:20]})[0]
-    np.testing.assert_allclose(logits, load_model(folder, "cpu", f"{file}:Mine").logits(DIGITS.pixels[:20]), atol=1e-4)
+    np.testing.assert_allclose(logits, load_model(folder, "cpu", own).logits(DIGITS.pixels[:20]), atol=1e-4)
     with pytest.raises(UserError, match="an algorithm of your own"):
         load_model(folder / "export" / "model.safetensors")
 
@@ -220,7 +205,7 @@ def test_a_file_cannot_name_code_to_run(run: Path, exported: Path, tmp_path: Pat
 
 # The card -------------------------------------------------------------------------------------------------------------
 
-def test_card_has_the_accuracy_on_unseen_domains(tmp_path: Path) -> None:
+def test_card_has_the_accuracy_on_unseen_domains(digits_run: DigitsRun, tmp_path: Path) -> None:
     runs = {target: digits_run(tmp_path / "runs", "ERM", target) for target in ("chalk", "ink")}
     digits_run(tmp_path / "runs", "ERM", "ink", steps=2)  # another setting: no part of it
     accuracy = {}
@@ -281,6 +266,8 @@ def test_command(run: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0 and f"{tmp_path}/a b/model.safetensors  0.6 MB" in result.stdout
     for arguments, words in (((tmp_path / "nowhere",), "does not exist"), ((run, "--out", run), "overwritten"),
                              ((run / "model.safetensors",), "folder of a finished run"),
-                             ((run, "--out", run / "run.json"), "give --out a folder")):
+                             ((run, "--out", run / "run.json"), "give --out a folder"),
+                             ((tmp_path / "a b",), "a b was made by `aidgn export` and is complete as it is"),
+                             ((tmp_path / "a b" / "model.safetensors",), "was made by `aidgn export`")):
         error = command(*arguments).exception
         assert isinstance(error, UserError) and words in str(error)

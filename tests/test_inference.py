@@ -3,6 +3,7 @@ fit."""
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,27 +21,15 @@ from aidgn.inference import Model, find_images, load_model
 from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
 
+DigitsRun = Callable[..., Path]
 DIGITS = load_dataset("digits")
 CHALK = DIGITS.domains.index("chalk")
 INSIDE = DIGITS.indices(CHALK)[split(len(DIGITS.indices(CHALK)), 0, CHALK)[0]]  # the target's `in` split, trial 0
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-OWN = """
-from torch.nn.functional import cross_entropy
-from aidgn.algorithms.base import Algorithm, join
-class Mine(Algorithm):
-    def objective(self, minibatches):
-        x, y = join(minibatches)
-        return {"loss": cross_entropy(self.predict(x), y)}
-"""
-
-
-def digits_run(out: Path, algorithm: str = "AIDGN", **changes: object) -> Path:
-    settings = {"steps": 4, "eval_every": 2, "hyper_parameters": {"batch_size": 8}, **changes}
-    return train(RunSpec("digits", algorithm, "chalk", **settings), out, device="cpu")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(digits_run: DigitsRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return digits_run(tmp_path_factory.mktemp("runs"))
 
 
@@ -84,7 +73,7 @@ def test_accuracy_is_the_recorded_one_for_arrays_and_files(run: Path, model: Mod
 
 @pytest.mark.parametrize("changes", [{"algorithm": "ARM"}, {"algorithm": "MTL"}, {"algorithm": "SagNet"},
                                      {"algorithm": "ERM", "average": "sma"}], ids=str)
-def test_algorithms_of_every_kind(changes: dict[str, str], tmp_path: Path) -> None:
+def test_algorithms_of_every_kind(changes: dict[str, str], digits_run: DigitsRun, tmp_path: Path) -> None:
     folder = digits_run(tmp_path, steps=2, **changes)
     model = load_model(folder, device="cpu")
     assert model.algorithm == changes["algorithm"] + ("+SMA" if "average" in changes else "")
@@ -119,7 +108,7 @@ def test_folder_of_images_larger_than_the_cache_stores(tmp_path: Path) -> None:
         np.testing.assert_allclose(model.predict(images).probabilities, wanted, atol=0.01)
 
 
-def test_strides_are_those_of_the_initial_weights(tmp_path: Path) -> None:
+def test_strides_are_those_of_the_initial_weights(digits_run: DigitsRun, tmp_path: Path) -> None:
     weights = tmp_path / "tiny.safetensors"
     plain = backbones.create("test_resnet", weights="none")
     save_file(plain.state_dict(), weights,
@@ -231,6 +220,12 @@ def test_folder_and_files(run: Path, model: Model) -> None:
     assert torch.equal(last.network.classifier.weight, load_file(run / "last.safetensors")["classifier.weight"])
 
 
+def test_the_folder_of_fit_stands_for_the_model_in_it(run: Path, model: Model, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "fit-photos" / "model")
+    image = DIGITS.pixels[INSIDE[:2]]
+    assert torch.equal(load_model(tmp_path / "fit-photos", "cpu").logits(image), model.logits(image))
+
+
 def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
     def refused(path: Path, words: str) -> None:
         with pytest.raises(UserError, match=words):
@@ -269,19 +264,19 @@ def test_run_json_that_does_not_fit(change: dict[str, object] | None, words: str
         load_model(copy)
 
 
-def test_own_algorithm_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "own.py"
-    file.write_text(OWN)
-    folder = digits_run(tmp_path / "runs", f"{file}:Mine", steps=1)
+def test_own_algorithm_is_asked_for(digits_run: DigitsRun, own: str, tmp_path: Path,
+                                    caplog: pytest.LogCaptureFixture) -> None:
+    folder = digits_run(tmp_path / "runs", own, steps=1)
     with pytest.raises(UserError, match=r"--algorithm path/to/file.py:Mine"):
         load_model(folder)
     with pytest.raises(UserError, match="no file"):
         load_model(folder, algorithm="gone.py:Mine")
     with pytest.raises(UserError, match="not of ERM"):
         load_model(folder, algorithm="ERM")
-    model = load_model(folder, "cpu", f"{file}:Mine")
+    model = load_model(folder, "cpu", own)
     assert accuracy(model, DIGITS.pixels[INSIDE], DIGITS.labels[INSIDE]) == pytest.approx(recorded(folder, CHALK))
     assert not caplog.records
-    file.write_text(OWN + "    extra = 1\n")
-    load_model(folder, "cpu", f"{file}:Mine")
+    with (tmp_path / "own.py").open("a") as file:
+        file.write("    extra = 1\n")
+    load_model(folder, "cpu", own)
     assert "has changed" in caplog.text

@@ -30,7 +30,7 @@ from aidgn.data.augment import MEAN, STD, weights
 from aidgn.data.images import read_image
 from aidgn.errors import UserError
 from aidgn.files import write_text, written_aside
-from aidgn.inference import Model, load_model
+from aidgn.inference import Model, find_model, load_model
 from aidgn.model_card import model_card
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.folder import read_weights
@@ -72,8 +72,12 @@ def export(run: str | Path, out: str | Path | None = None, *, onnx: bool = True,
 
     data: the folder of the run's images, if it is no more where the training found it; without images the ONNX file is
     checked with made-up ones and the card does not say how many there were."""
-    run = Path(run)
+    run = find_model(run)
     say = on_progress or (lambda _: None)
+    file = run / "model.safetensors" if run.is_dir() else run
+    if file.suffix == ".safetensors" and file.is_file() and "run" in read_weights(file)[1]:
+        raise UserError(f"{run} was made by `aidgn export` and is complete as it is. To make it anew, give the folder of "
+                        "the run.")
     about = read_about(run)
     model = load_model(run, "cpu", own_algorithm(about, algorithm))
     if onnx:

@@ -231,13 +231,13 @@ def find_images(names: Iterable[str]) -> list[str]:
 
 def load_model(path: str | Path, device: str = "auto", algorithm: str | None = None,
                false_alarms: float = RATE) -> Model:
-    """The model of a finished run: its folder (the selected step), model.safetensors or last.safetensors in it, or the
-    .safetensors file that `aidgn export` made of it.
+    """The model of a finished run: its folder (the selected step), model.safetensors or last.safetensors in it, the
+    .safetensors file that `aidgn export` made of it, or the folder of `aidgn fit`.
 
     algorithm: path/to/file.py:Class for a run of an algorithm of your own. It is asked for, not remembered, because
     loading a model must not run code that whoever made the folder chose.
     false_alarms: the share of images like those of the sources that get a warning."""
-    path = Path(path)
+    path = find_model(path)
     weights = path / "model.safetensors" if path.is_dir() else path
     tensors, metadata = read_weights(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
     about = weights if "run" in metadata else path_to_run(path, weights)  # an exported file says all itself
@@ -277,6 +277,13 @@ def load_model(path: str | Path, device: str = "auto", algorithm: str | None = N
                         f"{len(classes)} classes: {faults}. They are not of the same run, or one was changed.")
     network.load_state_dict(tensors, strict=False)
     return Model(network, label, classes, domains, size, where, read_novelty(weights, network, metadata), false_alarms)
+
+
+def find_model(path: str | Path) -> Path:
+    """Where a model is: the folder that `aidgn fit` made holds it as `model`."""
+    path = Path(path)
+    inner = (path / "model" / "run.json").is_file() and not (path / "run.json").exists()
+    return path / "model" if inner else path
 
 
 def read_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) -> Novelty | None:

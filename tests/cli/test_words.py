@@ -36,6 +36,11 @@ def test_a_plan_says_how_its_runs_come_about(tmp_path: Path) -> None:
     assert "12 runs: 1 data set, 2 algorithms, 2 draws, 2 trials, 2 values of kappa. 0 finished, 12 to do." in said
 
 
+def test_a_table_is_printed_in_one_form() -> None:
+    error = CliRunner().invoke(app, ["table", "runs", "--markdown", "--latex"]).exception
+    assert str(error) == "--markdown and --latex each print the table: choose one."
+
+
 def test_names_that_are_no_text_are_said_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("a/x", "a/y", "b/x", "b/y"):
         (tmp_path / place).mkdir(parents=True)

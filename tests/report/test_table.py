@@ -248,6 +248,9 @@ def test_mixtures_are_told() -> None:
 
 
 def test_nothing_to_tabulate() -> None:
+    one = record("PACS", "ERM", 0, 0, 0.5)
+    with pytest.raises(UserError, match="trained on all domains, which leaves none unseen"):
+        tables([{**one, "args": {**one["args"], "test_envs": []}}])
     with pytest.raises(UserError, match="each pair of domains"):
         tables(grid("PACS", "ERM", [[0.5]]), "leave-one-out")
     with pytest.raises(UserError, match=r"no spread std\. Did you mean sd\?"):

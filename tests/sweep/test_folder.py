@@ -240,6 +240,13 @@ def test_it_says_when_it_does_not_know(tmp_path: Path) -> None:
     assert (status.total, status.counts["done"]) == (1, 1) and "not planned" in status.unknown
 
 
+def test_a_folder_of_sweeps_says_where_they_are(tmp_path: Path) -> None:
+    planned(tmp_path / "first").enter(2, None)
+    with_one_run(tmp_path / "fit-photos" / "runs")
+    with pytest.raises(UserError, match=f"folders in it do: {tmp_path}/first, {tmp_path}/fit-photos/runs. Give one"):
+        look(SweepFolder(tmp_path))
+
+
 def test_a_done_run_whose_folder_was_removed_is_to_be_done_again(tmp_path: Path) -> None:
     path = with_one_run(tmp_path)
     todo = planned(tmp_path, trials=1)

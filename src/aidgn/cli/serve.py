@@ -76,12 +76,12 @@ def run(listening: socket.socket, model: str, host: str, data: str | None, count
     import uvicorn
 
     from aidgn.cli.display import RunDisplay
-    from aidgn.inference import load_model
+    from aidgn.inference import find_model, load_model
     from aidgn.serve.app import create_app
     from aidgn.serve.engine import Limits
     from aidgn.serve.latent import latent_space
 
-    path = Path(model)
+    path = find_model(model)
     loaded = load_model(path, device, algorithm)
     space, note = None, None
     if count:

@@ -21,14 +21,17 @@ Folders written by DomainBed are read as they are.""")
 @click.option("--spread", default="sd", show_default=True, type=click.Choice(["sd", "se"]),
               help="What follows the plus-minus: standard deviation over trials, or standard error of the mean.")
 @click.option("--paper", is_flag=True, help="Put the paper's numbers and the difference beside ours.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
-@click.option("--latex", "form", flag_value="latex", help="Print LaTeX (booktabs).")
-@click.option("--html", "form", flag_value="html", help="Print an HTML fragment.")
+@click.option("--markdown", is_flag=True, help="Print Markdown.")
+@click.option("--latex", is_flag=True, help="Print LaTeX (booktabs).")
+@click.option("--html", is_flag=True, help="Print an HTML fragment.")
 @click.option("--csv", metavar="FILE", help="Write all records as CSV besides.")
 @click.option("--parquet", metavar="FILE", help="Write all records as Parquet besides.")
-def table(folders: tuple[str, ...], selection: str, adaptation: bool, spread: str, paper: bool, form: str | None,
-          csv: str | None, parquet: str | None) -> None:
+def table(folders: tuple[str, ...], selection: str, adaptation: bool, spread: str, paper: bool, markdown: bool,
+          latex: bool, html: bool, csv: str | None, parquet: str | None) -> None:
     """Results of the runs below each FOLDER: mean and spread over trials, per unseen domain."""
+    forms = [form for form, given in (("markdown", markdown), ("latex", latex), ("html", html)) if given]
+    if len(forms) > 1:
+        raise UserError(f"--{' and --'.join(forms)} each print the table: choose one.")
     if parquet and Path(parquet).suffix != ".parquet":
         raise UserError(f"--parquet {parquet} should end in .parquet.")
     if csv and Path(csv).suffix == ".parquet":
@@ -59,5 +62,4 @@ def table(folders: tuple[str, ...], selection: str, adaptation: bool, spread: st
     for number, one in enumerate(made):
         if number:
             click.echo()
-        click.echo({None: one.to_terminal, "markdown": one.to_markdown, "latex": one.to_latex,
-                    "html": one.to_html}[form]())
+        click.echo(getattr(one, f"to_{[*forms, 'terminal'][0]}")())

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, some
 from aidgn.sweep.attempts import last_line
 from aidgn.sweep.folder import Item, State, SweepFolder
 from aidgn.sweep.timing import Speeds, in_words
@@ -74,8 +74,11 @@ def _without_plan(folder: SweepFolder) -> Status:
     """A folder of runs that no sweep has planned: what is finished and what is not, no more is known."""
     names = [name for name in folder.run_folders() if folder.identity(name)]
     if not names:
-        raise UserError(f"{folder.path} has no runs and no plan of a sweep. Give the folder that `aidgn sweep` was "
-                        "given as --out.")
+        deeper = sorted({path.parent.parent for depth in ("*/", "*/*/") for what in (".sweep/plan.json", "*/run.json")
+                         for path in folder.path.glob(depth + what)})
+        raise UserError(f"{folder.path} has no runs and no plan of a sweep"
+                        + (f", but folders in it do: {some(deeper, 5)}. Give one of them." if deeper else
+                           ". Give the folder that `aidgn sweep` was given as --out."))
     done = sum((folder.path / name / "last.safetensors").exists() for name in names)
     return Status(len(names), Counter(done=done, left=len(names) - done),
                   unknown="unknown: these runs were not planned by a sweep")
