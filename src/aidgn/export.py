@@ -76,8 +76,8 @@ def export(run: str | Path, out: str | Path | None = None, *, onnx: bool = True,
     say = on_progress or (lambda _: None)
     file = run / "model.safetensors" if run.is_dir() else run
     if file.suffix == ".safetensors" and file.is_file() and "run" in read_weights(file)[1]:
-        raise UserError(f"{run} was made by `aidgn export` and is complete as it is. To make it anew, give the folder of "
-                        "the run.")
+        raise UserError(f"{run} was made by `aidgn export` and is complete as it is. To make it anew, give the "
+                        "folder of the run.")
     about = read_about(run)
     model = load_model(run, "cpu", own_algorithm(about, algorithm))
     if onnx:
