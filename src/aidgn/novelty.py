@@ -152,5 +152,8 @@ def as_array(values: Tensor | np.ndarray) -> np.ndarray:
 def outputs(algorithm: Algorithm, x: Tensor) -> tuple[Tensor, Tensor]:
     """What the classifier sees of x, and the logits; one pass, unless an own algorithm predicts in its own way."""
     features = algorithm.features(x)
-    whole = type(algorithm).predict is Algorithm.predict
-    return features, algorithm.classifier(features) if whole else algorithm.predict(x)
+    return features, algorithm.classifier(features) if predicts_by_classifier(algorithm) else algorithm.predict(x)
+
+
+def predicts_by_classifier(algorithm: Algorithm) -> bool:
+    return type(algorithm).predict is Algorithm.predict

@@ -29,13 +29,13 @@ from aidgn.analysis.features import (
     model_digest,
     open_images,
     own_algorithm,
-    predicts_by_classifier,
     read_about,
 )
 from aidgn.data.batches import Images
 from aidgn.errors import UserError
 from aidgn.files import lock, storage_error, write_text
 from aidgn.inference import load_model
+from aidgn.novelty import predicts_by_classifier
 
 KEPT = "adaptation.jsonl"
 BATCH = 32

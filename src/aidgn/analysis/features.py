@@ -26,13 +26,13 @@ from aidgn.data.splits import split
 from aidgn.errors import UserError
 from aidgn.files import written_aside
 from aidgn.inference import load_model, path_to_run
-from aidgn.training.evaluation import CPU_BATCH
-from aidgn.training.featurizer import EVAL_BATCH, choose_device
+from aidgn.novelty import outputs
+from aidgn.training.evaluation import rows_of
+from aidgn.training.featurizer import choose_device
 from aidgn.training.run import resident_or_streamed
 
 KEPT = "features.npz"
 VERSION = 1
-CPU_CHUNK = 8  # images prepared together on the CPU
 ARRAYS = {"features": (2, np.float32), "logits": (2, np.float32), "labels": (1, np.int64), "domains": (1, np.int64),
           "outside": (1, np.bool_)}
 log = logging.getLogger("aidgn")
@@ -154,7 +154,7 @@ def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | 
     for _, out in map(found.split, found.domain_names):
         found.outside[out] = True
     done, features = 0, np.empty((len(dataset), 0), np.float32)
-    for where, z, logits in compute(model.network, images, evaluation_rows(model.network, parts, images.device)):
+    for where, z, logits in compute(model.network, images, rows_of(parts, model.network, images.device)):
         if not features.size:
             features = np.empty((len(dataset), z.shape[1]), np.float32)
         features[where], found.logits[where] = z.cpu().numpy(), logits.cpu().numpy()
@@ -174,33 +174,13 @@ def compute(network: Algorithm, images: Images, rows: Sequence[Tensor]) -> Itera
     network.eval()
     transform = clean_transform(images)
     for row, (pixels, geometry, _) in zip(rows, images.batches(rows), strict=True):
-        x = transform(pixels, geometry)
-        z = network.features(x)
-        # An algorithm of your own may predict otherwise than by its classifier.
-        logits = network.classifier(z) if predicts_by_classifier(network) else network.predict(x)
+        z, logits = outputs(network, transform(pixels, geometry))
         yield row.numpy(), z.float(), logits.float()
-
-
-def evaluation_rows(network: Algorithm, parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Batches as in evaluation: images that are predicted together are neighbours in one split; where each is predicted
-    on its own, a batch takes from several."""
-    together = network.group_size
-    batch = max((EVAL_BATCH if device.type == "cuda" else CPU_BATCH) // together, 1) * together
-    parts = parts if together > 1 else [np.concatenate(parts)]
-    return [row for part in parts for row in torch.from_numpy(part).split(batch) if len(row)]
-
-
-def predicts_by_classifier(network: Algorithm) -> bool:
-    return type(network).predict is Algorithm.predict
 
 
 def clean_transform(images: Images) -> Callable[[Tensor, Tensor], Tensor]:
     """That of evaluation; on a GPU without compiling, which would take longer than the work."""
-    clean = partial(augment.clean, size=images.prepared.dataset.image_size, exact_fit=images.exact_fit)
-    if images.device.type == "cuda":
-        return clean
-    return lambda pixels, geometry: torch.cat([clean(*few) for few in zip(  # which stay in a processor's cache
-        pixels.split(CPU_CHUNK), geometry.split(CPU_CHUNK), strict=True)])
+    return partial(augment.clean, size=images.prepared.dataset.image_size, exact_fit=images.exact_fit)
 
 
 # The run and its images -----------------------------------------------------------------------------------------------

@@ -53,15 +53,20 @@ def clean(images: Tensor, geometry: Tensor, size: int, *, exact_fit: bool = Fals
             raise ValueError(f"exact_fit needs slots of {size} x {size} pixels, got {tuple(images.shape[1:3])}")
         red, green, blue = (images / 255).unbind(dim=3)
         return normalise((red, green, blue))
-    if images.device.type == "cpu" and not torch.compiler.is_compiling():  # faster than the products there
-        whole = torch.cat([functional.interpolate(image[:height, :width].permute(2, 0, 1)[None].float(), (size, size),
-                                                  mode="bilinear", antialias=True)
-                           for image, (height, width) in zip(images, geometry[:, :2].tolist(), strict=True)])
-        red, green, blue = (whole / 255).unbind(dim=1)
-        return normalise((red, green, blue))
+    if images.device.type == "cpu" and not torch.compiler.is_compiling():  # one by one: faster than the products there
+        return torch.cat([clean_one(image[:height, :width], size) for image, (height, width)
+                          in zip(images, geometry[:, :2].tolist(), strict=True)])
     stored = geometry[:, :2].float()
     boxes = torch.cat([torch.zeros_like(stored), stored], dim=1)
     return normalise(resample(images, boxes, torch.zeros_like(geometry[:, 0], dtype=torch.bool), size))
+
+
+def clean_one(image: Tensor, size: int) -> Tensor:
+    """The same of one image [H, W, 3] without a slot, all of which stays in a processor's cache: [1, 3, size, size]."""
+    image = image.permute(2, 0, 1)[None].float()
+    resized = functional.interpolate(image, (size, size), mode="bilinear", antialias=True)
+    red, green, blue = (resized / 255).unbind(dim=1)
+    return normalise((red, green, blue))
 
 
 def crop_boxes(uniforms: Tensor, sizes: Tensor) -> Tensor:

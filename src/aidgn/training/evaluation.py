@@ -35,21 +35,26 @@ class Splits:
         return cls([all_[in_] for all_, in_, _ in pairs], [all_[out] for all_, _, out in pairs])
 
 
+def rows_of(groups: Sequence[np.ndarray], algorithm: Algorithm, device: torch.device) -> list[Tensor]:
+    """Image indices, a batch each: images that are predicted together are neighbours in one group; where each is
+    predicted on its own, a batch takes from several."""
+    together = algorithm.group_size
+    batch = max((EVAL_BATCH if device.type == "cuda" else CPU_BATCH) // together, 1) * together
+    parts = groups if together > 1 else [np.concatenate(groups)]
+    return [row for part in parts for row in torch.from_numpy(part).split(batch) if len(row)]
+
+
 def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
             transform: Transform, shared: bool = True) -> tuple[list[float], list[float]]:
     """The share of right predictions and the mean cross entropy in every group of image indices.
 
-    Groups are predicted together, unless a prediction depends on the images beside it. The batches are shared out over
-    the processes of the run, unless the transform must see them all."""
+    The batches are shared out over the processes of the run, unless the transform must see them all."""
     owner = torch.from_numpy(np.repeat(np.arange(len(groups)), [len(group) for group in groups]))
-    together = algorithm.group_size
-    parts = groups if together > 1 else [np.concatenate(groups)]
-    batch = max((EVAL_BATCH if images.device.type == "cuda" else CPU_BATCH) // together, 1) * together
     was_training = algorithm.training
     algorithm.eval()
     values = torch.zeros(2, len(owner), device=images.device)
     with torch.no_grad():
-        rows = [row for part in parts for row in torch.from_numpy(part).split(batch)]
+        rows = rows_of(groups, algorithm, images.device)
         places = values.split([len(row) for row in rows], dim=1)
         own = slice(parallel.rank(), None, parallel.processes()) if shared else slice(None)
         for (pixels, geometry, labels), place in zip(images.batches(rows[own]), places[own], strict=True):
@@ -67,14 +72,12 @@ def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
 def calibrate(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray], transform: Transform) -> Novelty:
     """Norms and angles of images that were not trained on: groups are the sources' `out` splits. At most `MOST` images,
     of each group the same share."""
-    share, together = min(1.0, MOST / sum(map(len, groups))), algorithm.group_size
-    batch = max((EVAL_BATCH if images.device.type == "cuda" else CPU_BATCH) // together, 1) * together
+    share = min(1.0, MOST / sum(map(len, groups)))
     parts = [group[:max(int(len(group) * share), 1)] for group in groups]  # they are shuffled
-    rows = [row for part in (parts if together > 1 else [np.concatenate(parts)])
-            for row in torch.from_numpy(part).split(batch)]
     was_training = algorithm.training
     algorithm.eval()
-    found = [outputs(algorithm, transform(pixels, geometry)) for pixels, geometry, _ in images.batches(rows)]
+    found = [outputs(algorithm, transform(pixels, geometry))
+             for pixels, geometry, _ in images.batches(rows_of(parts, algorithm, images.device))]
     algorithm.train(was_training)
     features, logits = (torch.cat([each[which].float() for each in found]) for which in (0, 1))
     return Novelty.of(features, logits, class_vectors(algorithm.classifier))

@@ -182,7 +182,7 @@ class Run:
 
 def transforms(size: int, augmented: bool, exact_fit: bool, compiled: bool) -> tuple[Callable[..., Tensor], Transform]:
     """The training and the evaluation transform of uint8 images."""
-    train, clean = _compiled_augment() if compiled else (_in_chunks(augment.augment), _in_chunks(augment.clean))
+    train, clean = _compiled_augment() if compiled else (_in_chunks(augment.augment), augment.clean)
     clean_transform = partial(clean, size=size, exact_fit=exact_fit)
     if not augmented:
         return (lambda pixels, geometry, uniforms: clean_transform(pixels, geometry)), clean_transform
