@@ -5,6 +5,7 @@ import copy as copying
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from aidgn.adaptation import T3A, Tent, TentBN, TentC, runs
-from aidgn.adaptation.runs import KEPT, SETTINGS, Streams, accuracy, adapt
+from aidgn.adaptation.runs import SETTINGS, Streams, accuracy, adapt
 from aidgn.adaptation.stream import batches
 from aidgn.algorithms import Algorithm
 from aidgn.analysis.features import Features, extract
@@ -26,27 +27,24 @@ from aidgn.errors import UserError
 from aidgn.inference import load_model
 from aidgn.training import RunSpec, train
 
+DigitsRun = Callable[..., Path]
 METHODS = ("T3A", "Tent-C", "Tent-BN")
-
-
-def digits_run(out: Path, algorithm: str, target: Any = "chalk", **changes: object) -> Path:
-    settings = {"steps": 30, "eval_every": 30, "hyper_parameters": {"batch_size": 32}, **changes}
-    return train(RunSpec("digits", algorithm, target, **settings), out, device="cpu")  # type: ignore[arg-type]
+LONGER: Any = {"steps": 30, "eval_every": 30, "hyper_parameters": {"batch_size": 32}}
 
 
 @pytest.fixture(scope="module")
-def erm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return digits_run(tmp_path_factory.mktemp("runs"), "ERM")
+def erm(digits_run: DigitsRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digits_run(tmp_path_factory.mktemp("runs"), "ERM", **LONGER)
 
 
 @pytest.fixture(scope="module")
-def aidgn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return digits_run(tmp_path_factory.mktemp("runs"), "AIDGN")
+def aidgn(digits_run: DigitsRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digits_run(tmp_path_factory.mktemp("runs"), "AIDGN", **LONGER)
 
 
 @pytest.fixture
 def run(erm: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(erm, tmp_path / "run", ignore=lambda *_: {KEPT}))
+    return Path(shutil.copytree(erm, tmp_path / "run", ignore=lambda *_: {ADAPTATION}))
 
 
 def digests(run: Path) -> dict[str, str]:
@@ -150,7 +148,7 @@ def test_like_naive(toy: SimpleNamespace, name: str, request: pytest.FixtureRequ
     record = json.loads((run / "results.jsonl").read_text().splitlines()[-1])
     assert none["target_accuracy"] == pytest.approx(record["env1_in_acc"], abs=1e-12) and none["selected"]
     assert none["source_accuracy"] == pytest.approx(np.mean([record[f"env{i}_out_acc"] for i in (0, 2, 3)]), abs=1e-12)
-    assert [json.loads(line) for line in (run / KEPT).read_text().splitlines()] == lines
+    assert [json.loads(line) for line in (run / ADAPTATION).read_text().splitlines()] == lines
     assert list(lines[0]) == ["dataset", "algorithm", "target", "trial", "draw", "method", "settings",
                               "source_accuracy", "target_accuracy", "selected", "model"]
     assert lines[0]["target"] == ["chalk"] and lines[0]["model"] == hashlib.sha256(
@@ -201,7 +199,7 @@ def test_target_labels_choose_nothing(run: Path, tmp_path: Path) -> None:
     target = features.domains == 1
     features.labels[target] = (features.labels[target] + 3) % 10
     features.save(tmp_path / "other.npz")
-    (run / KEPT).unlink()
+    (run / ADAPTATION).unlink()
     after = adapt(run, device="cpu", features=tmp_path / "other.npz")
     for one, two in zip(before, after, strict=True):
         assert (one["method"], one["settings"], one["selected"], one["source_accuracy"]) == (
@@ -220,21 +218,21 @@ def test_the_run_stays_as_it_is_and_what_is_measured_is_not_measured_again(run: 
     adapt(run, ["T3A"], device="cpu", on_progress=note)
     assert seen == [(done, 6) for done in range(7)]
     assert {name: digest for name, digest in digests(run).items() if name in before} == before
-    assert digests(run).keys() - before.keys() <= {KEPT, f".{KEPT}.lock", "features.npz"}
-    first = (run / KEPT).read_text().splitlines()
+    assert digests(run).keys() - before.keys() <= {ADAPTATION, f".{ADAPTATION}.lock", "features.npz"}
+    first = (run / ADAPTATION).read_text().splitlines()
     seen.clear()
     adapt(run, ["T3A", "Tent-C"], device="cpu", on_progress=note)
     assert seen == [(done, 12) for done in range(6, 13)]
-    text = (run / KEPT).read_text()
+    text = (run / ADAPTATION).read_text()
     assert text.splitlines()[:7] == first and len(text.splitlines()) == 13
     seen.clear()
     lines = adapt(run, ["Tent-C", "T3A"], device="cpu", on_progress=note)
-    assert seen == [(12, 12)] and (run / KEPT).read_text() == text and len(lines) == 13
-    (run / KEPT).write_text(text.replace('"model": "', '"model": "0'))  # of a model that is no more
+    assert seen == [(12, 12)] and (run / ADAPTATION).read_text() == text and len(lines) == 13
+    (run / ADAPTATION).write_text(text.replace('"model": "', '"model": "0'))  # of a model that is no more
     seen.clear()
     assert adapt(run, ["T3A"], device="cpu", on_progress=note) == lines[:7] and len(seen) == 7
-    (run / KEPT).write_text("{")
-    with pytest.raises(UserError, match=rf"{KEPT} cannot be read .*Remove it"):
+    (run / ADAPTATION).write_text("{")
+    with pytest.raises(UserError, match=rf"{ADAPTATION} cannot be read .*Remove it"):
         adapt(run, device="cpu")
     assert {name: digest for name, digest in digests(run).items() if name in before} == before
 
@@ -245,11 +243,11 @@ def test_what_another_process_measures_meanwhile_is_kept(run: Path) -> None:
             adapt(run, ["Tent-C"], device="cpu")
 
     lines = adapt(run, ["T3A"], device="cpu", on_progress=meanwhile)
-    kept = [json.loads(line) for line in (run / KEPT).read_text().splitlines()]
+    kept = [json.loads(line) for line in (run / ADAPTATION).read_text().splitlines()]
     assert kept == lines and [line["method"] for line in kept] == ["none"] + ["T3A"] * 6 + ["Tent-C"] * 6
 
 
-def test_several_targets_are_adapted_to_one_by_one(tmp_path: Path) -> None:
+def test_several_targets_are_adapted_to_one_by_one(digits_run: DigitsRun, tmp_path: Path) -> None:
     run = digits_run(tmp_path, "ERM", ("ink", "poster"), steps=3)
     lines = adapt(run, ["Tent-C"], device="cpu")
     features, network = extract(run, device="cpu"), load_model(run, device="cpu").network
@@ -260,7 +258,7 @@ def test_several_targets_are_adapted_to_one_by_one(tmp_path: Path) -> None:
     assert lines[5]["target_accuracy"] == pytest.approx(np.mean(shares)) and shares[0] != shares[1]
 
 
-def test_groups_of_images_are_those_of_the_batches(tmp_path: Path) -> None:
+def test_groups_of_images_are_those_of_the_batches(digits_run: DigitsRun, tmp_path: Path) -> None:
     """MTL describes a domain by the mean of 64 images; of a stream it sees 32 at a time, and no later ones."""
     run = digits_run(tmp_path, "MTL", steps=2, eval_every=2)
     features, network = extract(run, device="cpu"), load_model(run, device="cpu").network
@@ -304,7 +302,7 @@ def test_tent_meets_images(tmp_path: Path) -> None:
         assert line["target_accuracy"] == pytest.approx(np.concatenate(right).mean(), abs=1.5 / 36)
 
 
-def test_what_cannot_be_adapted_is_said(run: Path, aidgn: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_adapted_is_said(run: Path, aidgn: Path, digits_run: DigitsRun, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Tent left out for .* this backbone has none"):
         adapt(run, ["Tent"], device="cpu")
     messages: list[str] = []
@@ -322,16 +320,10 @@ def test_what_cannot_be_adapted_is_said(run: Path, aidgn: Path, tmp_path: Path) 
         adapt(everywhere, device="cpu")
 
 
-def test_a_prediction_of_its_own_is_not_adapted(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from torch.nn.functional import cross_entropy\nfrom aidgn.algorithms.base import Algorithm, join\n"
-        "class Mine(Algorithm):\n    def objective(self, minibatches):\n        x, y = join(minibatches)\n"
-        "        return {'loss': cross_entropy(self.predict(x), y)}\n"
-        "    def predict(self, x):\n        return -super().predict(x)\n")
-    mine = f"{tmp_path / 'mine.py'}:Mine"
-    run = digits_run(tmp_path, mine, steps=1, eval_every=1)
+def test_a_prediction_of_its_own_is_not_adapted(digits_run: DigitsRun, own: str, tmp_path: Path) -> None:
+    run = digits_run(tmp_path, own, steps=1)
     with pytest.raises(UserError, match="Mine has a `predict` of its own"):
-        adapt(run, device="cpu", algorithm=mine)
+        adapt(run, device="cpu", algorithm=own)
 
 
 def test_all_methods_are_classes_of_the_library() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,28 +19,14 @@ from aidgn.inference import load_model
 from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
 
+DigitsRun = Callable[..., Path]
 DIGITS = load_dataset("digits")
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-OWN = """
-from torch.nn.functional import cross_entropy
-from aidgn.algorithms.base import Algorithm, join
-class Mine(Algorithm):
-    def objective(self, minibatches):
-        x, y = join(minibatches)
-        return {"loss": cross_entropy(self.predict(x), y)}
-    def predict(self, x):
-        return -super().predict(x)
-"""
-
-
-def digits_run(out: Path, algorithm: str = "AIDGN", **changes: object) -> Path:
-    settings = {"steps": 6, "eval_every": 3, "hyper_parameters": {"batch_size": 8}, **changes}
-    return train(RunSpec("digits", algorithm, "chalk", **settings), out, device="cpu")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return digits_run(tmp_path_factory.mktemp("runs"), trial=1)
+def run(digits_run: DigitsRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digits_run(tmp_path_factory.mktemp("runs"), trial=1, steps=6, eval_every=3)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +58,9 @@ def accuracies(features: Features) -> dict[str, float]:
 @pytest.mark.parametrize(("algorithm", "hyper_parameters"), [
     ("AIDGN", {}), ("MTL", {}), pytest.param("ARM", {"batch_size": 7}, marks=pytest.mark.slow)])
 def test_they_reproduce_the_recorded_accuracies_exactly(algorithm: str, hyper_parameters: dict[str, float],
-                                                        tmp_path: Path) -> None:
+                                                        digits_run: DigitsRun, tmp_path: Path) -> None:
     """Also of algorithms whose prediction depends on the images beside an image."""
-    run = digits_run(tmp_path, algorithm, evaluate_source_in=True,
+    run = digits_run(tmp_path, algorithm, steps=6, eval_every=3, evaluate_source_in=True,
                      hyper_parameters={"batch_size": 8, **hyper_parameters})
     record, found = selected_record(run), accuracies(extract(run, device="cpu"))
     wanted = {key: value for key, value in record.items() if key.endswith("_acc")}
@@ -108,7 +95,7 @@ def test_single_images_through_the_network(run: Path, features: Features) -> Non
         np.testing.assert_allclose(features.logits[i], 10 * cosine, rtol=1e-4, atol=1e-5)
 
 
-def test_the_weight_of_a_linear_classifier(tmp_path: Path) -> None:
+def test_the_weight_of_a_linear_classifier(digits_run: DigitsRun, tmp_path: Path) -> None:
     run = digits_run(tmp_path, "ERM", steps=2, eval_every=2)
     found, tensors = extract(run, device="cpu"), load_file(run / "model.safetensors")
     bias = tensors["classifier.bias"].double().numpy()
@@ -260,13 +247,11 @@ def test_images_that_the_run_left_out_stay_out(photos: Path) -> None:
     assert len(extract(run, device="cpu")) == 29
 
 
-def test_an_algorithm_that_predicts_by_its_own_way(photos: Path) -> None:
-    (photos.parent / "mine.py").write_text(OWN)
-    mine = f"{photos.parent / 'mine.py'}:Mine"
-    run = photos_run(photos, algorithm=mine)
+def test_an_algorithm_that_predicts_by_its_own_way(photos: Path, own: str) -> None:
+    run = photos_run(photos, algorithm=own)
     with pytest.raises(UserError, match="an algorithm of your own: say where its class is"):
         extract(run, device="cpu")
-    found = extract(run, device="cpu", algorithm=mine)
+    found = extract(run, device="cpu", algorithm=own)
     bias = load_file(run / "model.safetensors")["classifier.bias"].numpy()
     assert found.weight is not None
     np.testing.assert_allclose(found.logits, -(found.features @ found.weight + bias), rtol=1e-4, atol=1e-5)

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,16 +21,8 @@ from aidgn.errors import UserError
 from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder, read_weights
 
+Start = Callable[..., Any]
 STEPS, EVERY = 12, 4
-SCRIPT = """
-import sys
-from aidgn.training import RunSpec, train
-spec = RunSpec("digits", sys.argv[2], "chalk", steps=int(sys.argv[3]), eval_every=4,
-               hyper_parameters={"batch_size": 8, "resnet_dropout": 0.1})
-print("ready", flush=True)
-train(spec, sys.argv[1], save_seconds=0.0, device="cpu",
-      on_progress=lambda what, done, total, record: print(what, done, flush=True))
-"""
 
 
 def spec(**changes: object) -> RunSpec:
@@ -40,19 +34,6 @@ def spec(**changes: object) -> RunSpec:
 def without_times(folder: Path) -> list[dict]:
     return [{key: value for key, value in record.items() if not key.endswith("_time")}
             for record in RunFolder(folder).records()]
-
-
-def start(out: Path, algorithm: str = "AIDGN", steps: int = STEPS) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), algorithm, str(steps)], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def wait_for(process: subprocess.Popen, line: str) -> None:
-    assert process.stdout is not None
-    for text in process.stdout:
-        if text.strip() == line:
-            return
-    raise AssertionError(process.stderr.read() if process.stderr else "")
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +64,11 @@ def test_selected_model_is_the_best_on_source_validation(undisturbed: Path) -> N
 
 @pytest.mark.parametrize("moments", [("train 4", "train 6", "train 12"), pytest.param(
     ("train 1", "train 5", "train 8", "train 11"), marks=pytest.mark.slow)])
-def test_killed_and_continued_equals_undisturbed(moments: tuple[str, ...], undisturbed: Path, tmp_path: Path) -> None:
+def test_killed_and_continued_equals_undisturbed(moments: tuple[str, ...], undisturbed: Path, start: Start,
+                                                 tmp_path: Path) -> None:
     for moment in moments:
-        process = start(tmp_path)
-        wait_for(process, moment)
+        process = start(spec(), tmp_path)
+        process.wait_for(moment)
         time.sleep(0.003 * len(moment))  # into the saving of the state, the writing of a record, or the next step
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -99,27 +81,49 @@ def test_killed_and_continued_equals_undisturbed(moments: tuple[str, ...], undis
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_killed_at_random_moments(seed: int, undisturbed: Path, tmp_path: Path) -> None:
-    random = np.random.default_rng(seed)
-    for _ in range(20):
-        process = start(tmp_path)
-        wait_for(process, "ready")
-        time.sleep(random.uniform(0, 3))
-        process.send_signal(signal.SIGKILL)
-        if process.wait() == 0:
+KILLS = """
+import itertools, os, random, signal, sys, time
+from aidgn.training import RunSpec, train
+
+dice, killed, long = random.Random(0), 0, float("inf")
+for number in itertools.count():
+    for attempt in itertools.count():
+        began, process = time.monotonic(), os.fork()  # this process has imported everything already
+        if not process:
+            train(eval(sys.argv[1]), f"{sys.argv[2]}/{number}", save_seconds=0.0, device="cpu")
+            os._exit(0)
+        moment = began + (dice.uniform(0, long) if number and killed < 20 else float("inf"))
+        while not (ended := os.waitpid(process, os.WNOHANG))[0]:
+            time.sleep(0.002)
+            if time.monotonic() > moment:
+                os.kill(process, signal.SIGKILL)
+        if not ended[1]:
             break
-    else:
-        assert start(tmp_path).wait(300) == 0
-    folder = next(tmp_path.iterdir())
-    assert without_times(folder) == without_times(undisturbed)
-    assert (folder / "last.safetensors").read_bytes() == (undisturbed / "last.safetensors").read_bytes()
+        assert ended[1] == signal.SIGKILL
+        killed += 1
+    if not attempt:
+        long = min(long, time.monotonic() - began)  # the first run, undisturbed, says how long one takes
+    if killed == 20:
+        break
+"""
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(undisturbed: Path, tmp_path: Path) -> None:
-    process = start(tmp_path)
-    wait_for(process, "train 5")
+@pytest.mark.slow
+def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLS, repr(spec()), str(tmp_path)], timeout=900, text=True,
+                          capture_output=True)
+    assert done.returncode == 0, done.stderr
+    folders = list(tmp_path.glob(f"*/{undisturbed.name}"))
+    assert len(folders) == len(list(tmp_path.iterdir())) > 1
+    for folder in folders:
+        assert without_times(folder) == without_times(undisturbed)
+        for name in ("model.safetensors", "last.safetensors"):
+            assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(undisturbed: Path, start: Start, tmp_path: Path) -> None:
+    process = start(spec(), tmp_path)
+    process.wait_for("train 5")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
     assert process.returncode != 0 and "The same command goes on" in errors
@@ -236,9 +240,9 @@ def test_the_catalogue_sets_evaluation_frequency_and_milestones() -> None:
 # What can go wrong ------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_on_one_folder(tmp_path: Path) -> None:
-    process = start(tmp_path, steps=2000)
-    wait_for(process, "train 1")
+def test_two_processes_on_one_folder(start: Start, tmp_path: Path) -> None:
+    process = start(spec(steps=2000), tmp_path)
+    process.wait_for("train 1")
     with pytest.raises(UserError, match="Another process"):
         train(spec(steps=2000), tmp_path, device="cpu")
     process.kill()
