@@ -20,11 +20,12 @@ from prepare import clocks, generate
 
 from aidgn import backbones
 from aidgn.algorithms import find
+from aidgn.algorithms.base import class_vectors
 from aidgn.cli.predict import _as_csv
 from aidgn.data.cache import usable_cores
 from aidgn.data.decoding import shrunk
 from aidgn.inference import Model, find_images
-from aidgn.novelty import MOST, Novelty, class_vectors
+from aidgn.novelty import MOST, Novelty
 from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
 
 

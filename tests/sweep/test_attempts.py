@@ -64,7 +64,7 @@ def test_failures_count_across_calls_and_can_be_forgiven(tmp_path: Path) -> None
     spec = spec_of(hyper_parameters={"batch_size": 4, "lr": 1e30})
     for calls in range(1, 4):
         kind, why = attempt(spec, tmp_path, device="cpu")
-        assert kind == "failed" and "NaN" in why
+        assert kind == "crashed" and "NaN" in why
         assert history(tmp_path, spec.key()).failures == calls
         assert may_try(spec, tmp_path, 2) == (calls < 3)
     assert "NaN" in history(tmp_path, spec.key()).error

@@ -34,13 +34,15 @@ def attempt(spec: RunSpec, out: str | Path, *, on_progress: Progress | None = No
 
     "done"         its folder
     "failed"       a mistake in one sentence
-    "crashed"      a traceback, or that memory ran out: what is left in this process is unknown, another one goes on
+    "crashed"      a traceback, or that memory ran out or a NaN came up: what is left in this process is unknown,
+                   another one goes on
                    Both count: `may_try` says whether there is another attempt
     "interrupted"  by Ctrl-C or SIGTERM, after saving
     "busy"         another process is training it: look again later
     "stop"         the disk is full or the like: no run can go on, the launcher stops and raises this as a UserError
     """
     from aidgn.training.folder import Busy
+    from aidgn.training.loop import NotFinite
     from aidgn.training.run import Interrupted, OutOfMemory, train
 
     log = _Log(spec, out)
@@ -61,7 +63,7 @@ def attempt(spec: RunSpec, out: str | Path, *, on_progress: Progress | None = No
     except StorageError as error:
         kind, what = "stop", str(error)
     except UserError as error:
-        kind, what = "crashed" if isinstance(error, OutOfMemory) else "failed", str(error)
+        kind, what = "crashed" if isinstance(error, OutOfMemory | NotFinite) else "failed", str(error)
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
         kind, what = ("stop", str(storage_error(Path(out), error))) if full and isinstance(error, OSError) else (

@@ -27,6 +27,11 @@ CHUNK = 8  # images augmented together on the CPU
 BLOCK = 64  # steps whose draws are made and sent to the device at once
 
 
+class NotFinite(UserError):
+    """A loss or a weight is a NaN or infinite: by the numbers, or because something on the device is spoilt, which only
+    another process can tell."""
+
+
 class Run:
     """The loop and all that changes in it."""
 
@@ -146,7 +151,7 @@ class Run:
             folder.log(f"the loss was not finite at step {step}")
             kept = f"The last good state is in {folder.state}" if folder.state.exists() else "No state was saved yet"
             also = "" if self.args["precision"] == "float32" else ", or --precision float32"
-            raise UserError(f"The loss or a weight became NaN or infinite at step {step}. {kept}. Try a smaller "
+            raise NotFinite(f"The loss or a weight became NaN or infinite at step {step}. {kept}. Try a smaller "
                             f"learning rate, for example --set lr={self.algorithm.number('lr') / 10:g}{also}.")
 
     def state(self) -> dict[str, Any]:
