@@ -1,4 +1,5 @@
-"""From files to runs: reads the results.jsonl of our sweeps and of DomainBed's, thousands of them in seconds."""
+"""From files to runs: reads the results.jsonl of our sweeps and of DomainBed's, thousands of them in seconds; and what
+adaptation left beside them."""
 
 import json
 import os
@@ -16,6 +17,10 @@ from aidgn.records import Record, Records, Run, check, parse, sort_into_runs
 
 File = tuple[str, tuple[int, int] | None, list[Run], bool]  # path, inode, its runs, whether its last line is cut
 
+ADAPTATION = "adaptation.jsonl"  # beside a run: a line for every method of test-time adaptation and setting
+ADAPTED: dict[str, Any] = {"dataset": str, "algorithm": str, "target": list, "trial": int, "draw": int, "method": str,
+                           "settings": dict, "source_accuracy": float, "target_accuracy": float, "selected": bool,
+                           "model": str}  # what a line says
 CHUNK = 250  # files read at a time by one process
 NO_STRUCTURE = bytes(set(range(256)) - set(b"{}[]\\\n"))
 
@@ -54,6 +59,22 @@ def read_runs(*folders: str | Path) -> Records:
                 if (run.last_step, len(run)) > (other.last_step, len(other)):
                     runs[run.identity] = run
     return Records(list(runs.values()), cut, twice, empty)
+
+
+def read_adaptation(run: Path, model: str | None) -> list[Record]:
+    """The lines of RUN/adaptation.jsonl of this model, by the sha256 of its weights; of any, if it is None."""
+    path = run / ADAPTATION
+    if not path.exists():
+        return []
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        wrong = [f"{key} is {line[key]!r}" for line in lines for key, kind in ADAPTED.items()
+                 if not isinstance(line[key], kind)]
+        if wrong:
+            raise ValueError(wrong[0])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}). Remove it; `aidgn adapt {run}` makes it anew.") from None
+    return [line for line in lines if model in (None, line["model"])]
 
 
 def _find_files(folder: Path) -> Iterator[str]:

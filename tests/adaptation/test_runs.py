@@ -25,6 +25,7 @@ from aidgn.data.cache import prepare
 from aidgn.data.splits import split
 from aidgn.errors import UserError
 from aidgn.inference import load_model
+from aidgn.reading import ADAPTATION
 from aidgn.training import RunSpec, train
 
 DigitsRun = Callable[..., Path]

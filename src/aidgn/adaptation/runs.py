@@ -36,8 +36,8 @@ from aidgn.errors import UserError
 from aidgn.files import lock, storage_error, write_text
 from aidgn.inference import load_model
 from aidgn.novelty import predicts_by_classifier
+from aidgn.reading import ADAPTATION, read_adaptation
 
-KEPT = "adaptation.jsonl"
 BATCH = 32
 TENT = [{"rate": rate, "updates": updates} for rate in (0.1, 1.0, 10.0) for updates in (1, 3)]
 KINDS: dict[str, type] = {"T3A": T3A, "Tent-C": TentC, "Tent-BN": TentBN, "Tent": Tent}
@@ -71,7 +71,7 @@ def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path
         raise UserError(f"{run} was trained on all domains: there is no unseen one to adapt to.")
     report = on_progress or (lambda *_: None)
     given = None if features is None else Features.load(features, run)
-    lines = read_lines(run, model_digest(run))
+    lines = read_adaptation(run, model_digest(run))
     todo = [method for method in methods if not _complete(lines, method)]
     total = sum(len(SETTINGS[method]) for method in methods)
     done = total - sum(len(SETTINGS[method]) for method in todo)
@@ -89,11 +89,12 @@ def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path
     def keep(method: str, measured: list[tuple[dict[str, Any], float, float]]) -> None:
         best = max(range(len(measured)), key=lambda i: round(measured[i][1], 9))  # the first of equals
         with locked(run):  # another process may have measured other methods meanwhile
-            lines[:] = [line for line in read_lines(run, known.model) if line["method"] != method] + [
+            lines[:] = [line for line in read_adaptation(run, known.model) if line["method"] != method] + [
                 {**front, "method": method, "settings": settings, "source_accuracy": source, "target_accuracy": target,
                  "selected": i == best, "model": known.model} for i, (settings, source, target) in enumerate(measured)]
-            lines.sort(key=lambda line: ["none", *KINDS].index(line["method"]))
-            write_text(run / KEPT, "".join(json.dumps(line) + "\n" for line in lines))
+            order = ["none", *KINDS]  # then those of a later version
+            lines.sort(key=lambda line: order.index(line["method"]) if line["method"] in order else len(order))
+            write_text(run / ADAPTATION, "".join(json.dumps(line) + "\n" for line in lines))
 
     sources = [name for name in known.domain_names if name not in known.targets]
     keep("none", [({}, float(np.mean([known.accuracy(known.split(name)[1]) for name in sources])),
@@ -180,24 +181,12 @@ def _check(network: Algorithm) -> None:
 def locked(run: Path) -> Iterator[None]:
     """While the lines of a run are read and written."""
     try:
-        file = (run / f".{KEPT}.lock").open("a")
+        file = (run / f".{ADAPTATION}.lock").open("a")
     except OSError as error:
-        raise storage_error(run / KEPT, error) from None
+        raise storage_error(run / ADAPTATION, error) from None
     with file:
         lock(file, run, wait=True)
         yield
-
-
-def read_lines(run: Path, model: str) -> list[Line]:
-    """What RUN/adaptation.jsonl says about this model."""
-    path = run / KEPT
-    if not path.exists():
-        return []
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return [line for line in lines if line["model"] == model and line["method"] in ("none", *KINDS)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}). Remove it; the same command makes it anew.") from None
 
 
 def _complete(lines: Iterable[Line], method: str) -> bool:

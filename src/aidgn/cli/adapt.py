@@ -27,10 +27,11 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
           algorithm: str | None, device: str) -> None:
     """Adapt finished runs to their unseen domain while they classify it. Of a SWEEP, the runs that training-domain
     validation chooses; the runs themselves are never changed."""
-    from aidgn.adaptation.runs import DEFAULT, KEPT, SETTINGS
+    from aidgn.adaptation.runs import DEFAULT, SETTINGS
     from aidgn.adaptation.runs import adapt as adapt_run
     from aidgn.cli.display import RunDisplay
     from aidgn.errors import UserError
+    from aidgn.reading import ADAPTATION
     from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, read_lines
 
     names = list(dict.fromkeys(NAMES[method] for method in methods)) or list(DEFAULT)
@@ -65,8 +66,8 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
 
             click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep / 'adaptation')))}")
         many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
-        click.echo(f"All settings: {runs[0] / KEPT}{many}. `aidgn table {' '.join(folders)} --adaptation` shows this "
-                   "again.", err=True)
+        click.echo(f"All settings: {runs[0] / ADAPTATION}{many}. `aidgn table {' '.join(folders)} --adaptation` shows "
+                   "this again.", err=True)
     if failed:
         raise UserError("\n".join(failed))
 

@@ -109,8 +109,8 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
 
 def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Path]:
     """The figures of each run into its folder, and where there are several, their latent spaces side by side."""
-    from aidgn.adaptation.runs import KEPT, read_lines
     from aidgn.analysis.embedding import subsample, tsne
+    from aidgn.reading import read_adaptation
     from aidgn.report import figures
 
     written, spaces, adapted = [], [], []
@@ -126,8 +126,7 @@ def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Pat
         for name, figure in drawn.items():
             written.append(figures.save(figure, place / name)[0])
         written += draw_curves(folder)
-        if (folder / KEPT).is_file():
-            adapted += read_lines(folder, features.model)
+        adapted += read_adaptation(folder, features.model)
     first = runs[0][0] / "figures"
     if len(spaces) > 1:
         name = "latent-space-" + "-".join(features.algorithm for _, features in runs)

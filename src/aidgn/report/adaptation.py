@@ -9,6 +9,7 @@ from typing import Any
 
 from aidgn.errors import UserError, some
 from aidgn.files import written_aside
+from aidgn.reading import ADAPTATION, ADAPTED, read_adaptation
 from aidgn.records import Run
 from aidgn.report.export import to_parquet
 from aidgn.report.forms import Table
@@ -16,10 +17,7 @@ from aidgn.report.paper import dataset_order, paper_notes, paper_order
 from aidgn.report.table import SPREADS, benchmark_table, caption, dataset_table, in_order, target_heads
 from aidgn.selection import METHODS, domain_names, read_runs
 
-FILE = "adaptation.jsonl"
 ORDER = ("none", "T3A", "Tent-BN", "Tent-C", "Tent")  # as in the paper
-KEYS = {"dataset": str, "algorithm": str, "target": list, "trial": int, "draw": int, "method": str, "settings": dict,
-        "source_accuracy": float, "target_accuracy": float, "selected": bool}
 
 Line = dict[str, Any]
 
@@ -81,11 +79,11 @@ def comparable(lines: Sequence[Line]) -> list[Line]:
 
 def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str]]:
     """The lines of the runs that `chosen_runs` gives, each with the names of its data set's domains; and notes."""
-    runs, notes = chosen_runs(folders, (FILE, "model.safetensors"))
+    runs, notes = chosen_runs(folders, (ADAPTATION, "model.safetensors"))
     lines: list[Line] = []
     without = []
     for run in runs:
-        found = read_lines(run) if (run / FILE).is_file() else []
+        found = read_lines(run) if (run / ADAPTATION).is_file() else []
         lines += found
         without += [] if found else [run]
     if not lines:
@@ -98,30 +96,21 @@ def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str
 
 def read_lines(run: Path) -> list[Line]:
     """What was measured with the weights that the run has; with any, where it has none any more."""
-    path, weights = run / FILE, run / "model.safetensors"
-    lines = []
+    weights, model = run / "model.safetensors", None
     try:
-        model = None
         if weights.is_file():
             with weights.open("rb") as file:
                 model = hashlib.file_digest(file, "sha256").hexdigest()
         domains = json.loads((run / "run.json").read_bytes())["domains"]
-        for line in path.read_text(encoding="utf-8").splitlines():
-            found = json.loads(line)
-            wrong = [key for key, kind in KEYS.items() if not isinstance(found[key], kind)]
-            if wrong:
-                raise ValueError(f"{wrong[0]} is {found[wrong[0]]!r}")
-            if model in (None, found["model"]):
-                lines.append({**found, "domains": domains})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}). Remove it; `aidgn adapt {run}` makes it anew.") from None
-    return lines
+        raise UserError(f"{run} is not the folder of a run that can be read ({error}).") from None
+    return [{**line, "domains": domains} for line in read_adaptation(run, model)]
 
 
 def write_lines(lines: Sequence[Line], path: Path) -> None:
     """All lines as CSV, or Parquet where the name of the file ends in .parquet."""
     settings = dict.fromkeys(key for line in lines for key in line["settings"])
-    keys = [key for key in KEYS if key != "settings"]
+    keys = [key for key in ADAPTED if key not in ("settings", "model")]
     with written_aside(path) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from aidgn.errors import UserError
+from aidgn.reading import ADAPTATION
 from aidgn.records import Record, Records, Run
-from aidgn.report.adaptation import FILE, adaptation_tables, read_lines
+from aidgn.report.adaptation import adaptation_tables, read_lines
 from aidgn.report.forms import Table
 from aidgn.report.table import caption
 from aidgn.selection import METHODS, domain_names, select
@@ -190,7 +191,7 @@ def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[st
     selected = {place(row) for row in select(finished, "training")}
     lines, notes = [], []
     for run in finished.runs:
-        if key_of(run) in selected and run.path and (run.path.parent / FILE).is_file():
+        if key_of(run) in selected and run.path and (run.path.parent / ADAPTATION).is_file():
             try:
                 found = read_lines(run.path.parent)
                 lines += found
