@@ -378,6 +378,34 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
     assert "tau=0.123456789" in single and "--augment-validation" in single and "--augment-validation" not in swept
 
 
+def test_commands_of_quick_fits_file_weights_and_several_data_sets(tmp_path: Path, images: Path) -> None:
+    def change(folder: Path, **changes: object) -> None:
+        about = json.loads((folder / "run.json").read_text())
+        about["identity"] |= changes
+        (folder / "run.json").write_text(json.dumps({**about, "skipped": ["a.jpg"]}))
+
+    place = tmp_path / "fit-photos" / "runs"
+    for algorithm in ("AIDGN", "ERM"):
+        for target in range(3):
+            change(make_run(place, images, algorithm, target, 0, with_features=False), train_only="last-stage",
+                   backbone="resnet18", weights="r18-0123abcd")
+    note, fit = rerun.commands(read_runs(place).runs, "fit-photos/runs")
+    assert note == "# r18.safetensors: the initial weights, in a file whose sha256 begins with 0123abcd"
+    words = shlex.split(fit)
+    assert words[:6] == ["aidgn", "fit", "photos", "--quick", "--algorithm", "AIDGN"] and "--eval-every" not in words
+    assert "--weights r18.safetensors" in fit and words[-2:] == ["--out", "fit-photos"]
+    assert "--skip-broken" not in words  # which `aidgn fit` does anyway
+
+    for dataset in ("photos", "scans"):
+        for target in range(3):
+            change(make_run(tmp_path / dataset, images, "ERM", target, 0, with_features=False), dataset=dataset,
+                   source="0" * 16)
+    lines = [shlex.split(line) for line in rerun.commands(read_runs(tmp_path / "photos", tmp_path / "scans").runs, "x")]
+    assert [line[1:5] for line in lines] == [["sweep", name, "--algorithm", "path/to/file.py:ERM"]
+                                             for name in ("photos", "scans")]
+    assert all("--skip-broken" in line for line in lines)
+
+
 def test_folders_of_domainbed(tmp_path: Path) -> None:
     folder = tmp_path / "domainbed" / "0a1b"
     folder.mkdir(parents=True)

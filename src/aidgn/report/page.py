@@ -147,10 +147,11 @@ def _finite(value: Any) -> Any:
 
 
 def _place_name(folder: str | Path) -> str:
-    """The folder that runs are in, without those above it, which are nobody's business."""
-    path = Path(folder).resolve()
-    path = path.parent if path.is_file() else path
-    return (path.parent if (path / "run.json").exists() else path).name
+    """The folder that runs are in, as it was given; of a path from the root the last part, as those above it are
+    nobody's business."""
+    path = Path(folder).parent if Path(folder).is_file() else Path(folder)
+    path = path.parent if (path / "run.json").exists() else path
+    return path.resolve().name if path.is_absolute() or path.name in ("", "..") else str(path)
 
 
 def _again(places: Sequence[str], adapted: Sequence[Table]) -> list[str]:

@@ -39,25 +39,45 @@ def about(run: Run) -> dict[str, Any]:
 
 def commands(runs: Iterable[Run], out: str) -> list[str]:
     """The commands that make these runs below the folder `out`; holes in a sweep are filled by them too."""
-    groups: dict[tuple[str, tuple[str, ...]], list[tuple[str, Group]]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...]], list[tuple[str, Group]]] = {}
+    quick: dict[tuple[str, tuple[str, ...]], dict[str, Settings]] = {}
+    files: dict[str, str] = {}
     found = [(run.args["hparams_seed"], made) for run in runs if (made := about(run))]
     for draw, made in sorted(found, key=lambda pair: pair[0]):
         identity = made["identity"]
         algorithm = _name(identity)
-        key = algorithm, _options(made)
+        dataset, options = str(identity["dataset"]), _options(made)
+        key = dataset, algorithm, options
         settings = _settings(identity, algorithm) if draw == 0 else ()
+        if _weights(identity) != (known := str(identity.get("weights"))):
+            files[_weights(identity)] = known.rpartition("-")[2]
+        if identity.get("train_only"):
+            quick.setdefault((dataset, options), {})[algorithm] = settings
+            continue
         values = {name: _exact(value) for name, value in identity["hyper_parameters"].items()}
         fitting = [group for _, group in groups.get(key, [])
                    if (group.settings == settings if draw == 0
                        else all(values.get(name) == value for name, value in group.settings))]
         if not fitting:
-            fitting = [Group(str(identity["dataset"]), key[1], settings, made.get("domains", []))]
+            fitting = [Group(dataset, options, settings, made.get("domains", []))]
             groups.setdefault(key, []).append((algorithm, fitting[0]))
         fitting[0].runs.add((tuple(identity["target"]), int(identity["trial"]), draw))
     sweeps: dict[Any, tuple[Group, list[str]]] = {}
     for algorithm, group in [pair for pairs in groups.values() for pair in pairs]:
         sweeps.setdefault(group.shape, (group, []))[1].append(algorithm)
-    return [line for group, algorithms in sweeps.values() for line in _lines(group, algorithms, out)]
+    return [*(f"# {file}: the initial weights, in a file whose sha256 begins with {digest}" for file, digest in
+              files.items()),
+            *(_fit(*key, given, out) for key, given in quick.items()),
+            *(line for group, algorithms in sweeps.values() for line in _lines(group, algorithms, out))]
+
+
+def _fit(data: str, options: tuple[str, ...], given: Mapping[str, Settings], out: str) -> str:
+    """The `aidgn fit --quick` that made runs of these algorithms, with these settings, in the folder `runs` of its
+    own."""
+    algorithm = next((name for name in given if name != "ERM"), "ERM")
+    settings = [part for name, value in given[algorithm] for part in ("--set", f"{name}={value}")]
+    return shlex.join(["aidgn", "fit", data.removeprefix("own-"), "--quick", "--algorithm", algorithm, *options,
+                       *settings, "--out", out.removesuffix("/runs")])
 
 
 def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
@@ -90,7 +110,15 @@ def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
 
 def _name(identity: Mapping[str, Any]) -> str:
     average = identity.get("average")
-    return str(identity["algorithm"]).removesuffix(f"+{average.upper()}" if average else "")
+    name = str(identity["algorithm"]).removesuffix(f"+{average.upper()}" if average else "")
+    return f"path/to/file.py:{name}" if "source" in identity else name  # one of the user's own
+
+
+def _weights(identity: Mapping[str, Any]) -> str:
+    """`hub`, `none`, or what the file of the initial weights was called."""
+    known = str(identity.get("weights"))
+    stem, _, digest = known.rpartition("-")
+    return f"{stem}.safetensors" if stem and len(digest) == 8 else known
 
 
 def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
@@ -107,11 +135,15 @@ def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
              "precision": "float32" if str(made.get("device", "")).endswith("CPU") else "bfloat16"}
     options = []
     for key in ("steps", "eval_every", "image_size", "backbone", "weights", "average", "precision"):
-        value = identity.get(key)
+        value = _weights(identity) if key == "weights" and identity.get(key) else identity.get(key)
+        if key == "eval_every" and identity.get("train_only"):
+            continue  # `aidgn fit` goes by the steps
         if value is not None and value != usual.get(key):
             options += [f"--{key.replace('_', '-')}", str(value)]
     if identity.get("augment_validation"):
         options.append("--augment-validation")
+    if made.get("skipped") and not identity.get("train_only"):
+        options.append("--skip-broken")
     return tuple(options)
 
 
