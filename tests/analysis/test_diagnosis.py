@@ -225,6 +225,11 @@ def test_a_diagnosis_read_back_says_the_same(synthetic: Make, tmp_path: Path) ->
         assert again.sentences() == found.sentences() and again.verdicts == found.verdicts
         assert again.angular == found.angular and again.norm_sources == found.norm_sources
         assert again.to_dict() == found.to_dict() and np.isnan(again.domains[features.domain_names[0]]["within_class"])
+    for each in found.von_mises_fisher:  # as where all directions of a class are one
+        each["kappa"] = float("inf")
+    found.save(tmp_path / "diagnosis.json")
+    assert Diagnosis.load(tmp_path / "diagnosis.json").sentences() == found.sentences()
+    assert "kappa without bound on" in "".join(found.sentences())
     for text in ("{}", "[]", '{"verdicts": {}}'):
         (tmp_path / "diagnosis.json").write_text(text)
         with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):

@@ -99,6 +99,8 @@ class Diagnosis:
         """What `save` wrote; ValueError, KeyError or TypeError if it is no such file."""
         found = _with_nan(json.loads(path.read_bytes()))
         del found["verdicts"]
+        for each in found["von_mises_fisher"]:  # a kappa that is no number was infinite: all directions were one
+            each["kappa"] = float("inf") if np.isnan(each["kappa"]) else each["kappa"]
         for name in TESTS:
             if found[name] is not None:
                 found[name] = Shift(**{key: value for key, value in found[name].items() if key != "size"} | {
@@ -168,8 +170,12 @@ class Diagnosis:
     def _directions(self) -> str:
         def median(names: Sequence[str], key: str) -> float:
             return _median([each[key] for each in self.von_mises_fisher if each["domain"] in names])
-        line = (f"von Mises-Fisher: kappa {median(self.targets, 'kappa'):.0f} on {' and '.join(self.targets)}, "
-                f"{median(self.sources, 'kappa'):.0f} on the sources; a class's mean direction on "
+
+        def kappa(names: Sequence[str]) -> str:
+            value = median(names, "kappa")
+            return "without bound" if np.isposinf(value) else f"{value:.0f}"
+        line = (f"von Mises-Fisher: kappa {kappa(self.targets)} on {' and '.join(self.targets)}, "
+                f"{kappa(self.sources)} on the sources; a class's mean direction on "
                 f"{' and '.join(self.targets)} is {median(self.targets, 'angle_to_sources'):.0f}° from the sources'")
         if self.von_mises_fisher and "angle_to_classifier" in self.von_mises_fisher[0]:
             line += (f" and {median(self.targets, 'angle_to_classifier'):.0f}° from the classifier's (sources "

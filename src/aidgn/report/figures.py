@@ -303,7 +303,8 @@ def domain_colours(features: Features) -> dict[str, str]:
 
 
 def colours_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, str]:
-    return {**{name: SOURCE_COLOURS[i % len(SOURCE_COLOURS)] for i, name in enumerate(sources)},
+    many = (*SOURCE_COLOURS, *CLASS_COLOURS)
+    return {**{name: many[i % len(many)] for i, name in enumerate(sources)},
             **{name: TARGET_COLOURS[i % len(TARGET_COLOURS)] for i, name in enumerate(targets)}}
 
 
