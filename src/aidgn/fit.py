@@ -16,7 +16,8 @@ import numpy as np
 from aidgn import backbones
 from aidgn.data import CATALOGUE, Dataset
 from aidgn.data.cache import Prepared
-from aidgn.data.dataset import SMALL_SIDE, count, same_images
+from aidgn.data.catalogue import SMALL_SIDE
+from aidgn.data.dataset import count, same_images
 from aidgn.data.decoding import longest_side
 from aidgn.errors import UserError, plural, some
 from aidgn.files import write_text, written_aside
@@ -47,8 +48,8 @@ def survey(prepared: Prepared) -> list[str]:
             f"{len(dataset.classes)} classes of {f'{few} to {many} images' if few < many else f'{few} images each'}."]
     if prepared.skipped:
         told.append(f"{plural(len(prepared.skipped), 'file')} left out, unreadable: "
-                    + some(f"{file} {reason}".rstrip(". ") for file, reason in
-                           zip(prepared.skipped, prepared.reasons, strict=True)) + ".")
+                    + some((f"{file} {reason}".rstrip(". ") for file, reason in
+                            zip(prepared.skipped, prepared.reasons, strict=True)), separator="; ") + ".")
     across, straddling, contradictory = same_images(dataset, prepared.digests)
     if across:
         told.append(f"{plural(len(across), 'image')} in several domains, so that an unseen domain is not quite unseen "

@@ -28,14 +28,13 @@ from aidgn.data.augment import clean
 from aidgn.data.batches import to_device
 from aidgn.data.cache import usable_cores
 from aidgn.data.dataset import walk
-from aidgn.data.decoding import shrunk
+from aidgn.data.decoding import largest_slot, shrunk
 from aidgn.data.images import IMAGE_SUFFIXES, UPRIGHT, orientation, to_rgb
 from aidgn.errors import UserError
 from aidgn.novelty import RATE, Novelty, outputs
-from aidgn.training.evaluation import CPU_BATCH
-from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
+from aidgn.training.evaluation import batch_size
+from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
 from aidgn.training.folder import read_weights
-from aidgn.training.loop import CHUNK
 
 DECODED_TOGETHER = 4  # images that a thread takes at a time
 ImageLike = str | Path | Image.Image | np.ndarray | Tensor
@@ -77,9 +76,8 @@ class Model:
         self.network = network.to(device).eval()
         self.algorithm, self.classes, self.domains = algorithm, classes, domains
         self.image_size, self.device = image_size, device
-        self.slot = round(image_size * 256 / 224)  # larger images are shrunk to this side first, as in the cache
-        together = network.group_size
-        self.batch_size = max((CPU_BATCH if device.type == "cpu" else EVAL_BATCH) // together, 1) * together
+        self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
+        self.batch_size = batch_size(network, device)
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Prediction:
         """Label and probabilities of one image or of many."""
@@ -145,10 +143,7 @@ class Model:
             place[:height, :width] = image
         geometry = to_device(torch.tensor([(*size, *size) for size in sizes], dtype=torch.int32), self.device)
         exact_fit = set(sizes) == {(self.image_size, self.image_size)}
-        together = CHUNK if self.device.type == "cpu" else len(slots)
-        parts = zip(to_device(torch.from_numpy(slots), self.device).split(together), geometry.split(together),
-                    strict=True)
-        x = torch.cat([clean(*part, self.image_size, exact_fit=exact_fit) for part in parts])
+        x = clean(to_device(torch.from_numpy(slots), self.device), geometry, self.image_size, exact_fit=exact_fit)
         features, logits = outputs(self.network, x)
         return features.float().cpu(), logits.float().cpu()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aidgn.data.cache import usable_cores
 from aidgn.errors import UserError
 from aidgn.records import Record, Records, Run, check, parse, sort_into_runs
 
@@ -110,7 +111,7 @@ def _about(folder: Path) -> dict[str, Any]:
 def _read_files(paths: list[str]) -> Iterator[File]:
     """Read files, many of them by all cores at once."""
     chunks = [paths[i:i + CHUNK] for i in range(0, len(paths), CHUNK)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if min(len(chunks), cores) < 2 or parent_process() is not None:
         for chunk in chunks:
             yield from _read_chunk(chunk)

@@ -18,7 +18,7 @@ from aidgn.algorithms.hyper_parameters import (
     one_of,
     resolve,
 )
-from aidgn.data.catalogue import CATALOGUE
+from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
 from aidgn.errors import UserError
 from aidgn.objective import AngularClassifier
 
@@ -194,7 +194,7 @@ class Algorithm(nn.Module):
     def space(cls, dataset: str, small: bool | None = None) -> SearchSpace:
         """The search space on a data set: defaults for 224 pixels, or for small images trained from scratch."""
         if small is None:
-            small = dataset in CATALOGUE and CATALOGUE[dataset].image_size <= 64
+            small = dataset in CATALOGUE and CATALOGUE[dataset].image_size <= SMALL_SIDE
         space = {**cls.search_space, **({key: value for key, value in cls.small_images.items()
                                          if key in cls.search_space} if small else {})}
         if dataset == "DomainNet" and cls.search_space["batch_size"] == COMMON["batch_size"]:

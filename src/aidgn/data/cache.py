@@ -23,7 +23,17 @@ import numpy as np
 import PIL
 
 from aidgn.data.dataset import Dataset
-from aidgn.data.decoding import BROKEN, LARGER, Entry, content_digest, decode_all, longest_side, settled, slot_bytes
+from aidgn.data.decoding import (
+    BROKEN,
+    LARGER,
+    Entry,
+    content_digest,
+    decode_all,
+    largest_slot,
+    longest_side,
+    settled,
+    slot_bytes,
+)
 from aidgn.errors import UserError
 from aidgn.files import lock, storage_error, written_aside
 
@@ -72,7 +82,7 @@ def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | N
         return Prepared(dataset, dataset.pixels, np.arange(count), geometry, [], content, digests=digests)
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: at least one process is needed to decode images.")
-    limit = round(dataset.image_size * 256 / 224)
+    limit = largest_slot(dataset.image_size)
     on_progress = on_progress or (lambda done, total: None)
     problems = []
     for folder in cache_folders(dataset, cache_dir):

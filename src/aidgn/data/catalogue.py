@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from aidgn.errors import UserError, did_you_mean
 
+SMALL_SIDE = 64  # of images that a small network from scratch suits
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from aidgn.data.catalogue import CATALOGUE, Entry, find_entry, squash
+from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE, Entry, find_entry, squash
 from aidgn.data.images import IMAGE_SUFFIXES, read_image
 from aidgn.data.splits import split
 from aidgn.errors import UserError, did_you_mean
 
-SMALL_SIDE = 64  # of images that a small network from scratch suits
 LAYOUT = "A data set is a folder with one folder per domain, in each one folder per class, in these the images."
 
 

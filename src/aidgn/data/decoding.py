@@ -42,6 +42,11 @@ class Entry(NamedTuple):
     reason: str = ""  # why it is broken
 
 
+def largest_slot(image_size: int) -> int:
+    """The most pixels of a side that are stored for a network of this input, so that crops keep their sharpness."""
+    return round(image_size * 256 / 224)
+
+
 def slot_bytes(slot: int) -> int:
     return slot * slot * 3
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aidgn.data.catalogue import CATALOGUE
+from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
 from aidgn.records import Run
 
 Settings = tuple[tuple[str, str], ...]  # of --set, name and value
@@ -128,7 +128,7 @@ def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
 
     identity = made["identity"]
     entry = CATALOGUE.get(identity["dataset"])
-    small = (identity.get("image_size") or 224) <= 64
+    small = (identity.get("image_size") or 224) <= SMALL_SIDE
     backbone = backbones.SMALL if small else backbones.DEFAULT
     usual = {"eval_every": entry.eval_every if entry else None, "image_size": entry.image_size if entry else 224,
              "backbone": backbone, "weights": "none" if identity.get("backbone") == backbones.SMALL else "hub",
@@ -153,7 +153,7 @@ def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
 
     given, defaults = identity["hyper_parameters"], {}
     if algorithm in ALGORITHMS:
-        small = identity["image_size"] <= 64 if identity.get("image_size") else None
+        small = identity["image_size"] <= SMALL_SIDE if identity.get("image_size") else None
         defaults = ALGORITHMS[algorithm].sample(identity["dataset"], int(identity["trial"]), 0, small=small)
     return tuple((name, _exact(value)) for name, value in sorted(given.items())
                  if name not in defaults or _exact(defaults[name]) != _exact(value))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.data.cache import usable_cores
-from aidgn.data.dataset import SMALL_SIDE
+from aidgn.data.catalogue import SMALL_SIDE
 from aidgn.errors import UserError
 from aidgn.sweep import attempts
 from aidgn.training.spec import RunSpec

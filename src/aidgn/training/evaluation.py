@@ -35,13 +35,17 @@ class Splits:
         return cls([all_[in_] for all_, in_, _ in pairs], [all_[out] for all_, _, out in pairs])
 
 
+def batch_size(algorithm: Algorithm, device: torch.device) -> int:
+    """Images that go through the network at a time: whole groups of those that are predicted together."""
+    most, together = EVAL_BATCH if device.type == "cuda" else CPU_BATCH, algorithm.group_size
+    return max(most // together, 1) * together
+
+
 def rows_of(groups: Sequence[np.ndarray], algorithm: Algorithm, device: torch.device) -> list[Tensor]:
     """Image indices, a batch each: images that are predicted together are neighbours in one group; where each is
     predicted on its own, a batch takes from several."""
-    together = algorithm.group_size
-    batch = max((EVAL_BATCH if device.type == "cuda" else CPU_BATCH) // together, 1) * together
-    parts = groups if together > 1 else [np.concatenate(groups)]
-    return [row for part in parts for row in torch.from_numpy(part).split(batch) if len(row)]
+    parts = groups if algorithm.group_size > 1 else [np.concatenate(groups)]
+    return [row for part in parts for row in torch.from_numpy(part).split(batch_size(algorithm, device)) if len(row)]
 
 
 def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
