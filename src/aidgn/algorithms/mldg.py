@@ -9,6 +9,8 @@ from torch.nn.functional import cross_entropy
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
 from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform, one_of
 
+ADAM_EPS = 1e-8
+
 
 class MLDG(Algorithm):
     """gradient = 1/N sum over pairs (i, j) of  grad CE_i + mldg_beta grad CE_j at the weights after one step on CE_i
@@ -40,6 +42,7 @@ class MLDG(Algorithm):
         self.updates += 1
         beta, total_loss = self.number("mldg_beta"), torch.zeros((), device=minibatches[0][1].device)
         optimizer = self.optimizers["main"]
+        optimizer.zero_grad()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradient = [torch.zeros_like(parameter) for parameter in parameters]
         before = [parameter.detach().clone() for parameter in parameters]
@@ -47,7 +50,6 @@ class MLDG(Algorithm):
         def accumulate(loss: Tensor, weight: float) -> None:
             """Leave the loss's gradient on the parameters and add it, weighted, to the sum."""
             nonlocal total_loss
-            optimizer.zero_grad()
             loss.backward()
             used = [(total, parameter.grad) for total, parameter in zip(gradient, parameters, strict=True)
                     if parameter.grad is not None]
@@ -60,8 +62,10 @@ class MLDG(Algorithm):
             # The copy is the network itself for a while: weights and running statistics are put back afterwards.
             statistics = [(buffer, buffer.clone()) for layer in self.live_batch_norms()
                           for buffer in layer.buffers(recurse=False)]
-            self.adam([self.featurizer, self.classifier]).step()
+            self.inner_step(parameters)
+            optimizer.zero_grad()
             accumulate(cross_entropy(self.predict(x_j), y_j), beta / self.num_domains)
+            optimizer.zero_grad()
             with torch.no_grad():
                 torch._foreach_copy_(parameters, before)
                 for buffer, saved in statistics:
@@ -71,3 +75,14 @@ class MLDG(Algorithm):
             parameter.grad = total
         optimizer.step()
         return {"loss": total_loss}
+
+    @torch.no_grad()
+    def inner_step(self, parameters: list[Tensor]) -> None:
+        """w - lr g / (|g| + eps), g the gradient with weight decay: the first step of an Adam, whose two means are g
+        and g^2 then."""
+        moved = [parameter for parameter in parameters if parameter.grad is not None]
+        gradient = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        g = torch._foreach_add(gradient, moved, alpha=self.number("weight_decay"))
+        size = torch._foreach_abs(g)
+        torch._foreach_add_(size, ADAM_EPS)
+        torch._foreach_addcdiv_(moved, g, size, value=-self.number("lr") * self.lr_factor)
