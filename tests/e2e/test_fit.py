@@ -87,8 +87,10 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_with_the_report_page(tmp_path: Path) -> None:
     pictures(tmp_path / "pictures")
+    start(tmp_path, *FIT, "--no-report", "--steps", "7").communicate(timeout=900)  # another fit, in the same place
     whole = start(tmp_path, *FIT)
     out, error = whole.communicate(timeout=900)
     assert whole.returncode == 0 and "The report page was not made" not in error, error
     assert "out/REPORT.md and out/report.html" in out
-    assert "<html" in (tmp_path / "out" / "report.html").read_text()[:500]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<html" in page[:500] and "differ in steps" not in page

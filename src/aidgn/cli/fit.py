@@ -15,7 +15,8 @@ Examples:
   aidgn fit photos/ --out models/shelf --weights resnet50.safetensors
 Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""")
 @click.argument("folder")
-@click.option("--quick", is_flag=True, help="A first answer: fewer steps, of the last stage and the classifier alone.")
+@click.option("--quick", is_flag=True, help="A first answer: fewer steps, of the last stage and the classifier alone; "
+              "with --weights none of the whole network, which takes longer.")
 @click.option("--out", metavar="DIR", help="Where model, report and runs go  [default: runs/fit-NAME].")
 @click.option("--algorithm", default="AIDGN", show_default=True, metavar="NAME",
               help="What is compared with ERM; the better of the two makes the model.")
@@ -89,20 +90,21 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     fitting.write_summary(place, [*told, *sentences], found, specs[-1], seen, model, dataset)
     for sentence in sentences:
         click.echo(sentence)
-    page = None if no_report else _report(place, folder, data_dir, device)
+    page = None if no_report else _report(place, list(progress.folders.values()), data_dir, device)
     click.echo(f"Model: {model}   Report: {place / 'REPORT.md'}{f' and {page}' if page else ''}")
     click.echo(f"Use it: {fitting.predict_line(model)}")
 
 
-def _report(place: Path, folder: str, data_dir: str | None, device: str) -> Path | None:
-    """The report page; a model is there even if it cannot be made."""
+def _report(place: Path, runs: list[str], data_dir: str | None, device: str) -> Path | None:
+    """The report page of these runs, not of others that an earlier fit left beside them; a model is there even if it
+    cannot be made."""
     from aidgn.cli.display import RunDisplay
 
     try:
         from aidgn.report.page import write_report
 
         with RunDisplay() as display:
-            return write_report([place / "runs"], place / "report.html", data_dir=data_dir, device=device, points=1000,
+            return write_report(runs, place / "report.html", data_dir=data_dir, device=device, points=1000,
                                 permutations=199, on_progress=display.update)
     except (UserError, ImportError) as error:
         click.echo(f"The report page was not made: {error}", err=True)

@@ -194,7 +194,8 @@ def _by_hand_notes(records: Records) -> list[str]:
         found: dict[str, list[str]] = {}
         for members in draws.values():
             for name in dict.fromkeys(name for hparams in members for name in hparams):
-                values = sorted({str(hparams[name]) for hparams in members if name in hparams})
+                given = [hparams[name] for hparams in members if name in hparams]
+                values = sorted({f"{value:g}" if isinstance(value, float) else str(value) for value in given})
                 if len(values) > 1:
                     found[name] = sorted({*found.get(name, []), *values})
         if found:
