@@ -5,9 +5,9 @@
 
 A pass is one forward and backward over the whole batch of three domains. A forward alone counts as a third of it, one
 through another network by its multiplications, one over a single domain by ERM's time for it: small batches fill a GPU
-less. A step within 15 % of ERM's times the passes is `ok`, a longer one `over`; the exit code is then 1. Blocks of steps
-alternate with ERM's, on the same images that lie ready on the device, through the code that training runs, compiled on
-CUDA; ratios are medians over the repeats. Penalties that get their weight late have it from the first step.
+less. A step within 15 % of ERM's times the passes is `ok`, a longer one `over`, and then the exit code is 1. Blocks
+of steps alternate with ERM's, on the same images that lie ready on the device, through the code that training runs,
+compiled on CUDA; ratios are medians over the repeats. Penalties that get their weight late have it from the first step.
 """
 
 import argparse
