@@ -2,8 +2,9 @@
 
 import errno
 import fcntl
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +40,16 @@ def write_text(path: Path, text: str) -> None:
     """In UTF-8; of names of files that are no text, a question mark for what is none."""
     with written_aside(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
+
+
+def for_json(value: Any) -> Any:
+    """The value with null for numbers that are not finite, which JSON has not, and numpy's scalars as Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): for_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [for_json(each) for each in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def lock(file: IO[Any], folder: Path, wait: bool) -> bool:

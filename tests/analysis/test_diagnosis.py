@@ -193,6 +193,15 @@ def test_classes_with_few_images_are_left_out_and_said(synthetic: Make) -> None:
     assert set(found.angular.classes) == {0, 1, 2, 3}
 
 
+def test_a_source_of_which_hardly_an_image_was_set_aside(synthetic: Make) -> None:
+    features = synthetic(images=10)
+    outside = (features.domains != 1) | (np.cumsum(features.domains == 1) <= 4)  # of twenty images four
+    found = diagnose(replace(features, outside=outside), permutations=19)
+    assert "seen 1" not in found.norm_fits and found.domains["seen 1"]["images"] == 4
+    (fits,) = [line for line in found.sentences() if line.startswith("Families of norms")]
+    assert "on seen 0 (" in fits and "on seen 1" not in fits
+
+
 def test_features_that_are_all_zero_have_no_direction(synthetic: Make) -> None:
     features = synthetic(images=10)
     features.features[:3] = 0

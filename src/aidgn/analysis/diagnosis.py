@@ -22,7 +22,7 @@ makes these numbers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ from aidgn.analysis.description import (
 )
 from aidgn.analysis.features import Features
 from aidgn.analysis.statistics import LARGE, LEVEL, Pairs, Shift, chordal, group_means, holm, shift
-from aidgn.errors import UserError
-from aidgn.files import write_text
+from aidgn.errors import UserError, some
+from aidgn.files import for_json, write_text
 
 KEPT = "diagnosis.json"
 CELL, TOTAL = 250, 20_000  # images of a class in a domain, and of all, that are compared at most
@@ -89,16 +89,17 @@ class Diagnosis:
                 found[name] |= {"size": getattr(self, name).size, "classes": {
                     self.class_names[c]: {"effect": effect, "p_holm": p}
                     for c, (effect, p) in found[name]["classes"].items()}}
-        return _plain({"verdicts": self.verdicts, **found})
+        return for_json({"verdicts": self.verdicts, **found})
 
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Diagnosis":
-        """What `save` wrote; ValueError, KeyError or TypeError if it is no such file."""
-        found = _with_nan(json.loads(path.read_bytes()))
-        del found["verdicts"]
+        """What `save` wrote; ValueError, KeyError, TypeError or AttributeError if it is no such file."""
+        found: dict[str, Any] = {
+            key: None if key in TESTS and value is None else _with_nan(value)
+            for key, value in json.loads(path.read_bytes()).items() if key != "verdicts"}
         for each in found["von_mises_fisher"]:  # a kappa that is no number was infinite: all directions were one
             each["kappa"] = float("inf") if np.isnan(each["kappa"]) else each["kappa"]
         for name in TESTS:
@@ -111,13 +112,12 @@ class Diagnosis:
     def sentences(self) -> list[str]:
         target, sources = " and ".join(self.targets), ", ".join(self.sources)
         used = {name: int(values["images"]) for name, values in self.domains.items()}
-        verdicts = self.verdicts
         lines = [f"{self.dataset}, {self.algorithm}, trial {self.trial}: {sum(used[name] for name in self.targets)} "
                  f"images of {target}, unseen in training, beside "
                  f"{sum(used[name] for name in self.sources)} images of {sources}"
                  f"{' that were set aside' if self.set_aside else ', which it was trained on'}.",
-                 f"Angular invariance {verdicts['angular invariance']}. From the sources to {target}, the directions "
-                 f"of a class move by {_interval(self.angular)} of the distance between two classes, "
+                 f"Angular invariance {self.verdicts['angular invariance']}. From the sources to {target}, the "
+                 f"directions of a class move by {_interval(self.angular)} of the distance between two classes, "
                  f"{_chance(self.angular)}; 0.5 is half way to another class."]
         if self.angular_sources:
             lines.append(f"  Among the sources they move by {_interval(self.angular_sources)}, "
@@ -125,10 +125,9 @@ class Diagnosis:
         far = sorted(((effect, self.class_names[c]) for c, (effect, p) in self.angular.classes.items()
                       if effect >= LARGE and p < LEVEL), reverse=True)
         if far:
-            lines.append("  Furthest: " + ", ".join(f"{name} ({effect:.2f})" for effect, name in far[:5])
-                         + (f" and {len(far) - 5} more classes" if len(far) > 5 else "") + ".")
+            lines.append(f"  Furthest: {some((f'{name} ({effect:.2f})' for effect, name in far), 5)}.")
         change = f"{abs(1 - self.norm_ratio):.0%} {'shorter' if self.norm_ratio < 1 else 'longer'}"
-        lines.append(f"Norm shift {verdicts['norm shift']}. Within a class, features of {target} are {change} on "
+        lines.append(f"Norm shift {self.verdicts['norm shift']}. Within a class, features of {target} are {change} on "
                      f"average than those of the sources; the distributions differ by {_interval(self.norm)} standard "
                      f"deviations, {_chance(self.norm)}.")
         if self.norm_sources:
@@ -136,16 +135,14 @@ class Diagnosis:
                          f"{_chance(self.norm_sources)}.")
         lines += [self.meaning(), self._fits(), self._directions(), self._compactness(), *self._predictions()]
         if self.skipped:
-            few = [f"{each['class']} of {each['domain']} ({each['images']})" for each in self.skipped]
-            lines.append(f"Left out of the tests, with fewer than {MINIMUM} images: " + ", ".join(few[:6])
-                         + (f" and {len(few) - 6} more" if len(few) > 6 else "") + ".")
+            few = some((f"{each['class']} of {each['domain']} ({each['images']})" for each in self.skipped), 6)
+            lines.append(f"Left out of the tests, with fewer than {MINIMUM} images: {few}.")
         if self.without_direction:
             lines.append(f"{self.without_direction} images have features that are all zero, thus no direction; they "
                          "count for norms only.")
         tests = sum(getattr(self, name) is not None for name in TESTS)
-        lines.append(f"p: {self.permutations} permutations of the domains within classes, corrected for {tests} tests "
-                     "(Holm). In brackets: 90 % intervals. Effects: small below 0.25, large from 0.5 on.")
-        return lines
+        return [*lines, f"p: {self.permutations} permutations of the domains within classes, corrected for {tests} "
+                        "tests (Holm). In brackets: 90 % intervals. Effects: small below 0.25, large from 0.5 on."]
 
     def meaning(self) -> str:
         """What a practitioner takes from both verdicts."""
@@ -164,12 +161,13 @@ class Diagnosis:
         def says(name: str, family: str) -> str:
             distance, p = self.norm_fits[name][f"{family}_ks"], self.norm_fits[name][f"{family}_p_holm"]
             return f"{distance:.2f} from {family} on {name} ({'refuted' if p < LEVEL else 'not refuted'})"
-        parts = [says(name, "exponential") for name in self.sources] + [says(name, "uniform") for name in self.targets]
+        parts = [says(name, "exponential" if name in self.sources else "uniform")
+                 for name in (*self.sources, *self.targets) if name in self.norm_fits]
         return "Families of norms the paper assumes, Kolmogorov-Smirnov distance: " + ", ".join(parts) + "."
 
     def _directions(self) -> str:
         def median(names: Sequence[str], key: str) -> float:
-            return _median([each[key] for each in self.von_mises_fisher if each["domain"] in names])
+            return float(np.median(_known(each[key] for each in self.von_mises_fisher if each["domain"] in names)))
 
         def kappa(names: Sequence[str]) -> str:
             value = median(names, "kappa")
@@ -183,8 +181,8 @@ class Diagnosis:
         return line + "; medians over classes."
 
     def _compactness(self) -> str:
-        own, other = (self._mean(self.targets, key) for key in ("within_class", "between_classes"))
-        own_sources, other_sources = (self._mean(self.sources, key) for key in ("within_class", "between_classes"))
+        own, other, own_sources, other_sources = (self.mean(names, key) for names in (self.targets, self.sources)
+                                                  for key in ("within_class", "between_classes"))
         return (f"Compactness: two images of a class are {own:.0f}° apart on {' and '.join(self.targets)} (sources "
                 f"{own_sources:.0f}°), of two classes {other:.0f}° (sources {other_sources:.0f}°).")
 
@@ -194,9 +192,8 @@ class Diagnosis:
                 f"{values['entropy']:.2f} of {np.log(len(self.class_names)):.2f} nats."
                 for name, values in self.domains.items() if name in self.targets]
 
-    def _mean(self, names: Sequence[str], key: str) -> float:
-        values = [self.domains[name][key] for name in names if not np.isnan(self.domains[name][key])]
-        return float(np.mean(values)) if values else float("nan")
+    def mean(self, names: Sequence[str], key: str) -> float:
+        return float(np.mean(_known(self.domains[name][key] for name in names)))
 
 
 def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> Diagnosis:
@@ -209,8 +206,8 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
     used = np.flatnonzero(~np.isin(features.domains, domains_aside) | features.outside)
     z, labels, domains = (array[used] for array in (features.features, features.labels, features.domains))
     norms = np.sqrt(np.einsum("ij,ij->i", z, z, dtype=np.float64))
-    units = (z / np.where(norms > 0, norms, 1)[:, None]).astype(np.float32)
     directed = norms > 0
+    units = (z / np.where(directed, norms, 1)[:, None]).astype(np.float32)
     rng = np.random.default_rng(seed)
     number_of_classes, number_of_domains = len(features.class_names), len(features.domain_names)
     most = int(np.clip(TOTAL // (number_of_classes * number_of_domains), 20, CELL))
@@ -305,7 +302,7 @@ def compared_cells(labels: Integers, domains: Integers, features: Features, most
 def compare(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, list[str]]]:
     """Rows of a table with a column per run: what is measured, and the values."""
     def mean(one: Diagnosis, names: Sequence[str], key: str, form: str) -> str:
-        return format(one._mean(names, key), form)
+        return format(one.mean(names, key), form)
 
     def effect(each: Shift | None) -> str:
         return _interval(each) if each else "-"
@@ -339,26 +336,15 @@ def _chance(each: Shift) -> str:
     return f"{'more than' if each.p_holm < LEVEL else 'no more than'} chance explains (p = {each.p_holm:.3f})"
 
 
-def _median(values: Sequence[float]) -> float:
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.median(known)) if known else float("nan")
+def _known(values: Iterable[float]) -> list[float]:
+    """Those that are numbers; a NaN if none is."""
+    return [value for value in values if not np.isnan(value)] or [float("nan")]
 
 
-def _plain(value: Any) -> Any:
-    """Without NaN and infinities, which JSON does not have."""
+def _with_nan(value: Any) -> Any:
+    """NaN again where JSON has null."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _with_nan(found: dict[str, Any]) -> dict[str, Any]:
-    """NaN again where `_plain` left null."""
-    def numbers(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: numbers(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [numbers(each) for each in value]
-        return float("nan") if value is None else value
-    return {key: value if key in TESTS and value is None else numbers(value) for key, value in found.items()}
+        return {key: _with_nan(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(each) for each in value]
+    return float("nan") if value is None else value

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import numpy as np
 import aidgn
 from aidgn.data.catalogue import CATALOGUE
 from aidgn.errors import UserError
-from aidgn.files import write_text
+from aidgn.files import for_json, write_text
 from aidgn.records import Records
 from aidgn.report import rerun
 from aidgn.report.forms import Table
@@ -129,18 +128,8 @@ def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -
 
 def as_json(value: Any) -> str:
     """JSON that can stand in a <script> element, whatever names users chose; null for what is no finite number."""
-    text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(for_json(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
 
 
 # What the runs are ----------------------------------------------------------------------------------------------------
