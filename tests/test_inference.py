@@ -232,8 +232,10 @@ def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
             load_model(path)
 
     refused(tmp_path / "nowhere", "nowhere does not exist")
-    refused(tmp_path, "holds 1 runs.*copy")
+    refused(tmp_path, "holds 1 run: .*copy")
     refused(run / "run.json", "is not a model")
+    (tmp_path / "model.onnx").touch()
+    refused(tmp_path / "model.onnx", "give the model.safetensors .* beside it")
     (tmp_path / "lone").mkdir()
     shutil.copy(run / "model.safetensors", tmp_path / "lone")
     refused(tmp_path / "lone", "no run.json")

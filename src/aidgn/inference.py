@@ -30,7 +30,7 @@ from aidgn.data.cache import usable_cores
 from aidgn.data.dataset import walk
 from aidgn.data.decoding import largest_slot, shrunk
 from aidgn.data.images import IMAGE_SUFFIXES, UPRIGHT, orientation, to_rgb
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural
 from aidgn.novelty import RATE, Novelty, outputs
 from aidgn.training.evaluation import batch_size
 from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
@@ -302,11 +302,14 @@ def path_to_run(path: Path, weights: Path) -> Path:
                "`aidgn export` made of it"
     if not path.exists():
         raise UserError(f"The model {path} does not exist: {expected}.")
+    if weights.suffix == ".onnx":
+        raise UserError(f"{path} is for other programs; here give the model.safetensors that `aidgn export` wrote "
+                        "beside it.")
     if weights.suffix != ".safetensors":
         raise UserError(f"{path} is not a model: {expected}.")
     if not about.is_file():
-        runs = sorted(path.glob("*/run.json"))
-        raise UserError(f"{path} holds {len(runs)} runs: give one of them, such as {runs[0].parent}." if runs else
+        runs = sorted(path.glob("runs/*/run.json")) or sorted(path.glob("*/run.json"))
+        raise UserError(f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0].parent}." if runs else
                         f"{weights.parent} is not the folder of a run: it has no run.json, which says what network "
                         f"weights are of; {expected}.")
     if not weights.exists():

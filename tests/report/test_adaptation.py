@@ -128,7 +128,7 @@ def test_holes_are_told_and_marked(tmp_path: Path) -> None:
     write_run(tmp_path, "AIDGN", 3, 0, None, model=False)
     lines, notes = load_adaptation([tmp_path])
     text = "\n".join(notes)
-    assert "1 runs are not finished" in text and "1 runs have records but no model.safetensors" in text
+    assert "Unfinished runs left out: 1;" in text and "1 runs have records but no model.safetensors" in text
     assert "no finished run for 6 of its places" in text and "AIDGN, art_painting, trial 1; AIDGN, cartoon" in text
     assert "Not adapted yet: 1 runs" in text
     (table,) = adaptation_tables(lines, notes=notes)

@@ -243,6 +243,8 @@ def test_it_says_when_it_does_not_know(tmp_path: Path) -> None:
 def test_a_folder_of_sweeps_says_where_they_are(tmp_path: Path) -> None:
     planned(tmp_path / "first").enter(2, None)
     with_one_run(tmp_path / "fit-photos" / "runs")
+    kept = tmp_path / "fit-photos" / "model" / "run.json"  # a model that was kept is no run
+    write_text(kept, next(tmp_path.glob("fit-photos/runs/*/run.json")).read_text())
     with pytest.raises(UserError, match=f"folders in it do: {tmp_path}/first, {tmp_path}/fit-photos/runs. Give one"):
         look(SweepFolder(tmp_path))
 

@@ -1,5 +1,6 @@
 """aidgn adapt"""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
 
             click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep / 'adaptation')))}")
         many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
-        click.echo(f"All settings: {runs[0] / ADAPTATION}{many}. `aidgn table {' '.join(folders)} --adaptation` shows "
-                   "this again.", err=True)
+        click.echo(f"All settings: {runs[0] / ADAPTATION}{many}. `aidgn table {shlex.join(folders)} --adaptation` "
+                   "shows this again.", err=True)
     if failed:
         raise UserError("\n".join(failed))
 

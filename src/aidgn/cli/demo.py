@@ -1,5 +1,7 @@
 """aidgn demo"""
 
+from shlex import quote
+
 import click
 
 from aidgn.errors import UserError
@@ -59,5 +61,5 @@ and whether AIDGN's two assumptions hold here. The run folders are beside it.
 Try next:
   aidgn train digits --algorithm AIDGN --target {dataset.domains[0]} --set beta=0.1
   aidgn algorithms AIDGN
-  aidgn table {out} --selection oracle
+  aidgn table {quote(out)} --selection oracle
 Your own pictures go into FOLDER/<domain>/<class>/; `aidgn data check FOLDER` looks them through.""")

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -242,10 +243,10 @@ def device_name() -> str:
 def say_end(todo: "Agenda", out: str) -> None:
     done = todo.count("done")
     verb, them = ("is", "it") if len(todo.specs) == 1 else ("are", "them")
-    click.echo(f"{done} of {plural(len(todo.specs), 'run')} {verb} finished. `aidgn table {out}` shows {them}.")
+    click.echo(f"{done} of {plural(len(todo.specs), 'run')} {verb} finished. `aidgn table {quote(out)}` shows {them}.")
     if todo.others:
-        click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {todo.folder.yaml}` goes on with "
-                   "them.")
+        click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {quote(str(todo.folder.yaml))}` "
+                   "goes on with them.")
     if done == len(todo.specs) and any(item.varied for item in todo.items):
         from aidgn.report.sensitivity import write_sensitivity
 
@@ -259,7 +260,7 @@ def failures(todo: "Agenda", out: str) -> str:
 
     numbers = todo.of_kind("failed")
     lines = [f"  {todo.items[number]}: {last_line(todo.states[number].history.error)}" for number in numbers[:20]]
-    more = [f"  and {len(numbers) - 20} more; `aidgn status {out}` lists them all"] if len(numbers) > 20 else []
+    more = [f"  and {len(numbers) - 20} more; `aidgn status {quote(out)}` lists them all"] if len(numbers) > 20 else []
     verb = "was" if len(numbers) == 1 else "were"
     return "\n".join([f"{plural(len(numbers), 'run')} failed and {verb} set aside:", *lines, *more,
                       f"Their errors are in {todo.folder.path / '.sweep'}. The same command with --retry-failed tries "

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str
         without += [] if found else [run]
     if not lines:
         raise UserError(f"None of the {len(runs)} runs in {', '.join(map(str, folders))} has been adapted. "
-                        f"`aidgn adapt {' '.join(map(str, folders))}` does that.")
+                        f"`aidgn adapt {shlex.join(map(str, folders))}` does that.")
     if without:
         notes.append(f"Not adapted yet: {len(without)} runs ({some(without)}). `aidgn adapt` does that.")
     return lines, notes
@@ -131,7 +132,7 @@ def chosen_runs(folders: Sequence[str | Path],
     if sweeps:
         found = read_runs(*sweeps)
         if found.unfinished:
-            notes.append(f"{len(found.unfinished)} runs are not finished and left out; the command that started them "
+            notes.append(f"Unfinished runs left out: {len(found.unfinished)}; the command that started them "
                          f"goes on with them: {some(found.unfinished)}.")
         groups: dict[tuple[str, str, int, int], list[Run]] = {}
         for run in found.finished().runs:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class Agenda:
             items = {item.key: item for item in before if item.dataset not in gone}
             items |= {item.key: item for item in self.items}
             remarks = [f"Written by aidgn {aidgn.__version__}: {len(items)} runs. "
-                       f"`aidgn sweep {self.folder.yaml}` continues them."]
+                       f"`aidgn sweep {quote(str(self.folder.yaml))}` continues them."]
             for dataset in self.datasets:
                 spec = next(spec for spec in self.specs if spec.dataset == dataset)
                 remarks.append(f"{self.datasets[dataset].name}: {spec.steps} steps, evaluated every {spec.eval_every}, "

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from shlex import quote
 
 from aidgn.errors import UserError, some
 from aidgn.sweep.attempts import last_line
 from aidgn.sweep.folder import Item, State, SweepFolder
 from aidgn.sweep.timing import Speeds, in_words
+
+LOG = "log.txt"  # of a run
 
 
 @dataclass
@@ -72,9 +75,10 @@ def _step_seconds(state: State, typical: float | None) -> float | None:
 
 def _without_plan(folder: SweepFolder) -> Status:
     """A folder of runs that no sweep has planned: what is finished and what is not, no more is known."""
-    names = [name for name in folder.run_folders() if folder.identity(name)]
+    # Without a log it is a model that was kept of a run.
+    names = [name for name in folder.run_folders() if folder.identity(name) and (folder.path / name / LOG).exists()]
     if not names:
-        deeper = sorted({path.parent.parent for depth in ("*/", "*/*/") for what in (".sweep/plan.json", "*/run.json")
+        deeper = sorted({path.parent.parent for depth in ("*/", "*/*/") for what in (".sweep/plan.json", f"*/{LOG}")
                          for path in folder.path.glob(depth + what)})
         raise UserError(f"{folder.path} has no runs and no plan of a sweep"
                         + (f", but folders in it do: {some(deeper, 5)}. Give one of them." if deeper else
@@ -98,7 +102,7 @@ def lines(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
         speed = f"{status.steps_per_second:.3g} steps/s" if status.steps_per_second else "unknown"
         text += [f"  speed      {speed}", f"  time left  {status.time_left}"]
     if status.failed:
-        text.append(f"Set aside; `aidgn sweep {folder.yaml} --retry-failed` tries them again:")
+        text.append(f"Set aside; `aidgn sweep {quote(str(folder.yaml))} --retry-failed` tries them again:")
         for item, error, attempts in status.failed[:shown]:
             text.append(f"  {item}, {attempts} attempt{'s' if attempts > 1 else ''}: {last_line(error)}")
         if len(status.failed) > shown:
