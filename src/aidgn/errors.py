@@ -27,3 +27,8 @@ def some(things: Iterable[object], most: int = 3, separator: str = ", ") -> str:
 def plural(number: int, word: str) -> str:
     """'1 run', '2 runs'."""
     return f"{number} {word}" + "s" * (number != 1)
+
+
+def short(value: object) -> str:
+    """A number without needless digits; anything else as it is."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

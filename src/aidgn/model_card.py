@@ -9,7 +9,7 @@ import numpy as np
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS
 from aidgn.data import CATALOGUE, Dataset
-from aidgn.errors import UserError, some
+from aidgn.errors import UserError, short, some
 from aidgn.inference import Model
 from aidgn.report.forms import markdown
 from aidgn.selection import read_runs, select
@@ -83,8 +83,7 @@ def training(about: dict[str, Any]) -> str:
     method = f"{kind.title} ({kind.paper})" if kind else "an algorithm of the author's own"
     start = {"none": "random numbers", "hub": f"the published weights of `{identity['backbone']}`"}.get(
         identity["weights"], f"the weights `{identity['weights']}`")
-    values = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-                       for name, value in identity["hyper_parameters"].items())
+    values = ", ".join(f"{name} {short(value)}" for name, value in identity["hyper_parameters"].items())
     return (f"- Method: {identity['algorithm']}: {method}.\n"
             f"- Initial weights: {start}.\n"
             f"- {identity['steps']:,} steps; hyper-parameters of draw {identity['draw']}: {values}.\n"

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from aidgn.errors import UserError, short
+
 NAMES = {"t3a": "T3A", "tent-c": "Tent-C", "tent-bn": "Tent-BN", "tent": "Tent"}
 
 
@@ -31,7 +33,6 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
     from aidgn.adaptation.runs import DEFAULT, SETTINGS
     from aidgn.adaptation.runs import adapt as adapt_run
     from aidgn.cli.display import RunDisplay
-    from aidgn.errors import UserError
     from aidgn.reading import ADAPTATION
     from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, read_lines
 
@@ -76,8 +77,7 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
 def _one_run(lines: Sequence[dict[str, Any]]) -> str:
     """The chosen setting of every method, with its accuracies."""
     chosen = [line for line in lines if line["selected"]]
-    settings = [", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-                          for key, value in line["settings"].items()) for line in chosen]
+    settings = [", ".join(f"{key} {short(value)}" for key, value in line["settings"].items()) for line in chosen]
     width, first = max(map(len, settings)), chosen[0]
     head = (f"{first['dataset']}, {first['algorithm']}, {', '.join(first['target'])} unseen, trial {first['trial']}. "
             f"Settings chosen on held-out images of the source domains.")

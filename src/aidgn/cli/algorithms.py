@@ -18,6 +18,7 @@ def algorithms(name: str | None, small: bool) -> None:
     from rich.table import Table
 
     from aidgn.algorithms import ALGORITHMS, find
+    from aidgn.errors import short
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     if name is None:
@@ -37,5 +38,5 @@ def algorithms(name: str | None, small: bool) -> None:
     for head in ("\nhyper-parameter", "\ndefault", "\nsearched"):
         table.add_column(head)
     for key, (default, distribution) in algorithm.space("", small).items():
-        table.add_row(key, f"{default:g}" if isinstance(default, float) else str(default), distribution.text)
+        table.add_row(key, short(default), distribution.text)
     console.print(table)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural, some
 
 
 @click.group()
@@ -68,18 +68,15 @@ def check(folder: str, data_dir: str | None) -> None:
     for group in found.contradictions:
         click.echo(f"the same image in several classes: {', '.join(group)}")
     if found.copies:
-        more = f"; and {len(found.copies) - 5} more" if len(found.copies) > 5 else ""
-        click.echo(f"{len(found.copies)} images have a copy in their domain on the other side of the split (trial 0), "
-                   "so that validation sees what was trained on: "
-                   + "; ".join(", ".join(group) for group in found.copies[:5]) + more)
+        click.echo(f"{plural(len(found.copies), 'image')} with a copy in the same domain on the other side of the "
+                   "split (trial 0), so that validation sees what was trained on: "
+                   + some(map(", ".join, found.copies), 5, "; "))
     empty = [f"{name} of {class_name}" for name, row in zip(dataset.domains, found.counts, strict=True)
              for class_name, number in zip(dataset.classes, row, strict=True) if not number]
     if empty:
-        click.echo(f"no images in {', '.join(empty[:10])}{' ...' if len(empty) > 10 else ''}: right, if there are none")
+        click.echo(f"no images in {some(empty, 10)}: right, if there are none")
     if dataset.ignored:
-        click.echo(f"{len(dataset.ignored)} other file{'s' * (len(dataset.ignored) != 1)} ignored: "
-                   + ", ".join(dataset.ignored[:5])
-                   + (" ..." if len(dataset.ignored) > 5 else ""))
+        click.echo(f"{plural(len(dataset.ignored), 'other file')} ignored: {some(dataset.ignored, 5)}")
     if not found.fine:
         wrong = [(len(found.broken), "broken file{}"), (len(found.duplicates), "image{} in several domains"),
                  (len(found.contradictions), "image{} in several classes"),

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import click
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural
 from aidgn.files import written_aside
 
 # Files, each with its most probable classes and, from a model that can tell, '' or what is unlike the training images.
@@ -97,7 +97,7 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
         if not done:
             raise UserError(f"None of the {broken} images could be read." if broken > 1 else
                             "The image could not be read.")
-    click.echo(f"{done} image{'s' * (done != 1)} classified" + (f", {broken} left out" if broken else "")
+    click.echo(f"{plural(done, 'image')} classified" + (f", {broken} left out" if broken else "")
                + (f"; in {csv}" if csv not in (None, "-") else "") + ".", err=True)
     if loaded.novelty is None:
         click.echo("Warnings about images unlike the training ones are not available: this model came without "

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, short
 from aidgn.reading import ADAPTATION
 from aidgn.records import Record, Records, Run
 from aidgn.report.adaptation import adaptation_tables, read_lines
@@ -145,11 +145,7 @@ def _selected(method: str, run: Run, records: Records, alike: list[Run]) -> bool
 def _differing(run: Run, alike: list[Run]) -> str:
     """Its hyper-parameters that those alike do not share, in words; '' if it is alone."""
     names = [name for name in run.hparams if len({json.dumps(each.hparams.get(name)) for each in alike}) > 1]
-    return ", ".join(f"{name} {_text(run.hparams[name])}" for name in names)
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(f"{name} {short(run.hparams[name])}" for name in names)
 
 
 def _rounded(value: Any, digits: int | None) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
+from aidgn.errors import short
 from aidgn.records import Run
 
 Settings = tuple[tuple[str, str], ...]  # of --set, name and value
@@ -165,7 +166,7 @@ def _exact(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if value is None else str(value)
+    return "none" if value is None else short(value)
 
 
 def versions(runs: Iterable[Run]) -> list[tuple[str, str]]:

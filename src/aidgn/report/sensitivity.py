@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural
 from aidgn.report.figures import SOURCE_COLOURS, TARGET_COLOURS, WIDTH, grid, save, styled
 from aidgn.selection import Record, Records, as_records, read_runs, select
 
@@ -90,8 +90,8 @@ def sensitivity(records: Iterable[Record]) -> Figure:
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
     run = records.runs[0]
     trials = len({one.args["trial_seed"] for one in records.runs})
-    figure.suptitle(f"{run.args['algorithm']} on {run.args['dataset']}, training-domain validation, {trials} "
-                    f"trial{'s' if trials > 1 else ''}, ± standard deviation", fontsize=8)
+    figure.suptitle(f"{run.args['algorithm']} on {run.args['dataset']}, training-domain validation, "
+                    f"{plural(trials, 'trial')}, ± standard deviation", fontsize=8)
     return figure
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from aidgn.data.catalogue import CATALOGUE
-from aidgn.errors import UserError, did_you_mean
+from aidgn.errors import UserError, did_you_mean, short, some
 from aidgn.records import Record, Records, as_records
 from aidgn.report.export import all_records_csv
 from aidgn.report.forms import Cell, Row, Table
@@ -161,8 +161,7 @@ def _reading_notes(records: Records) -> list[str]:
     notes = []
     left_out = records.unfinished
     if left_out:
-        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
-        notes.append(f"Unfinished runs left out: {len(left_out)} ({', '.join(map(str, left_out[:5]))}{more}).")
+        notes.append(f"Unfinished runs left out: {len(left_out)} ({some(left_out, 5)}).")
     if records.cut:
         notes.append(f"Records cut in half by a crash, ignored: {records.cut}.")
     if records.twice:
@@ -195,7 +194,7 @@ def _by_hand_notes(records: Records) -> list[str]:
         for members in draws.values():
             for name in dict.fromkeys(name for hparams in members for name in hparams):
                 given = [hparams[name] for hparams in members if name in hparams]
-                values = sorted({f"{value:g}" if isinstance(value, float) else str(value) for value in given})
+                values = sorted(set(map(short, given)))
                 if len(values) > 1:
                     found[name] = sorted({*found.get(name, []), *values})
         if found:

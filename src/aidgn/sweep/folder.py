@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, short
 from aidgn.files import lock, storage_error, write_text
 from aidgn.sweep.attempts import History, history
 from aidgn.training.spec import RunSpec, sweep_key
@@ -168,13 +168,9 @@ def items_of(specs: Mapping[str, RunSpec], names: Mapping[str, str]) -> list[Ite
         varied[cell] = [name for name in first
                         if any(spec.hyper_parameters.get(name) != first[name] for spec in members)]
     return [Item(key, names[spec.dataset], spec.label(), list(spec.target), spec.trial, spec.draw, int(spec.steps or 0),
-                 ", ".join(f"{name}={_short(spec.hyper_parameters[name])}"
+                 ", ".join(f"{name}={short(spec.hyper_parameters[name])}"
                            for name in varied[spec.dataset, spec.label(), spec.draw, spec.trial]))
             for key, spec in specs.items()]
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _same(key: str, there: Any, here: Any) -> bool:

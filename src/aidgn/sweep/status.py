@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from shlex import quote
 
-from aidgn.errors import UserError, some
+from aidgn.errors import UserError, plural, some
 from aidgn.sweep.attempts import last_line
 from aidgn.sweep.folder import Item, State, SweepFolder
 from aidgn.sweep.timing import Speeds, in_words
@@ -92,7 +92,7 @@ def lines(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
     """The status in words."""
     counts = status.counts
     machines = ", ".join(f"{number} on {host}" for host, number in sorted(status.workers.items()))
-    text = [f"{folder.path}: {status.total} run{'s' * (status.total != 1)}"
+    text = [f"{folder.path}: {plural(status.total, 'run')}"
             + (f", {status.fraction:.0%} of the steps" if status.fraction else ""),
             f"  done       {counts['done']:>6}",
             f"  running    {counts['running']:>6}" + (f"   {machines}" if machines else ""),
@@ -104,7 +104,7 @@ def lines(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
     if status.failed:
         text.append(f"Set aside; `aidgn sweep {quote(str(folder.yaml))} --retry-failed` tries them again:")
         for item, error, attempts in status.failed[:shown]:
-            text.append(f"  {item}, {attempts} attempt{'s' if attempts > 1 else ''}: {last_line(error)}")
+            text.append(f"  {item}, {plural(attempts, 'attempt')}: {last_line(error)}")
         if len(status.failed) > shown:
             text.append(f"  and {len(status.failed) - shown} more; --all shows them")
     return text
