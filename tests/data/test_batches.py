@@ -1,5 +1,8 @@
 """Draws that depend on seed and step only; images that reach the device the same way resident or streamed."""
 
+import itertools
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ from scipy import stats
 
 from aidgn.data import load_dataset
 from aidgn.data.augment import UNIFORMS
-from aidgn.data.batches import Draws, Images
+from aidgn.data.batches import AHEAD, Draws, Images
 from aidgn.data.cache import prepare
 
 POOLS = [np.arange(100, 140), np.arange(7), np.array([50, 60, 70])]
@@ -58,9 +61,28 @@ def test_no_rows_no_batches() -> None:
     assert list(Images(prepare(load_dataset("digits")), torch.device("cpu")).batches([])) == []
 
 
-def test_leaving_a_stream_early_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
+def test_leaving_a_stream_that_fails_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = Images(prepare(load_dataset("digits")), torch.device("cpu"))
+    left, number = threading.Event(), itertools.count()
 
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        if next(number) > AHEAD:  # the queue is full by now
+            left.wait(10)
+            raise RuntimeError("no memory to pin")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    rows = [torch.arange(4)] * (AHEAD + 5)
+    stream = images._streamed(rows, rows)
+    next(stream)
+    closing = threading.Thread(target=stream.close, daemon=True)  # type: ignore[attr-defined]
+    threading.Timer(0.3, left.set).start()
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_leaving_a_stream_early_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     images = Images(prepare(load_dataset("digits")), torch.device("cpu"))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     before = threading.active_count()

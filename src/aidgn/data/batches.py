@@ -7,6 +7,7 @@ held on the device change nothing.
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -87,20 +88,19 @@ class Images:
         ready: queue.Queue[Tensor | BaseException] = queue.Queue(AHEAD)
         stop = threading.Event()
 
+        def hand_over(what: Tensor | BaseException) -> None:
+            while not stop.is_set():
+                with suppress(queue.Full):
+                    return ready.put(what, timeout=0.1)
+
         def gather() -> None:
             try:
                 for row in rows:
-                    batch = self._gather(row).pin_memory()
-                    while not stop.is_set():
-                        try:
-                            ready.put(batch, timeout=0.1)
-                            break
-                        except queue.Full:
-                            continue
                     if stop.is_set():
                         return
-            except BaseException as error:  # handed to the consumer
-                ready.put(error)
+                    hand_over(self._gather(row).pin_memory())
+            except BaseException as error:
+                hand_over(error)
 
         thread = threading.Thread(target=gather, daemon=True)
         thread.start()
