@@ -225,10 +225,11 @@ def test_hyper_parameters_set_by_hand_are_noted(tmp_path: Path) -> None:
     write_run(tmp_path, "ERM", 0, 1, None, draw=1, lr=0.7)  # draws differ from trial to trial
     write_run(tmp_path, "ERM", 0, 2, None, draw=1, lr=0.8)
     assert not any("by hand" in note for note in tables(read_runs(tmp_path))[0].notes)
-    write_run(tmp_path, "ERM", 0, 1, None, lr=0.25)
+    write_run(tmp_path, "ERM", 0, 1, None, lr=3.0)
+    write_run(tmp_path, "ERM", 0, 2, None, lr=20.0)
     (table,) = tables(read_runs(tmp_path))
     (note,) = [note for note in table.notes if "by hand" in note]
-    assert note == ("Runs of ERM on PACS that share a row differ in hyper-parameters set by hand: lr 0.1, 0.25.")
+    assert note == ("Runs of ERM on PACS that share a row differ in hyper-parameters set by hand: lr 0.1, 3, 20.")
 
 
 def test_missing_cells_are_explained_with_one_trial_too(tmp_path: Path) -> None:

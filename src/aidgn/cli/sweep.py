@@ -250,8 +250,8 @@ def say_end(todo: "Agenda", out: str) -> None:
     if done == len(todo.specs) and any(item.varied for item in todo.items):
         from aidgn.report.sensitivity import write_sensitivity
 
-        for path in write_sensitivity(out):
-            click.echo(f"Accuracy against each hyper-parameter that was varied: {path}")
+        click.echo("Accuracy against each hyper-parameter that was varied: "
+                   + ", ".join(map(str, write_sensitivity(out))))
 
 
 def failures(todo: "Agenda", out: str) -> str:

@@ -36,6 +36,7 @@ def table(folders: tuple[str, ...], selection: str, adaptation: bool, spread: st
         raise UserError(f"--parquet {parquet} should end in .parquet.")
     if csv and Path(csv).suffix == ".parquet":
         raise UserError(f"--csv {csv} ends in .parquet: --parquet writes that form.")
+    selection = selection.lower()
     files = [Path(file) for file in (csv, parquet) if file]
     if adaptation:
         if selection != "training":

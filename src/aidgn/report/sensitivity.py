@@ -53,7 +53,7 @@ def averages(by_target: dict[str, dict[int, float]], targets: set[str]) -> list[
 @styled
 def sensitivity(records: Iterable[Record]) -> Figure:
     """A panel for each hyper-parameter: thin lines the targets, thick their average with its standard deviation over
-    trials; dotted the value while the others vary."""
+    trials; dotted, where there are several, the value while the others vary."""
     records = as_records(records)
     found, base = curves(records)
     if not found:
@@ -81,7 +81,8 @@ def sensitivity(records: Iterable[Record]) -> Figure:
                 axis.set_xscale("log")
             axis.set_xticks(numbers, [f"{value:g}" for value in numbers])
             axis.minorticks_off()
-            axis.axvline(base[name], color="0.6", linestyle=":", linewidth=0.8, zorder=0)
+            if len(found) > 1:
+                axis.axvline(base[name], color="0.6", linestyle=":", linewidth=0.8, zorder=0)
         axis.set_xlabel(name)
         axis.grid(axis="y", color="0.92")
         if number == 0:

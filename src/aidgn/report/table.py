@@ -190,15 +190,16 @@ def _by_hand_notes(records: Records) -> list[str]:
         same.setdefault((draw, trial if draw else 0), []).append(run.hparams)
     notes = []
     for (dataset, algorithm), draws in sorted(groups.items()):
-        found: dict[str, list[str]] = {}
+        found: dict[str, set[tuple[float, str]]] = {}  # numbers in their order, words behind them
         for members in draws.values():
             for name in dict.fromkeys(name for hparams in members for name in hparams):
                 given = [hparams[name] for hparams in members if name in hparams]
-                values = sorted(set(map(short, given)))
-                if len(values) > 1:
-                    found[name] = sorted({*found.get(name, []), *values})
+                values = {(each if isinstance(each, int | float) else float("inf"), short(each)) for each in given}
+                if len({text for _, text in values}) > 1:
+                    found.setdefault(name, set()).update(values)
         if found:
-            text = "; ".join(f"{name} {', '.join(values)}" for name, values in found.items())
+            text = "; ".join(f"{name} {', '.join(dict.fromkeys(text for _, text in sorted(values)))}"
+                             for name, values in found.items())
             notes.append(f"Runs of {algorithm} on {dataset} that share a row differ in hyper-parameters set by hand: "
                          f"{text}.")
     return notes
