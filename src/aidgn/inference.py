@@ -2,8 +2,6 @@
 of the network."""
 
 import glob
-import hashlib
-import inspect
 import json
 import logging
 import os
@@ -24,6 +22,7 @@ from torch import Tensor
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS, Algorithm, find
 from aidgn.algorithms.base import class_vectors
+from aidgn.algorithms.own import source_of
 from aidgn.data.augment import clean
 from aidgn.data.batches import to_device
 from aidgn.data.cache import usable_cores
@@ -328,6 +327,6 @@ def find_algorithm(about: Path, name: str, source: str | None, given: str | None
     kind = find(given or name)
     if kind.name() != name:
         raise UserError(f"{about} describes a run of {name}, not of {given}.")
-    if source is not None and source != hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()[:16]:
+    if source is not None and source != source_of(kind):
         log.warning("%s has changed since the run was trained; predictions may differ.", given)
     return kind

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from aidgn.algorithms import create, find
+from aidgn.data import load_dataset
 from aidgn.errors import UserError
+from aidgn.training import RunSpec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
 NAME = f"{EXAMPLE}:SmoothNorms"
@@ -72,6 +74,15 @@ def test_an_edited_file_is_run_again(tmp_path: Path) -> None:
     for title in ("first", "second"):
         file.write_text(BASE + f"class Mine(Algorithm):\n    title = '{title}'\n    def objective(self, m): ...\n")
         assert find(f"{file}:Mine").title == title
+
+
+def test_what_is_beside_the_class_is_part_of_what_is_run(tmp_path: Path) -> None:
+    file, keys = tmp_path / "own.py", []
+    for factor in (1, 2):
+        file.write_text(BASE + f"def weight(): return {factor}\nclass Mine(Algorithm):\n"
+                               "    def objective(self, m): return {'loss': weight()}\n")
+        keys.append(RunSpec("digits", f"{file}:Mine", "ink").resolved(load_dataset("digits")).key())
+    assert keys[0] != keys[1]
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -38,6 +39,11 @@ def load_own(name: str) -> type[Algorithm]:
         raise UserError(f"{class_name} in {file} lacks `objective(self, minibatches)`, which returns the terms of its "
                         "objective with `loss` among them (or `update`, if it makes several steps).")
     return algorithm
+
+
+def source_of(algorithm: type[Algorithm]) -> str:
+    """A digest of the file that an own algorithm is in: the functions beside the class are part of what is run."""
+    return hashlib.sha256(Path(inspect.getfile(algorithm)).read_bytes()).hexdigest()[:16]
 
 
 def _run(path: Path, module_name: str) -> None:

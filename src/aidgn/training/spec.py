@@ -1,7 +1,6 @@
 """What a run is: its specification, resolved against the data set, and the identity that follows from it."""
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 from aidgn import backbones
 from aidgn.algorithms import canonical, find
 from aidgn.algorithms.hyper_parameters import resolve
+from aidgn.algorithms.own import source_of
 from aidgn.data import CATALOGUE, Dataset, load_dataset
 from aidgn.data.catalogue import in_catalogue, squash
 from aidgn.errors import UserError
@@ -105,8 +105,8 @@ class RunSpec:
         identity = asdict(self)
         identity["dataset"] = dataset
         identity["algorithm"] = self.label()
-        if self.algorithm != algorithm.name():  # a class of the user's: its text is part of what is run
-            identity["source"] = hashlib.sha256(inspect.getsource(algorithm).encode()).hexdigest()[:16]
+        if self.algorithm != algorithm.name():
+            identity["source"] = source_of(algorithm)
         del identity["skip_broken"]  # what was left out shows in the fingerprint
         if self.train_only is None:  # as before there was a choice
             del identity["train_only"]
