@@ -3,10 +3,14 @@
 import json
 import os
 import time
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from aidgn.data import load_dataset
 from aidgn.errors import UserError
 from aidgn.files import storage_error
 from aidgn.sweep import attempts, plan
@@ -49,6 +53,17 @@ def test_a_run_from_start_to_end_and_its_key_on_disk(tmp_path: Path) -> None:
     assert one.step_seconds is not None and 0 < one.step_seconds < 60 and found.failures == 0 and not found.running
     identity = json.loads((Path(what) / "run.json").read_text())["identity"]
     assert sweep_key(identity) == spec.key()
+
+
+@pytest.mark.parametrize("name", ["PACS", "cafe\u0301", os.fsdecode(b"caf\xe9")])  # a published name, two ways to write
+def test_the_key_of_an_own_folder_is_that_on_disk(tmp_path: Path, name: str) -> None:
+    for place in product(("camera", "phone"), ("cat", "dog"), ("1.png", "2.png")):
+        path = tmp_path.joinpath(name, *place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    dataset = load_dataset(tmp_path / name)
+    spec = RunSpec(str(tmp_path / name), "ERM", "phone", weights="none").resolved(dataset)
+    assert sweep_key(spec.identity(dataset, "0")) == replace(spec, dataset=os.path.relpath(tmp_path / name)).key()
 
 
 def test_where_memory_ran_out_the_process_is_not_used_again(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.algorithms.own import source_of
 from aidgn.data import CATALOGUE, Dataset, load_dataset
 from aidgn.data.catalogue import in_catalogue, squash
+from aidgn.data.dataset import as_text
 from aidgn.errors import UserError
 from aidgn.training.averaging import AVERAGES
 
@@ -116,7 +117,7 @@ class RunSpec:
         """What the run is called within a sweep, where images, weights and precision are the same for all: known
         without reading them. For a resolved specification."""
         known = in_catalogue(self.dataset)
-        return sweep_key(self._without_files(self.dataset if known else Path(self.dataset).resolve().name))
+        return sweep_key(self._without_files(self.dataset if known else as_text(Path(self.dataset).resolve().name)))
 
     def label(self) -> str:
         """The algorithm's name in records and tables."""
@@ -146,4 +147,6 @@ def folder_name(identity: Mapping[str, Any]) -> str:
 def sweep_key(identity: Mapping[str, Any]) -> str:
     """`RunSpec.key` from the identity in a run.json."""
     known = {key: value for key, value in identity.items() if key not in ("data", "weights", "precision")}
-    return folder_name({**known, "dataset": squash(known["dataset"])})
+    name = squash(known["dataset"])
+    folder = name.removeprefix("own")  # of an own data set that is called as a published one
+    return folder_name({**known, "dataset": folder if in_catalogue(folder) else name})
