@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,11 @@ def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.Mon
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     with pytest.raises(UserError, match=r"other\.npz is not a feature file"):
         Features.load(tmp_path / "other.npz")
+    for change in ({"labels": features.labels + 1}, {"domains": features.domains - 1}, {"targets": ["elsewhere"]},
+                   {"logits": features.logits[:, 1:]}):
+        replace(features, **change).save(tmp_path / "own.npz")  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"own\.npz is not a feature file"):
+            Features.load(tmp_path / "own.npz")
     np.savez(tmp_path / "pickled.npz", features=np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"pickled\.npz is not a feature file"):
         Features.load(tmp_path / "pickled.npz")
@@ -169,7 +175,7 @@ def test_a_run_that_is_not_finished_or_none(copy: Path, tmp_path: Path) -> None:
         extract(copy, device="cpu")
     with pytest.raises(UserError, match="does not exist"):
         extract(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="holds 1 runs: give one of them"):
+    with pytest.raises(UserError, match="holds 1 run: give one, such as"):
         extract(copy.parent)
     with pytest.raises(UserError, match="is a file: give the folder"):
         extract(copy / "run.json")

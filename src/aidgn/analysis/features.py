@@ -110,6 +110,11 @@ class Features:
                 array = getattr(features, name)
                 if array.ndim != dimensions or array.dtype != kind or len(array) != len(features.files):
                     raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
+            for name, names in (("labels", features.class_names), ("domains", features.domain_names)):
+                if not np.isin(getattr(features, name), np.arange(len(names))).all():
+                    raise ValueError(f"{name} are not all from 0 to {len(names) - 1}, of {len(names)} names")
+            if features.logits.shape[1] != len(features.class_names) or {*features.targets} - {*features.domain_names}:
+                raise ValueError("logits of other classes or targets of other domains than it names")
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(f"{path} is not a feature file of aidgn, or it is damaged ({error}). `aidgn features RUN` "
                             "makes one.") from None
