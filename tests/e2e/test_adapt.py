@@ -76,7 +76,7 @@ def test_mistakes(here: Path) -> None:
     for arguments, words in (
             (("adapt", "nowhere"), "nowhere does not exist"),
             (("features", erm, "--out", "features.csv"), ".npz or .parquet"),
-            (("features", "runs"), "holds 4 runs: give one of them"),
+            (("features", "runs"), "holds 4 runs: give one"),
             (("table", "runs", "--adaptation"), "None of the 4 runs in runs has been adapted. `aidgn adapt runs`"),
             (("table", "runs", "--adaptation", "--selection", "oracle"), "--selection oracle does not go with"),
             (("table", "runs", "--parquet", "all.csv"), "--parquet all.csv"),
