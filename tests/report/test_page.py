@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import subprocess
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,7 @@ from aidgn.report.latent import packed
 from aidgn.report.page import as_json, write_report
 from aidgn.report.paper import paper
 from aidgn.selection import read_runs
+from aidgn.sweep.planfile import read_plans
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 DOMAINS, CLASSES = ["day", "dusk", "night"], ["cat & dog", "<b>bird</b>"]
@@ -404,6 +406,25 @@ def test_commands_of_quick_fits_file_weights_and_several_data_sets(tmp_path: Pat
     assert [line[1:5] for line in lines] == [["sweep", name, "--algorithm", "path/to/file.py:ERM"]
                                              for name in ("photos", "scans")]
     assert all("--skip-broken" in line for line in lines)
+
+
+def test_commands_of_values_tried_one_at_a_time_are_one_sweep(
+        tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for settings in ({}, {"tau": 5.0}, {"tau": 2e-5}, {"rho": "wide"}):
+        for target in range(3):
+            folder = make_run(tmp_path / "runs", images, "ERM", target, 0, with_features=False,
+                              weight_decay=0.0, resnet_dropout=0.0, **settings)
+            folder.rename(f"{folder}-{settings}")
+    plan, sweep = rerun.commands(read_runs(tmp_path / "runs").runs, "runs")
+    assert plan.startswith("echo ") and plan.endswith(" > values.yaml")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(plan, shell=True, check=True)
+    (read,), _ = read_plans(Path("values.yaml"))
+    assert (read.datasets, read.algorithms) == (("photos",), ("ERM",))
+    found = {name: sorted(values, key=str) for name, values in read.hyper_parameters.items()}
+    assert found == {"tau": ["2e-05", 5], "rho": ["wide"]}
+    assert sweep.startswith("aidgn sweep photos --algorithm ERM ") and sweep.endswith(" --plan values.yaml")
+    assert "tau" not in sweep and "batch_size=4" in sweep
 
 
 def test_folders_of_domainbed(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import yaml
 
 from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
 from aidgn.errors import short
@@ -22,11 +24,12 @@ class Group:
     settings: Settings
     domains: Sequence[str]
     runs: set[tuple[tuple[str, ...], int, int]] = field(default_factory=set)  # targets, trial, draw
+    plan: str = ""  # what a file says besides: values to try
 
     @property
     def shape(self) -> tuple[Any, ...]:
         """What a sweep of several algorithms has in common."""
-        return self.dataset, self.options, self.settings, tuple(self.domains), frozenset(self.runs)
+        return self.dataset, self.options, self.settings, tuple(self.domains), frozenset(self.runs), self.plan
 
 
 def about(run: Run) -> dict[str, Any]:
@@ -64,12 +67,29 @@ def commands(runs: Iterable[Run], out: str) -> list[str]:
             groups.setdefault(key, []).append((algorithm, fitting[0]))
         fitting[0].runs.add((tuple(identity["target"]), int(identity["trial"]), draw))
     sweeps: dict[Any, tuple[Group, list[str]]] = {}
-    for algorithm, group in [pair for pairs in groups.values() for pair in pairs]:
+    for algorithm, group in [pair for pairs in groups.values() for pair in _grid(pairs)]:
         sweeps.setdefault(group.shape, (group, []))[1].append(algorithm)
     return [*(f"# {file}: the initial weights, in a file whose sha256 begins with {digest}" for file, digest in
               files.items()),
             *(_fit(*key, given, out) for key, given in quick.items()),
             *(line for group, algorithms in sweeps.values() for line in _lines(group, algorithms, out))]
+
+
+def _grid(pairs: list[tuple[str, Group]]) -> list[tuple[str, Group]]:
+    """Sweeps of an algorithm that differ in one hyper-parameter at a time as one, whose plan lists the values: a second
+    sweep with others in the same folder would be refused. Other groups as they are."""
+    for algorithm, base in sorted(pairs, key=lambda pair: len(pair[1].settings)):
+        values: dict[str, list[Any]] = {}
+        for _, group in pairs:
+            changes = {*group.settings} - {*base.settings}
+            if group.runs == base.runs and len(changes) <= 1 and len(group.settings) >= len(base.settings):
+                for name, value in changes:
+                    values.setdefault(name, []).append(yaml.safe_load(value))
+        if len(pairs) > 1 and sum(map(len, values.values())) == len(pairs) - 1 and len(base.runs) > 1:
+            plan = {"datasets": [base.dataset.removeprefix("own-")], "algorithms": [algorithm],
+                    "hyper_parameters": values}
+            return [(algorithm, replace(base, plan=json.dumps(plan)))]
+    return pairs
 
 
 def _fit(data: str, options: tuple[str, ...], given: Mapping[str, Settings], out: str) -> str:
@@ -102,11 +122,14 @@ def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
         lines.append(["aidgn", "sweep", data, *(part for name in algorithms for part in ("--algorithm", name)), *some,
                       "--trials", str(1 + max(run[1] for run in swept)),
                       *(["--draws", str(draws)] if draws > 1 else []), *options])
+        if group.plan:
+            lines[:0] = [["echo", group.plan]]
+            lines[-1] += ["--plan", "values.yaml"]
     for unseen, trial, draw in sorted(group.runs - swept):
         lines += [["aidgn", "train", data, "--algorithm", algorithm,
                    *(part for name in unseen or ("none",) for part in ("--target", name)), "--trial", str(trial),
                    *(["--draw", str(draw)] if draw else []), *options] for algorithm in algorithms]
-    return [shlex.join(line) for line in lines]
+    return [shlex.join(line) + " > values.yaml" * (line[0] == "echo") for line in lines]
 
 
 def _name(identity: Mapping[str, Any]) -> str:
