@@ -82,6 +82,8 @@ def _find_files(folder: Path) -> Iterator[str]:
     """results.jsonl of every run: where there is one, or a run.json of a run that has no record yet; a model without
     any is no run but one that `aidgn fit` kept."""
     if folder.is_file():
+        if folder.suffix != ".jsonl":
+            raise UserError(f"{folder} is no results.jsonl. Give the folder of a run or of a sweep.")
         yield str(folder)
         return
     links: set[Path] = set()  # that were followed, each target once: they may lead in a circle

@@ -41,6 +41,12 @@ def test_a_table_is_printed_in_one_form() -> None:
     assert str(error) == "--markdown and --latex each print the table: choose one."
 
 
+@pytest.mark.parametrize("wrong", [["--algorithm", "ERMM"], ["--device", "cudo"]])
+def test_fit_says_what_is_wrong_before_it_looks_at_pictures(wrong: list[str]) -> None:
+    found = CliRunner().invoke(app, ["fit", "digits", *wrong])
+    assert found.output == "" and wrong[1] in str(found.exception)
+
+
 def test_names_that_are_no_text_are_said_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("a/x", "a/y", "b/x", "b/y"):
         (tmp_path / place).mkdir(parents=True)

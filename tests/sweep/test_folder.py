@@ -245,8 +245,11 @@ def test_a_folder_of_sweeps_says_where_they_are(tmp_path: Path) -> None:
     with_one_run(tmp_path / "fit-photos" / "runs")
     kept = tmp_path / "fit-photos" / "model" / "run.json"  # a model that was kept is no run
     write_text(kept, next(tmp_path.glob("fit-photos/runs/*/run.json")).read_text())
-    with pytest.raises(UserError, match=f"folders in it do: {tmp_path}/first, {tmp_path}/fit-photos/runs. Give one"):
-        look(SweepFolder(tmp_path))
+    for path, words in ((tmp_path, f"folders in it do: {tmp_path}/first, {tmp_path}/fit-photos/runs. Give one"),
+                        (next(tmp_path.glob("fit-photos/runs/*")), "is a run, not a sweep.*fit-photos/runs"),
+                        (tmp_path / "nowhere", "nowhere does not exist")):
+        with pytest.raises(UserError, match=words):
+            look(SweepFolder(path))
 
 
 def test_a_done_run_whose_folder_was_removed_is_to_be_done_again(tmp_path: Path) -> None:

@@ -46,12 +46,16 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     from dataclasses import replace
 
     from aidgn import fit as fitting
+    from aidgn.algorithms import find
     from aidgn.cli.display import RunDisplay, SweepDisplay
     from aidgn.data import load_dataset
     from aidgn.data.cache import prepare
     from aidgn.sweep.attempts import last_line
     from aidgn.sweep.local import run_all
+    from aidgn.training.featurizer import choose_device
 
+    find(algorithm)
+    choose_device(device)
     dataset = load_dataset(folder, data_dir)
     size = image_size or fitting.choose_size(dataset)
     dataset = replace(dataset, image_size=fitting.quick_size(size, device) if quick and not image_size else size)

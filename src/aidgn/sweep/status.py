@@ -75,6 +75,10 @@ def _step_seconds(state: State, typical: float | None) -> float | None:
 
 def _without_plan(folder: SweepFolder) -> Status:
     """A folder of runs that no sweep has planned: what is finished and what is not, no more is known."""
+    if not folder.path.is_dir():
+        raise UserError(f"The folder {folder.path} does not exist.")
+    if (folder.path / "run.json").exists():
+        raise UserError(f"{folder.path} is a run, not a sweep. Give the folder around it, {folder.path.parent}.")
     # Without a log it is a model that was kept of a run.
     names = [name for name in folder.run_folders() if folder.identity(name) and (folder.path / name / LOG).exists()]
     if not names:
