@@ -2,10 +2,8 @@
 
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +137,14 @@ class Run:
         return float("nan") if value is None else float(value)
 
 
-class Records(Sequence[Record]):
-    """The records of many runs: reads like a list of dicts, takes a small part of its memory."""
+class Records:
+    """The records of many runs: dicts one after the other, in a small part of the memory that a list of them takes."""
 
     def __init__(self, runs: list[Run], cut: int = 0, twice: int = 0, empty: Sequence[Path] = ()):
         self.runs = runs
         self.cut = cut  # files whose last line was cut in half by a crash; that line is ignored
         self.twice = twice  # runs found a second time and counted once
         self.empty = list(empty)  # folders of runs without any record yet
-        self.ends = list(accumulate(map(len, runs)))
-        self.parsed: tuple[int, list[Record]] = (-1, [])  # the run last looked at
 
     @property
     def unfinished(self) -> list[Path | str]:
@@ -159,31 +155,11 @@ class Records(Sequence[Record]):
         return Records([run for run in self.runs if run.finished], self.cut, self.twice)
 
     def __len__(self) -> int:
-        return self.ends[-1] if self.ends else 0
+        return sum(map(len, self.runs))
 
     def __iter__(self) -> Iterator[Record]:
         for run in self.runs:
             yield from run.records()
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        position = index + len(self) if index < 0 else index
-        if not 0 <= position < len(self):
-            raise IndexError(f"record {index} of {len(self)}")
-        number = bisect_right(self.ends, position)
-        if self.parsed[0] != number:
-            self.parsed = (number, self.runs[number].records())
-        return self.parsed[1][position - self.ends[number]]  # counted from the end of the run
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Records | list) else NotImplemented
-
-    def __add__(self, other: Iterable[Record]) -> list[Record]:
-        return [*self, *other]
-
-    def __radd__(self, other: Iterable[Record]) -> list[Record]:
-        return [*other, *self]
 
 
 def as_records(records: Iterable[Record]) -> Records:
