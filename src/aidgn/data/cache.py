@@ -62,10 +62,6 @@ class Prepared:
     def slot(self) -> int:
         return self.pixels.shape[1]
 
-    def read(self, indices: np.ndarray | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels [B, S, S, 3] and geometry [B, 4] of these images."""
-        return self.pixels[self.rows[indices]], self.geometry[indices]
-
 
 def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | None = None, skip_broken: bool = False,
             on_progress: Progress | None = None) -> Prepared:
