@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from aidgn.errors import UserError
-from aidgn.report.table import Cell, Row, Table, all_records_csv, tables
+from aidgn.report.export import all_records_csv
+from aidgn.report.forms import Cell, Row, Table
+from aidgn.report.table import tables
 from aidgn.selection import read_runs, select
 
 Record = dict[str, Any]

@@ -50,8 +50,9 @@ def table(folders: tuple[str, ...], selection: str, adaptation: bool, spread: st
             click.echo(f"{len(lines)} lines in {file}", err=True)
         made = adaptation_tables(lines, spread, paper, notes)
     else:
+        from aidgn.report.export import all_records_csv
         from aidgn.report.paper import paper_ablation
-        from aidgn.report.table import all_records_csv, tables
+        from aidgn.report.table import tables
         from aidgn.selection import read_runs
 
         records = read_runs(*folders)

@@ -8,12 +8,9 @@ import numpy as np
 from aidgn.data.catalogue import CATALOGUE
 from aidgn.errors import UserError, did_you_mean, short, some
 from aidgn.records import Record, Records, as_records
-from aidgn.report.export import all_records_csv
 from aidgn.report.forms import Cell, Row, Table
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
 from aidgn.selection import domain_names, select
-
-__all__ = ["Cell", "Row", "Table", "all_records_csv", "tables"]
 
 METHOD_TITLES = {"training": "training-domain validation", "leave-one-out": "leave-one-domain-out validation",
                  "oracle": "test-domain validation (oracle)"}
