@@ -187,7 +187,7 @@ def test_curves_show_every_recorded_term_and_need_records() -> None:
 
 def test_files_open_and_are_the_same_each_time(tmp_path: Path) -> None:
     for folder in ("one", "two"):
-        png, svg = figures.save(figures.latent_space([space(make())]), tmp_path / folder / "latent.space")
+        png, svg = figures.save(figures.latent_space([space(make())]), tmp_path / folder, "latent.space")
     with Image.open(png) as image:
         image.load()
         assert image.width > 900 and len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or []) > 20
@@ -195,3 +195,5 @@ def test_files_open_and_are_the_same_each_time(tmp_path: Path) -> None:
     assert svg.name == "latent.space.svg"
     for path in (png, svg):
         assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes()
+    figures.save(figures.norm_distributions(make()), tmp_path / "two", "of-../../elsewhere")  # as an algorithm is called
+    assert {path.name for path in tmp_path.rglob("*else*")} == {"of-.._.._elsewhere.png", "of-.._.._elsewhere.svg"}

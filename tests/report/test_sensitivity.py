@@ -55,7 +55,7 @@ def test_the_figure_shows_means_and_standard_deviations(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.asarray(thick.get_ydata(), float), by_trial.mean(1))
     segments = panel.containers[0].lines[2][0].get_segments()
     np.testing.assert_allclose([(s[1, 1] - s[0, 1]) / 2 for s in segments], by_trial.std(1, ddof=1))
-    assert [path.suffix for path in save(figure, tmp_path / "sensitivity")] == [".png", ".svg"]
+    assert [path.suffix for path in save(figure, tmp_path, "sensitivity")] == [".png", ".svg"]
     alone, = sensitivity(records(POINTS[:3])).axes  # no other varies, so that no value is the one meanwhile
     dotted = [[line for line in axis.get_lines() if line.get_linestyle() == ":"] for axis in (panel, alone)]
     assert [len(lines) for lines in dotted] == [1, 0]

@@ -66,7 +66,7 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
         if sweep is not None and (compared := comparable(lines)):
             from aidgn.report.figures import adaptation_bars, save
 
-            click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep / 'adaptation')))}")
+            click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep, 'adaptation')))}")
         many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
         click.echo(f"All settings: {runs[0] / ADAPTATION}{many}. `aidgn table {shlex.join(folders)} --adaptation` "
                    "shows this again.", err=True)

@@ -124,15 +124,15 @@ def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Pat
                                  "angles": figures.angle_distributions(features),
                                  "confusion": figures.confusion_matrix(features)}
         for name, figure in drawn.items():
-            written.append(figures.save(figure, place / name)[0])
+            written.append(figures.save(figure, place, name)[0])
         written += draw_curves(folder)
         adapted += read_adaptation(folder, features.model)
     first = runs[0][0] / "figures"
     if len(spaces) > 1:
         name = "latent-space-" + "-".join(features.algorithm for _, features in runs)
-        written.append(figures.save(figures.latent_space(spaces), first / name)[0])
+        written.append(figures.save(figures.latent_space(spaces), first, name)[0])
     if any(row["selected"] for row in adapted):
-        written.append(figures.save(figures.adaptation_bars(adapted), first / "adaptation")[0])
+        written.append(figures.save(figures.adaptation_bars(adapted), first, "adaptation")[0])
     return written
 
 
@@ -143,4 +143,4 @@ def draw_curves(folder: Path) -> list[Path]:
 
     if not (folder / "results.jsonl").is_file() or not (folder / "results.jsonl").stat().st_size:
         return []
-    return figures.save(figures.training_curves(list(load_records(folder))), folder / "figures" / "curves")[:1]
+    return figures.save(figures.training_curves(list(load_records(folder))), folder / "figures", "curves")[:1]

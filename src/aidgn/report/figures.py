@@ -45,12 +45,13 @@ def styled(function: Callable[P, Figure]) -> Callable[P, Figure]:
     return draw
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write `path`.png and `path`.svg."""
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write FOLDER/<name>.png and .svg; of a name that anyone may have chosen, what cannot lead elsewhere."""
+    name = re.sub(r"[^\w.+-]", "_", name)
     written = []
     with rc_context(STYLE):
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-            target = path.with_name(f"{path.name}.{kind}")
+            target = folder / f"{name}.{kind}"
             with written_aside(target) as temporary:
                 figure.savefig(temporary, format=kind, metadata=metadata)
             written.append(target)

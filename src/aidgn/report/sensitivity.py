@@ -107,5 +107,5 @@ def write_sensitivity(folder: str | Path) -> list[Path]:
     paths = []
     for kind, records in varied.items():
         suffix = "" if len(varied) == 1 else "-" + "-".join(kind)
-        paths += save(sensitivity(records), Path(folder) / f"sensitivity{suffix}")
+        paths += save(sensitivity(records), Path(folder), f"sensitivity{suffix}")
     return paths
