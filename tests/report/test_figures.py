@@ -195,5 +195,5 @@ def test_files_open_and_are_the_same_each_time(tmp_path: Path) -> None:
     assert svg.name == "latent.space.svg"
     for path in (png, svg):
         assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes()
-    figures.save(figures.norm_distributions(make()), tmp_path / "two", "of-../../elsewhere")  # as an algorithm is called
+    figures.save(figures.norm_distributions(make()), tmp_path / "two", "of-../../elsewhere")  # an algorithm
     assert {path.name for path in tmp_path.rglob("*else*")} == {"of-.._.._elsewhere.png", "of-.._.._elsewhere.svg"}
