@@ -65,9 +65,7 @@ def records(out: Path) -> dict[str, list[dict]]:
 def start(sweep: dict[str, Any], out: Path, save_seconds: float = 60.0) -> subprocess.Popen:
     """A sweep in a process group of its own, as a terminal starts a command."""
     return subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(sweep), str(out), str(save_seconds)],
-                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
-                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def events(process: subprocess.Popen) -> Iterator[tuple[int, str, Any, list[int]]]:

@@ -60,8 +60,7 @@ RUNS = {"table1": 15 * 4 * 4 * 20 * 3, "table2": 4 * 4 * 20 * 3, "adaptation": 2
         "sensitivity": (1 + 4 + 4 + 4) * 4 * 3, "compare": 18 * 4}
 
 
-@pytest.mark.parametrize("name", ["table2", "sensitivity", "compare", pytest.param("table1", marks=pytest.mark.slow),
-                                  pytest.param("adaptation", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", RUNS)
 def test_headers_of_the_experiments_agree_with_the_dry_run(name: str, tmp_path: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
