@@ -287,6 +287,13 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
         del run[2][key]
         with pytest.raises(UserError, match=rf"line 3: the record has no valid {key}"):
             read_runs(write(tmp_path, run))
+    for key, value in (("test_envs", [-1]), ("test_envs", [10**9]), ("test_envs", ["a"]), ("domains", 3),
+                       ("domains", [1, 2, 3])):
+        run = some_run()
+        for one in run:
+            one["args"][key] = value
+        with pytest.raises(UserError, match=rf"line 1: the record has no valid args\.{key} "):
+            read_runs(write(tmp_path, run))
     with pytest.raises(UserError, match="Record 0: the record has no valid args"):
         select([{"step": 1}])
 

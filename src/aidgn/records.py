@@ -19,6 +19,7 @@ Integers = NDArray[np.intp]
 RECORD_VERSION = 1  # a record without `version` is of version 1
 NEEDED: dict[str, Any] = {"args": dict, "hparams": dict, "step": (int, float)}
 NEEDED_ARGS = {"dataset": str, "algorithm": str, "test_envs": list, "trial_seed": int, "hparams_seed": int}
+MOST_DOMAINS = 1000  # a table has a column for each
 # With the hyper-parameters, what runs that differ in the target alone have in common.
 SETTING = ("dataset", "algorithm", "trial_seed", "hparams_seed", "steps", "backbone", "weights", "task",
            "holdout_fraction")
@@ -45,7 +46,7 @@ class Run:
         self.keys = frozenset(first)
         self.columns: dict[str, Floats] = {}
         self.targets: list[int] = sorted(set(self.args["test_envs"]))
-        self.domains = sorted(int(key[3:-8]) for key in first if re.fullmatch(r"env\d+_out_acc", key))
+        self.domains = sorted(int(key[3:-8]) for key in first if re.fullmatch(r"env\d{1,3}_out_acc", key))
         # DomainBed's last step is args.steps - 1; records with the names of the domains are ours.
         self.steps = about.get("steps", self.args.get("steps") if "domains" in self.args else None)
         identity = about.get("identity")
@@ -193,8 +194,11 @@ def check(record: Record, where: str, about: Mapping[str, Any]) -> None:
     if not wrong:
         args = record["args"]
         wrong = [f"args.{key}" for key, kind in NEEDED_ARGS.items() if not isinstance(args.get(key), kind)]
-        if not wrong and not all(isinstance(domain, int) for domain in args["test_envs"]):
+        if not wrong and not all(isinstance(each, int) and 0 <= each < MOST_DOMAINS for each in args["test_envs"]):
             wrong = ["args.test_envs (numbers of domains)"]
+        names = args.get("domains") or []
+        if not wrong and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            wrong = ["args.domains (their names)"]
     if wrong:
         by = f" It was written by aidgn {about['aidgn']}." if "aidgn" in about else ""
         raise UserError(f"{where}: the record has no valid {wrong[0]}. Expected a record of aidgn or DomainBed.{by}")
