@@ -81,8 +81,9 @@ class MLDG(Algorithm):
         """w - lr g / (|g| + eps), g the gradient with weight decay: the first step of an Adam, whose two means are g
         and g^2 then."""
         moved = [parameter for parameter in parameters if parameter.grad is not None]
-        gradient = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        g = torch._foreach_add(gradient, moved, alpha=self.number("weight_decay"))
+        g = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if decay := self.number("weight_decay"):
+            g = list(torch._foreach_add(g, moved, alpha=decay))
         size = torch._foreach_abs(g)
         torch._foreach_add_(size, ADAM_EPS)
         torch._foreach_addcdiv_(moved, g, size, value=-self.number("lr") * self.lr_factor)
