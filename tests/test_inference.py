@@ -266,6 +266,17 @@ def test_run_json_that_does_not_fit(change: dict[str, object] | None, words: str
         load_model(copy)
 
 
+@pytest.mark.parametrize(("change", "words"), [
+    ({"algorithm": ["ERM"]}, "no algorithm of this version"),
+    ({"hyper_parameters": {"featurizer": 1}}, "AIDGN has no hyper-parameter featurizer"),
+])
+def test_an_identity_that_nobody_has(change: dict[str, object], words: str, copy: Path) -> None:
+    about = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**about, "identity": {**about["identity"], **change}}))
+    with pytest.raises(UserError, match=words):
+        load_model(copy)
+
+
 def test_own_algorithm_is_asked_for(digits_run: DigitsRun, own: str, tmp_path: Path,
                                     caplog: pytest.LogCaptureFixture) -> None:
     folder = digits_run(tmp_path / "runs", own, steps=1)

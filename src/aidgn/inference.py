@@ -22,6 +22,7 @@ from torch import Tensor
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS, Algorithm, find
 from aidgn.algorithms.base import class_vectors
+from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.algorithms.own import source_of
 from aidgn.data.augment import clean
 from aidgn.data.batches import to_device
@@ -239,7 +240,7 @@ def load_model(path: str | Path, device: str = "auto", algorithm: str | None = N
     try:
         run = metadata["run"] if about is weights else json.loads(about.read_text(encoding="utf-8"))
         identity: dict[str, Any] = run["identity"]
-        label, average, backbone = identity["algorithm"], identity["average"], str(identity["backbone"])
+        label, average, backbone = str(identity["algorithm"]), identity["average"], str(identity["backbone"])
         name = label.removesuffix(f"+{average.upper()}") if average else label
         classes, domains, size = [*run["classes"]], [*run["domains"]], run["image_size"]
         if not (classes and all(isinstance(each, str) for each in (*classes, *domains)) and size > 0):
@@ -260,7 +261,7 @@ def load_model(path: str | Path, device: str = "auto", algorithm: str | None = N
         backbones.stride_first(net)
     backbones.fold(net)
     featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
-    network = kind(featurizer, len(classes), sources, **hyper_parameters)
+    network = kind(featurizer, len(classes), sources, **resolve(name, kind.search_space, hyper_parameters))
 
     if metadata.get("algorithm", label) != label:
         raise UserError(f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
