@@ -52,10 +52,11 @@ def for_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def lock(file: IO[Any], folder: Path, wait: bool) -> bool:
-    """Hold `folder` by this open file in it, until it is closed; False if another process does and `wait` is not."""
+def lock(file: IO[Any], folder: Path, wait: bool, shared: bool = False) -> bool:
+    """Hold `folder` by this open file in it, until it is closed, alone or with others that share it; False if another
+    process does and `wait` is not."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError as error:  # Lustre, say, mounted without it

@@ -240,6 +240,19 @@ def test_it_says_when_it_does_not_know(tmp_path: Path) -> None:
     assert (status.total, status.counts["done"]) == (1, 1) and "not planned" in status.unknown
 
 
+def test_another_plan_is_refused_while_a_sweep_is_at_work_that_has_no_runs_yet(tmp_path: Path) -> None:
+    first = planned(tmp_path)
+    first.enter(2, None)
+    for changes in ({"steps": 5}, {"hyper_parameters": {"batch_size": 8}}):
+        with pytest.raises(UserError, match=f"Another sweep is at work in {tmp_path} with other settings"):
+            planned(tmp_path, **changes).enter(2, None)
+    planned(tmp_path, trials=3).enter(2, None)  # shares its runs, and adds some
+    assert len(first.folder.planned()[0]) == 3
+    del first  # as at the end of its process
+    planned(tmp_path, steps=5).enter(2, None)
+    assert {item.steps for item in SweepFolder(tmp_path).planned()[0]} == {5}
+
+
 def test_a_folder_of_sweeps_says_where_they_are(tmp_path: Path) -> None:
     planned(tmp_path / "first").enter(2, None)
     with_one_run(tmp_path / "fit-photos" / "runs")

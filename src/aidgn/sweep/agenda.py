@@ -54,6 +54,12 @@ class Agenda:
         """Write the plan into the folder, joined with what was planned there before."""
         with self.folder.locked():
             before, _ = self.folder.planned()
+            places = {str(item[1:6]): item.key for item in before if not item.varied}
+            clash = [item for item in self.items
+                     if not item.varied and places.get(str(item[1:6]), item.key) != item.key]
+            if not self.folder.alone() and clash:
+                raise UserError(f"Another sweep is at work in {self.folder.path} with other settings for the same runs "
+                                f"(such as {clash[0]}), and tables would mix them. Choose another folder with --out.")
             old = read_plans(self.folder.yaml)[0] if self.folder.yaml.exists() else []
             new = [plan.settled([spec for spec in self.specs if spec.dataset in plan.datasets]) for plan in self.plans]
             # A plan that differs and has no runs yet, or `check` would have refused, was changed before it began.

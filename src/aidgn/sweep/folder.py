@@ -84,6 +84,13 @@ class SweepFolder:
             lock(file, self.path, wait=True)
             yield
 
+    def alone(self) -> bool:
+        """Whether no other process is at work on its plan here. From now on this one is, as long as this object is."""
+        self.at_work = (self.json.parent / "at-work").open("a")
+        alone = lock(self.at_work, self.path, wait=False)
+        lock(self.at_work, self.path, wait=True, shared=True)
+        return alone
+
     def states(self, items: Sequence[Item], retries: int) -> list[State]:
         """How each run stands, from the disk alone."""
         histories = {item.key: history(self.path, item.key) for item in items if item.key not in self.finished}
