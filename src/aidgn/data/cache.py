@@ -174,7 +174,7 @@ class Index:
             if max((entry.row for entry in entries.values()), default=-1) >= shape[0]:
                 return None
             mapped = np.memmap(pixels, np.uint8, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint8)
-        except OSError:
+        except (OSError, ValueError, KeyError, TypeError):  # it may have come with the data, from anyone
             return None
         return cls(path, pixels, slot, entries, end, mapped.view(np.ndarray))
 
