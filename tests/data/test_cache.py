@@ -339,7 +339,8 @@ def test_worthless_workers_are_refused(tmp_path: Path) -> None:
 
 # Damage and interruption ---------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("damage", ["header", "middle", "end", "gone", "pixels short", "pixels gone", "garbage", "strange"])
+@pytest.mark.parametrize("damage", ["header", "middle", "end", "gone", "pixels short", "pixels gone", "garbage",
+                                    "strange"])
 def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     dataset = many(tmp_path / "d")
     prepare(dataset)
