@@ -192,6 +192,7 @@ def count_workers(launcher: str, device: str, workers: int | None, specs: "list[
 
 def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) -> float | None:
     """How many runs, how many of them are finished, how long it takes. Returns the seconds, None if not known."""
+    from aidgn.algorithms import find
     from aidgn.sweep.timing import GPU, STEP_MS, in_words
 
     specs = todo.specs
@@ -226,11 +227,10 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
         click.echo("How long it takes on this machine is unknown until the first run has finished.", err=not dry_run)
     if dry_run and on_h200 is not None:
         hours = on_h200 / 3600
-        counted = sorted({spec.label() for spec in specs} - STEP_MS.keys())
+        own = sorted({find(spec.algorithm).name() for spec in specs} - STEP_MS.keys())
         click.echo(f"On one {GPU} about {hours:.3g} hours, on eight {hours / 8:.3g}: by step times measured with 3 x "
                    "32 images, taken in proportion to the images of a step; compilation aside."
-                   + (f" Not measured, counted by their passes through the network: {', '.join(counted)}."
-                      if counted else ""))
+                   + (f" Counted as ERM: {', '.join(own)}." if own else ""))
     return seconds
 
 
