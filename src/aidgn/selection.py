@@ -11,7 +11,8 @@ from aidgn.errors import UserError, did_you_mean
 from aidgn.reading import load_records, read_runs
 from aidgn.records import Floats, Integers, Record, Records, Run, as_records
 
-__all__ = ["METHODS", "Record", "Records", "Run", "as_records", "domain_names", "load_records", "read_runs", "select"]
+__all__ = ["METHODS", "Record", "Records", "Run", "as_records", "choose", "domain_names", "load_records", "read_runs",
+           "select"]
 
 
 class Candidate(NamedTuple):
@@ -73,11 +74,14 @@ def _oracle(target: int, runs: list[Run]) -> Iterator[Candidate]:
 METHODS = {"training": _training, "leave-one-out": _leave_one_out, "oracle": _oracle}
 
 
+def choose(target: int, runs: list[Run], method: str = "training") -> Candidate | None:
+    """The best that these runs have to offer; of runs with equal validation accuracy the one of the highest draw."""
+    return max(METHODS[method](target, runs), key=lambda candidate: candidate[:2], default=None)
+
+
 def select(records: Iterable[Record], method: str = "training") -> list[Record]:
     """Per (data set, algorithm, target, trial) the accuracy on the target's *in* split of the run and step chosen.
-
-    Of runs with equal validation accuracy the one of the highest draw number. `target` is the number of the domain.
-    """
+    `target` is the number of the domain."""
     if method not in METHODS:
         raise UserError(f"There is no selection method {method}.{did_you_mean(method, METHODS)} "
                         f"Choose one of {', '.join(METHODS)}.")
@@ -88,7 +92,7 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
             groups.setdefault(key, []).append(run)
     rows = []
     for (dataset, algorithm, target, trial), runs in sorted(groups.items(), key=lambda group: group[0]):
-        best = max(METHODS[method](target, runs), key=lambda candidate: candidate[:2], default=None)
+        best = choose(target, runs, method)
         if best is None:
             continue
         record = best.run.record(best.record)

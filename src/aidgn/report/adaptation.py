@@ -16,7 +16,7 @@ from aidgn.report.export import to_parquet
 from aidgn.report.forms import Table
 from aidgn.report.paper import dataset_order, paper_notes, paper_order
 from aidgn.report.table import SPREADS, benchmark_table, caption, dataset_table, in_order, target_heads
-from aidgn.selection import METHODS, domain_names, read_runs
+from aidgn.selection import choose, domain_names, read_runs
 
 ORDER = ("none", "T3A", "Tent-BN", "Tent-C", "Tent")  # as in the paper
 
@@ -141,7 +141,7 @@ def chosen_runs(folders: Sequence[str | Path],
                 groups.setdefault(key, []).append(run)
         without = []
         for key, members in sorted(groups.items(), key=lambda group: group[0]):
-            best = max(METHODS["training"](key[2], members), key=lambda candidate: candidate[:2], default=None)
+            best = choose(key[2], members)
             folder = best.run.path.parent if best and best.run.path else None
             if folder is not None and any((folder / name).is_file() for name in having):
                 runs.append(folder)

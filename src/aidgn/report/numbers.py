@@ -15,7 +15,7 @@ from aidgn.records import Record, Records, Run
 from aidgn.report.adaptation import adaptation_tables, read_lines
 from aidgn.report.forms import Table
 from aidgn.report.table import caption
-from aidgn.selection import METHODS, domain_names, select
+from aidgn.selection import choose, domain_names, select
 
 MANY_RUNS = 300  # of more, only the curves of selected runs are shown
 CURVE_POINTS = 120
@@ -101,8 +101,7 @@ def representatives(finished: Records) -> list[Run]:
     chosen = []
     for (_, _, target), runs in groups.items():
         first = min(run.args["trial_seed"] for run in runs)
-        best = max(METHODS["training"](target, [run for run in runs if run.args["trial_seed"] == first]),
-                   key=lambda candidate: candidate[:2], default=None)
+        best = choose(target, [run for run in runs if run.args["trial_seed"] == first])
         chosen += [best.run] if best else []
     return chosen or [run for run in finished.runs if not run.targets]
 
@@ -116,7 +115,7 @@ def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Recor
     for run in records.runs:
         alike = twins[key_of(run)]
         steps = {method: rows[key_of(run)]["step"] for method, rows in chosen.items()
-                 if key_of(run) in rows and (len(alike) == 1 or _selected(method, run, records, alike))}
+                 if key_of(run) in rows and (len(alike) == 1 or _selected(method, run, records))}
         if len(records.runs) > MANY_RUNS and not steps:
             continue
         some = run.records()
@@ -134,12 +133,12 @@ def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Recor
     return sorted(shown, key=lambda one: one["set"] != "" and "training" not in one["selected"])  # selected twins first
 
 
-def _selected(method: str, run: Run, records: Records, alike: list[Run]) -> bool:
-    """Whether it is this run, of those alike, that the method takes."""
+def _selected(method: str, run: Run, records: Records) -> bool:
+    """Whether it is this run, of all of its data set, algorithm and trial, that the method takes."""
     some = [each for each in records.runs if each.finished and key_of(each)[:2] == key_of(run)[:2]
             and each.args["trial_seed"] == run.args["trial_seed"]]
-    candidates = [each for each in METHODS[method](run.targets[0], some) if any(each.run is one for one in alike)]
-    return bool(candidates) and max(candidates, key=lambda candidate: candidate[:2]).run is run
+    best = choose(run.targets[0], some, method)
+    return best is not None and best.run is run
 
 
 def _differing(run: Run, alike: list[Run]) -> str:
@@ -168,7 +167,7 @@ def search(finished: Records) -> list[dict[str, Any]]:
             continue
         rows = []
         for run in runs:
-            best = max(METHODS["training"](run.targets[0], [run]), key=lambda candidate: candidate[:2], default=None)
+            best = choose(run.targets[0], [run])
             if best is not None:
                 accuracy = run.number(run.record(best.record), f"env{run.targets[0]}_in_acc")
                 rows.append([run.targets[0], run.args["trial_seed"], run.args["hparams_seed"],
