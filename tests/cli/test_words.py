@@ -11,6 +11,8 @@ from PIL import Image
 
 from aidgn.cli import app, main
 from aidgn.cli.display import rate
+from aidgn.cli.predict import Rows
+from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.serve import name_of
 
 
@@ -58,6 +60,11 @@ def test_names_that_are_no_text_are_said_as_they_are(tmp_path: Path, monkeypatch
     main()
     sys.stdout.flush()
     assert b"1 other file ignored: a/caf\xe9.txt\n" in out.getvalue()
+
+
+def test_a_spreadsheet_takes_no_file_for_a_formula() -> None:
+    rows: Rows = [(name, [("cat", 0.5)], None) for name in ("=cmd|x.png", "@x.png", "a/=b.png")]
+    assert as_csv(rows, False) == "./=cmd|x.png,cat,0.500000\n./@x.png,cat,0.500000\na/=b.png,cat,0.500000\n"
 
 
 def test_a_check_counts_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def _as_csv(rows: Rows, first: bool) -> str:
         ranks = ["", *(f"_{rank}" for rank in range(2, len(rows[0][1]) + 1))]
         told = [] if rows[0][2] is None else ["warning"]
         table.writerow(["file", *(f"{head}{rank}" for rank in ranks for head in ("label", "probability")), *told])
-    table.writerows([file, *(cell for label, p in best for cell in (label, f"{p:.6f}")),
+    # Of a file from anywhere, a spreadsheet would take =... for a formula and run it; ./=... is the same file.
+    table.writerows([f"./{file}" if file[0] in "=+-@" else file, *(cell for label, p in best for cell in (label, f"{p:.6f}")),
                      *([] if warning is None else [warning])] for file, best, warning in rows)
     return text.getvalue()
 
