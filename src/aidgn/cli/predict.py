@@ -126,7 +126,8 @@ def _as_csv(rows: Rows, first: bool) -> str:
         told = [] if rows[0][2] is None else ["warning"]
         table.writerow(["file", *(f"{head}{rank}" for rank in ranks for head in ("label", "probability")), *told])
     # Of a file from anywhere, a spreadsheet would take =... for a formula and run it; ./=... is the same file.
-    table.writerows([f"./{file}" if file[0] in "=+-@" else file, *(cell for label, p in best for cell in (label, f"{p:.6f}")),
+    table.writerows([f"./{file}" if file[0] in "=+-@" else file,
+                     *(cell for label, p in best for cell in (label, f"{p:.6f}")),
                      *([] if warning is None else [warning])] for file, best, warning in rows)
     return text.getvalue()
 
