@@ -232,7 +232,9 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path) -> None:
     assert texts(table) == {"ERM": ["50.0"] * 5}
     assert any("Unfinished runs left out: 4" in note and str(tmp_path / "half") in note for note in table.notes)
     assert any("cut in half by a crash, ignored: 2" in note for note in table.notes)
-    with pytest.raises(UserError, match=r"0 of 4 runs are finished"):
+    (tmp_path / "half" / "begun").mkdir()
+    (tmp_path / "half" / "begun" / "run.json").write_text('{"steps": 100}')
+    with pytest.raises(UserError, match=r"yet: 0 of 5 runs are finished\.$"):
         tables(read_runs(tmp_path / "half"))
 
 

@@ -34,6 +34,8 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         needs = " It needs runs with each pair of domains as targets." if method == "leave-one-out" else ""
         if finished.runs and not any(run.targets for run in finished.runs):
             needs = " They were trained on all domains, which leaves none unseen: give `aidgn train` a --target."
+        if not finished.runs:
+            raise UserError(f"There is nothing to tabulate yet: 0 of {len(loaded.unfinished)} runs are finished.")
         raise UserError(f"There is nothing to tabulate: {len(finished.runs)} of {len(loaded.runs)} runs are finished, "
                         f"none of them can be selected by {METHOD_TITLES[method]}.{needs}")
     results: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # data set, algorithm -> target -> trial
