@@ -149,6 +149,7 @@ class Algorithm(nn.Module):
         loss.backward()
         for name in optimizers:
             self.optimizers[name].step()
+        self.zero_grad()  # gradients lie in the memory of CUDA graphs, where the next forward pass must find none
 
     def check(self, minibatches: Minibatches) -> None:
         if len(minibatches) != self.num_domains:

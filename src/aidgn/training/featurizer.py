@@ -59,11 +59,18 @@ class Featurizer(nn.Module):
         try:
             if torch.is_grad_enabled() or self.network.training:
                 return self.compiled(x).clone()  # the graph's own output is overwritten by its next replay
-            return torch.cat([self.compiled(padded(part))[:len(part)].clone() for part in x.split(EVAL_BATCH)])
+            return torch.cat([self.evaluated(part) for part in x.split(EVAL_BATCH)])
         except torch._dynamo.exc.TorchDynamoException as error:
             log.info("Compilation failed (%s); continuing without it.", str(error).splitlines()[0])
             self.compiled = None
             return self.compute(x)
+
+    def evaluated(self, x: Tensor) -> Tensor:
+        """By compiled code without gradients. Every batch begins anew for CUDA graphs: they would record each that
+        follows another, or a training step, once more."""
+        assert self.compiled is not None
+        torch.compiler.cudagraph_mark_step_begin()
+        return self.compiled(padded(x))[:len(x)].clone()
 
 
 def compiled_by_shape(function: Callable[..., Tensor], mode: str | None = None) -> Callable[..., Tensor]:
