@@ -62,7 +62,7 @@ class MLDG(Algorithm):
             # The copy is the network itself for a while: weights and running statistics are put back afterwards.
             statistics = [(buffer, buffer.clone()) for layer in self.live_batch_norms()
                           for buffer in layer.buffers(recurse=False)]
-            self.inner_step(parameters)
+            FreshAdam(parameters, self.number("lr") * self.lr_factor, self.number("weight_decay")).step()
             optimizer.zero_grad()
             accumulate(cross_entropy(self.predict(x_j), y_j), beta / self.num_domains)
             optimizer.zero_grad()
@@ -76,14 +76,21 @@ class MLDG(Algorithm):
         optimizer.step()
         return {"loss": total_loss}
 
+
+class FreshAdam(torch.optim.Optimizer):
+    """An Adam that makes one step: w - lr g / (|g| + eps), g the gradient with weight decay, whose two means are g and
+    g^2 then. An optimiser by its class, as before those step the gradients of several devices are summed."""
+
+    def __init__(self, parameters: list[Tensor], lr: float, weight_decay: float):
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+
     @torch.no_grad()
-    def inner_step(self, parameters: list[Tensor]) -> None:
-        """w - lr g / (|g| + eps), g the gradient with weight decay: the first step of an Adam, whose two means are g
-        and g^2 then."""
-        moved = [parameter for parameter in parameters if parameter.grad is not None]
-        g = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if decay := self.number("weight_decay"):
-            g = list(torch._foreach_add(g, moved, alpha=decay))
-        size = torch._foreach_abs(g)
-        torch._foreach_add_(size, ADAM_EPS)
-        torch._foreach_addcdiv_(moved, g, size, value=-self.number("lr") * self.lr_factor)
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            g = [parameter.grad for parameter in moved]
+            if group["weight_decay"]:
+                g = list(torch._foreach_add(g, moved, alpha=group["weight_decay"]))
+            size = torch._foreach_abs(g)
+            torch._foreach_add_(size, ADAM_EPS)
+            torch._foreach_addcdiv_(moved, g, size, value=-group["lr"])
