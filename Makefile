@@ -7,24 +7,31 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/installed
 	$(BIN)/aidgn demo
+	@echo "The command is $(BIN)/aidgn; after '. $(BIN)/activate' it is aidgn."
 
-test: $(VENV)/installed lint
+test: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-all: $(VENV)/installed lint
+test-all: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(VENV)/installed
+docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# What a user needs; PyTorch is large, so that this takes minutes the first time.
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[onnx,serve]"
 	touch $@
+
+$(VENV)/installed-dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $(VENV)/installed $@
 
 clean:
 	rm -rf $(VENV) build dist site
