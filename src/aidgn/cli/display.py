@@ -4,9 +4,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from aidgn.training import RunSpec
 
 
@@ -15,7 +17,21 @@ UNITS = {"decoding images": "images", "reading images": "images", "training": "s
          "looking inside": "runs", "making thumbnails": "images"}
 
 
-class RunDisplay:
+class Display:
+    """A live bar, shown while the block lasts."""
+
+    progress: "Progress"
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+
+class RunDisplay(Display):
     """Shows the parts of one piece of work, each with speed and time left."""
 
     def __init__(self) -> None:
@@ -30,14 +46,6 @@ class RunDisplay:
         self.began: dict[str, tuple[float, int]] = {}
         self.done: dict[str, int] = {}
         self.said = time.monotonic()
-
-    def __enter__(self) -> "RunDisplay":
-        self.progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.progress.stop()
 
     def run(self, what: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
         """For `train` as its `on_progress`."""
@@ -63,7 +71,7 @@ class RunDisplay:
             print(f"{what}: {done}{of} {UNITS[what]}, {fields['speed']}{left}", file=sys.stderr, flush=True)
 
 
-class SweepDisplay:
+class SweepDisplay(Display):
     """Shows many runs as one bar; give `update` to a launcher as `on_event`."""
 
     def __init__(self, specs: "Sequence[RunSpec]", done_before: int = 0) -> None:
@@ -81,14 +89,6 @@ class SweepDisplay:
                                  disable=not self.live)
         self.total = sum(int(spec.steps or 0) for spec in specs)
         self.task = self.progress.add_task("starting", total=self.total, runs=self.runs(), left="")
-
-    def __enter__(self) -> "SweepDisplay":
-        self.progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.progress.stop()
 
     def runs(self) -> str:
         return f"{self.done_before + len(self.folders)}/{self.done_before + len(self.specs)} runs"
