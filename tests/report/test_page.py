@@ -288,7 +288,7 @@ def test_unfinished_runs_holes_and_missing_data_are_said(tmp_path: Path, images:
     assert "3 of 4 finished" in text and "1 unfinished run" in text
     assert "photos-AIDGN-dusk-trial0-draw0: step 2 of 4" in text
     assert re.search(r"AIDGN 60.0 X", text) and "night" not in payload(page)["bars"]["training"][0]["columns"]
-    assert "photos-AIDGN-day-trial0-draw0: The run photos-AIDGN-day-trial0-draw0 is not finished" in text
+    assert "is neither in photos-AIDGN-day-trial0-draw0." in text
     assert [view["algorithm"] for view in payload(page)["views"]] == ["ERM", "ERM"]
     assert payload(page)["runs"][-1]["finished"] is False
 

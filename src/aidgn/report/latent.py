@@ -19,7 +19,7 @@ from aidgn.analysis.diagnosis import Diagnosis, diagnose
 from aidgn.analysis.embedding import subsample, tsne
 from aidgn.analysis.features import KEPT, Features, extract, find_dataset
 from aidgn.data.images import read_image
-from aidgn.errors import UserError
+from aidgn.errors import UserError, some
 from aidgn.files import written_aside
 
 SHEET = 16  # thumbnails per row and column of a sheet, which is decoded when one of them is looked at
@@ -46,6 +46,12 @@ def look_inside(folders: Sequence[Path], *, data: str | Path | None = None, data
     latent = Latent()
     chosen: dict[str, tuple[int, np.ndarray]] = {}  # by the data set's images: number in `points`, which of them
     drawn: list[tuple[Path, Features]] = []  # a run and its images, per entry of `points`
+    absent = [folder for folder in folders
+              if not (folder / "model.safetensors").exists() and not (folder / KEPT).exists()]
+    if absent:
+        latent.notes.append("Features need a trained network, model.safetensors, or features that were kept, and there "
+                            f"is neither in {some(folder.name for folder in absent)}.")
+    folders = [folder for folder in folders if folder not in absent]
     for number, folder in enumerate(folders):
         report("looking inside", number, len(folders))
         try:
