@@ -78,12 +78,14 @@ def selected_step(folder: Path) -> int:
 def test_demo_from_start_to_table_and_again(aidgn: Aidgn, tmp_path: Path,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["aidgn.cli.demo"], "POINTS", 60)  # of t-SNE, for speed
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # as many workers
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # as many workers as cores that may be used
     first = aidgn("demo", "--steps", "4", "--trials", "1")
     assert "24 runs" not in first.stderr and ": 8 runs" in first.stderr
     for word in ("ERM", "AIDGN", "runs/demo/report.html", "Try next"):
         assert word in first.stdout
     assert len(list((tmp_path / "runs" / "demo").glob("*/run.json"))) == 8
+    tried = [path.read_text().splitlines() for path in (tmp_path / "runs/demo/.sweep/attempts").glob("*.jsonl")]
+    assert len(tried) == 8 and len({json.loads(line)["pid"] for line, *_ in tried}) == 1  # by one worker
     again = aidgn("demo", "--steps", "4", "--trials", "1")
     assert again.stdout == first.stdout
 

@@ -22,11 +22,11 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     and looked into in a report to open in a browser. A minute or two on a laptop.
 
     Run again, it continues what was interrupted and shows what is finished."""
-    import os
     from pathlib import Path
 
     from aidgn.cli.display import RunDisplay, SweepDisplay
     from aidgn.data import load_dataset
+    from aidgn.data.cache import usable_cores
     from aidgn.report.page import write_report
     from aidgn.report.table import tables
     from aidgn.selection import read_runs
@@ -39,7 +39,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
                f"Each style in turn is never seen in training; {len(ALGORITHMS)} algorithms, {trials} trials: "
                f"{len(specs)} runs.", err=True)
     with SweepDisplay(specs) as display:
-        failed = run_all(specs, out, workers=min(os.cpu_count() or 1, 8), on_event=display.update, device="cpu")
+        failed = run_all(specs, out, workers=min(usable_cores(), 8), on_event=display.update, device="cpu")
     if failed:
         raise UserError(f"{len(failed)} runs failed; the first: {next(iter(failed.values()))}")
 
