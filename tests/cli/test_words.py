@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from PIL import Image
 
 from aidgn.cli import app, main
-from aidgn.cli.display import rate
+from aidgn.cli.display import SweepDisplay, rate
 from aidgn.cli.predict import Rows
 from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.serve import name_of
+from aidgn.training import RunSpec
 
 
 def test_speeds_have_three_digits_and_no_exponent() -> None:
@@ -47,6 +48,15 @@ def test_a_table_is_printed_in_one_form() -> None:
 def test_fit_says_what_is_wrong_before_it_looks_at_pictures(wrong: list[str]) -> None:
     found = CliRunner().invoke(app, ["fit", "digits", *wrong])
     assert found.output == "" and wrong[1] in str(found.exception)
+
+
+def test_no_time_is_left_when_all_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with SweepDisplay([RunSpec("digits", "ERM", ("ink",), steps=4)]) as display:
+        for number in range(1, 5):
+            display.said = float("-inf")
+            display.update(0, "step", number)
+    lines = capsys.readouterr().err.splitlines()
+    assert "s left" in lines[2] and lines[3].endswith("steps/s, all steps done")
 
 
 def test_names_that_are_no_text_are_said_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,8 @@ class SweepDisplay(Display):
         if kind == "prepare":
             doing = f"decoding images, {what[0]} of {what[1]}"
         speed = (self.done - (self.first or 0)) / max(now - self.began, 1e-9)
-        left = f"{in_words((self.total - self.done) / speed)} left" if speed > 0 else "starting"
+        left = "starting" if speed <= 0 else f"{in_words((self.total - self.done) / speed)} left"
+        left = left if self.done < self.total else "all steps done"
         self.progress.update(self.task, completed=self.done, runs=self.runs(), description=doing, left=left)
         if not self.live and now - self.said > 10:
             self.said = now

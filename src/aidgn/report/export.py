@@ -46,8 +46,8 @@ def to_parquet(path: Path) -> None:
         from pyarrow import csv as arrow_csv
         from pyarrow import parquet
     except ImportError:
-        raise UserError("Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or choose a file "
-                        "name that ends in .csv.") from None
+        raise UserError("Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or write CSV "
+                        "with --csv FILE.") from None
     texts = {name: pyarrow.string() for name in ("dataset", "algorithm", "target")}
     table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=texts))
     parquet.write_table(table, path)
