@@ -10,7 +10,7 @@ from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.base import COMMON, Minibatches, risks
 from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform, uniform
 
-BISECTIONS = 32
+PARTS, ROUNDS = 16, 8  # the quantile is found as by 32 bisections, in a quarter of the kernels
 
 
 class EQRM(Annealed):
@@ -41,16 +41,16 @@ class EQRM(Annealed):
 
 
 def quantile(values: Tensor, alpha: float) -> Tensor:
-    """The alpha-quantile of the Gaussian kernel density estimate of `values`, by bisection between those of the outer
+    """The alpha-quantile of the Gaussian kernel density estimate of `values`, by dividing between those of the outer
     two kernels. Its gradient is, as DomainBed's, that of the point found on the line between these two ends."""
     bandwidth = 1.06 * values.std() * len(values) ** -0.2
     reach = bandwidth * NormalDist().inv_cdf(alpha)
     low, high = values.min() + reach, values.max() + reach
     with torch.no_grad():
-        share, width = torch.zeros_like(low), 0.5
-        for _ in range(BISECTIONS):
-            middle = share + width
-            at_middle = torch.special.ndtr((torch.lerp(low, high, middle) - values) / bandwidth.clamp_min(1e-12)).mean()
-            share = torch.where(at_middle > alpha, share, middle)
-            width /= 2
-    return torch.lerp(low, high, share + width)
+        share, width = torch.zeros_like(low), 1.0
+        borders, h = torch.arange(1, PARTS, dtype=low.dtype, device=low.device), bandwidth.clamp_min(1e-12)
+        for _ in range(ROUNDS):
+            width /= PARTS
+            places = torch.lerp(low, high, share + width * borders).unsqueeze(1)
+            share = share + width * (torch.special.ndtr((places - values) / h).mean(1) <= alpha).sum()
+    return torch.lerp(low, high, share + width / 2)
