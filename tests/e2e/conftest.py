@@ -1,9 +1,11 @@
-"""A command, as a person types it."""
+"""A command, as a person types it, and a real browser."""
 
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,3 +36,16 @@ def aidgn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert "Traceback" not in done.stderr
         return done
     return run
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=[
+            "--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"])
+        yield browser
+        browser.close()

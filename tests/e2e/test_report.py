@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from aidgn.report.page import write_report
 from aidgn.selection import load_records, select
 from aidgn.training import RunSpec, train
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 WIDTHS = (360, 768, 1440)
 # Both algorithms on two targets; chalk has one trial only, and AIDGN on ink a second draw.
 RUNS = [(algorithm, target, trial, draw) for algorithm in ("ERM", "AIDGN")
@@ -65,17 +62,6 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_folder(sweep: Path, algorithm: str, target: str) -> Path:
     return next(sweep.glob(f"digits-{algorithm}-{target}-trial0-draw0-*"))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 class Opened:

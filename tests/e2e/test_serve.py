@@ -28,7 +28,6 @@ from aidgn.inference import load_model
 from aidgn.training import RunSpec, train
 
 DIGITS = load_dataset("digits")
-CHROMIUM = Path("/usr/bin/chromium")
 
 
 class Server(NamedTuple):
@@ -183,18 +182,6 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
 
 
 # A browser ------------------------------------------------------------------------------------------------------------
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        pytest.skip("there is no /usr/bin/chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=str(CHROMIUM), args=[
-            "--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"])
-        yield found
-        found.close()
-
 
 @pytest.fixture
 def page(browser: Any, server: Server) -> Iterator[Any]:
