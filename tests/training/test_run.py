@@ -289,6 +289,21 @@ def test_malicious_and_damaged_states_are_refused(tmp_path: Path, monkeypatch: p
         train(spec(), tmp_path / "out", device="cpu")
 
 
+@pytest.mark.parametrize("error", [MemoryError(), OSError(5, "Input/output error")])
+def test_a_sound_state_that_cannot_be_read_now_is_not_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    error: Exception) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save({"step": 1})
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises((MemoryError, UserError)) as caught:
+        folder.load()
+    assert "Remove" not in str(caught.value) and folder.state.exists()
+
+
 def test_a_folder_of_another_specification(tmp_path: Path) -> None:
     folder = interrupted(tmp_path)
     text = json.loads((folder.path / "run.json").read_text())

@@ -119,6 +119,11 @@ class RunFolder:
         try:
             state = torch.load(self.state, map_location="cpu", weights_only=True)
             size = int(state["results_bytes"])
+        except MemoryError:
+            raise  # what is saved is sound
+        except OSError as error:
+            raise UserError(f"{self.state} cannot be read: {error.strerror or error}. Once it can, the same command "
+                            "goes on from there.") from None
         except Exception as error:
             raise UserError(
                 f"{self.state} was refused: it is damaged, or holds objects that could run code "
