@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from aidgn import backbones
+from aidgn.algorithms.own import is_own
 from aidgn.data import CATALOGUE, Dataset
 from aidgn.data.cache import Prepared
 from aidgn.data.catalogue import SMALL_SIDE
@@ -272,5 +273,6 @@ def write_summary(out: Path, told: Sequence[str], found: Sequence[Estimate], fin
     write_text(out / "REPORT.md", "\n".join(lines))
 
 
-def predict_line(model: Path) -> str:
-    return f"aidgn predict {shlex.quote(str(model))} NEW_PICTURES/"
+def predict_line(model: Path, spec: RunSpec) -> str:
+    own = f" --algorithm {shlex.quote(spec.algorithm)}" if is_own(spec.algorithm) else ""
+    return f"aidgn predict {shlex.quote(str(model))} NEW_PICTURES/{own}"

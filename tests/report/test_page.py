@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -425,6 +426,15 @@ def test_commands_of_values_tried_one_at_a_time_are_one_sweep(
     assert found == {"tau": ["2e-05", 5], "rho": ["wide"]}
     assert sweep.startswith("aidgn sweep photos --algorithm ERM ") and sweep.endswith(" --plan values.yaml")
     assert "tau" not in sweep and "batch_size=4" in sweep
+
+
+def test_an_own_algorithm_is_looked_into_where_it_is_given(tmp_path: Path, digits_run: Callable[..., Path], own: str
+                                                           ) -> None:
+    run = digits_run(tmp_path / "runs", own)
+    page = report(tmp_path, run)
+    assert not payload(page)["views"] and "say where its class is, with --algorithm" in visible(page)
+    page = report(tmp_path, run, algorithm=own)
+    assert [view["algorithm"] for view in payload(page)["views"]] == ["Mine"]
 
 
 def test_folders_of_domainbed(tmp_path: Path) -> None:

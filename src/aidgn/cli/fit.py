@@ -94,12 +94,12 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     fitting.write_summary(place, [*told, *sentences], found, specs[-1], seen, model, dataset)
     for sentence in sentences:
         click.echo(sentence)
-    page = None if no_report else _report(place, list(progress.folders.values()), data_dir, device)
+    page = None if no_report else _report(place, list(progress.folders.values()), data_dir, device, algorithm)
     click.echo(f"Model: {model}   Report: {place / 'REPORT.md'}{f' and {page}' if page else ''}")
-    click.echo(f"Use it: {fitting.predict_line(model)}")
+    click.echo(f"Use it: {fitting.predict_line(model, specs[-1])}")
 
 
-def _report(place: Path, runs: list[str], data_dir: str | None, device: str) -> Path | None:
+def _report(place: Path, runs: list[str], data_dir: str | None, device: str, algorithm: str) -> Path | None:
     """The report page of these runs, not of others that an earlier fit left beside them; a model is there even if it
     cannot be made."""
     from aidgn.cli.display import RunDisplay
@@ -108,8 +108,8 @@ def _report(place: Path, runs: list[str], data_dir: str | None, device: str) -> 
         from aidgn.report.page import write_report
 
         with RunDisplay() as display:
-            return write_report(runs, place / "report.html", data_dir=data_dir, device=device, points=1000,
-                                permutations=199, on_progress=display.update)
+            return write_report(runs, place / "report.html", data_dir=data_dir, device=device,
+                                algorithm=algorithm, points=1000, permutations=199, on_progress=display.update)
     except (UserError, ImportError) as error:
         click.echo(f"The report page was not made: {error}", err=True)
         return None

@@ -39,7 +39,7 @@ class Latent:
 
 
 def look_inside(folders: Sequence[Path], *, data: str | Path | None = None, data_dir: str | Path | None = None,
-                device: str = "auto", points: int = 2000, permutations: int = 999,
+                device: str = "auto", algorithm: str | None = None, points: int = 2000, permutations: int = 999,
                 on_progress: Progress | None = None) -> Latent:
     """Features, embedding and diagnosis of each run; a run for which that is impossible leaves a note."""
     report = on_progress or (lambda *_: None)
@@ -55,7 +55,7 @@ def look_inside(folders: Sequence[Path], *, data: str | Path | None = None, data
     for number, folder in enumerate(folders):
         report("looking inside", number, len(folders))
         try:
-            features = _features(folder, data, data_dir, device, report)
+            features = _features(folder, data, data_dir, device, algorithm, report)
         except UserError as error:
             latent.notes.append(_brief(folder, error))
             continue
@@ -81,12 +81,12 @@ def _brief(folder: Path, error: UserError) -> str:
     return f"{folder.name}: {str(error).replace(str(folder), folder.name)}"
 
 
-def _features(folder: Path, data: str | Path | None, data_dir: str | Path | None, device: str,
+def _features(folder: Path, data: str | Path | None, data_dir: str | Path | None, device: str, algorithm: str | None,
               report: Progress) -> Features:
     """The features of a run; those that are kept will do where its weights are no more."""
     if not (folder / "model.safetensors").exists() and (folder / KEPT).exists():
         return Features.load(folder / KEPT)
-    return extract(folder, data=data, data_dir=data_dir, device=device, on_progress=report)
+    return extract(folder, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report)
 
 
 def _images(features: Features, indices: np.ndarray) -> dict[str, Any]:

@@ -67,12 +67,12 @@ class Result:
 
 
 def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path | None = None,
-                 data_dir: str | Path | None = None, device: str = "auto", points: int = 2000,
-                 permutations: int = 999, on_progress: Progress | None = None) -> Path:
+                 data_dir: str | Path | None = None, device: str = "auto", algorithm: str | None = None,
+                 points: int = 2000, permutations: int = 999, on_progress: Progress | None = None) -> Path:
     """Write the report of the runs below the folders to the file `out`. What cannot be shown is said in it.
 
     The latent space is shown for one run per algorithm and target, with up to `points` images of each data set; its
-    diagnosis rests on so many permutations."""
+    diagnosis rests on so many permutations. `algorithm` is path/to/file.py:Class where runs are of an own one."""
     from aidgn.report.latent import look_inside
 
     records = read_runs(*folders)
@@ -87,8 +87,8 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
                                         run.targets, run.args["trial_seed"], run.args["hparams_seed"]))
     results, notes = _results(records, finished)
     latent = look_inside([run.path.parent for run in representatives(finished) if run.path], data=data,
-                         data_dir=data_dir, device=device, points=points, permutations=permutations,
-                         on_progress=on_progress)
+                         data_dir=data_dir, device=device, algorithm=algorithm, points=points,
+                         permutations=permutations, on_progress=on_progress)
     chosen = {method: {place(row): row for row in select(finished, method)} for method in
               [result.method for result in results]}
     adapted, adaptation_paper, adaptation_notes = adaptation(finished)
