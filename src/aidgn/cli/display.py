@@ -68,7 +68,8 @@ class RunDisplay(Display):
             self.said = now
             of = f" of {total}" if total else ""
             left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
-            print(f"{what}: {done}{of} {UNITS[what]}, {fields['speed']}{left}", file=sys.stderr, flush=True)
+            fast = f", {fields['speed']}" if speed else ""
+            print(f"{what}: {done}{of} {UNITS[what]}{fast}{left}", file=sys.stderr, flush=True)
 
 
 class SweepDisplay(Display):
