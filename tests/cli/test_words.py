@@ -85,4 +85,5 @@ def test_a_check_counts_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     found = CliRunner().invoke(app, ["data", "check", str(tmp_path)])
     assert "\n1 other file ignored: notes.txt" in found.output
+    assert f"\nbroken: {tmp_path}/a/x/2.png is not an image" in found.output
     assert str(found.exception).endswith(" is not in order: 1 broken file.")

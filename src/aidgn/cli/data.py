@@ -62,7 +62,7 @@ def check(folder: str, data_dir: str | None) -> None:
     for line in found.differences:
         click.echo(line)
     for file, reason in found.broken:
-        click.echo(f"broken: {file}: {reason}")
+        click.echo(f"broken: {reason}" if file in reason else f"broken: {file}: {reason}")
     for group in found.duplicates:
         click.echo(f"the same image in several domains: {', '.join(group)}")
     for group in found.contradictions:
