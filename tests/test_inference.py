@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import interpolate
 
 from aidgn import backbones
-from aidgn.data import load_dataset
+from aidgn.data import load_dataset, streaming
 from aidgn.data.splits import split
 from aidgn.errors import UserError
 from aidgn.inference import Model, find_images, load_model
@@ -197,6 +197,29 @@ def test_broken_files_are_told_and_left_out(model: Model, tmp_path: Path) -> Non
     kept = [name for names, _ in model.batches(paths, lambda image, _: broken.append(image)) for name in names]
     assert broken == [paths[number] for number in (0, 77, 199)]
     assert kept == [path for path in paths if path not in broken]
+
+
+def test_worker_processes_and_batches_in_flight_change_nothing(
+        digits_run: DigitsRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an algorithm for which it matters which images are beside an image."""
+    model = load_model(digits_run(tmp_path / "runs", "ARM", steps=2), device="cpu")
+    paths = [str(tmp_path / f"{number}.png") for number in range(260)]
+    for number, path in enumerate(paths):
+        Image.fromarray(DIGITS.pixels[INSIDE[number]]).resize((20 + number % 12, 30)).save(path)
+    Path(paths[70]).write_bytes(b"")
+    kept = [path for path in paths if path != paths[70]]
+    wanted = model.logits([np.asarray(Image.open(path)) for path in kept])
+    assert (wanted - model.logits(kept[1:2]))[1].abs().max() > 1e-4
+
+    for kind, cores, in_flight in (("Threads", 1, 0), ("Workers", 2, 1)):
+        used, submit = list[int](), getattr(streaming, kind).submit
+        monkeypatch.setattr(streaming, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(getattr(streaming, kind), "submit", lambda self, part, submit=submit, used=used: (
+            used.append(len(part)), submit(self, part))[1])
+        monkeypatch.setattr(model, "in_flight", in_flight)
+        found = list(model.batches(paths, lambda *_: None))
+        assert [path for names, _ in found for path in names] == kept and sum(used) == len(paths)
+        torch.testing.assert_close(torch.cat([each.logits for _, each in found]), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_files_folders_and_patterns(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
-"""A trained run as a classifier of any images: prepared exactly as in its evaluation, decoded by threads that run ahead
-of the network."""
+"""A trained run as a classifier of any images: prepared exactly as in its evaluation, decoded ahead of the network."""
 
 import glob
 import json
 import logging
 import os
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,20 +23,18 @@ from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.algorithms.own import source_of
 from aidgn.data.augment import clean
 from aidgn.data.batches import to_device
-from aidgn.data.cache import usable_cores
 from aidgn.data.dataset import walk
-from aidgn.data.decoding import largest_slot, shrunk
-from aidgn.data.images import IMAGE_SUFFIXES, UPRIGHT, orientation, to_rgb
+from aidgn.data.decoding import largest_slot
+from aidgn.data.images import IMAGE_SUFFIXES
+from aidgn.data.streaming import ImageLike, OnBroken, streamed
+from aidgn.data.streaming import decode as decode
 from aidgn.errors import UserError, plural
 from aidgn.novelty import RATE, Novelty, outputs
 from aidgn.training.evaluation import batch_size
 from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
 from aidgn.training.folder import read_weights
 
-DECODED_TOGETHER = 4  # images that a thread takes at a time
-ImageLike = str | Path | Image.Image | np.ndarray | Tensor
 log = logging.getLogger("aidgn")
-loading = threading.Lock()  # a lazily opened image may be in a list twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +73,8 @@ class Model:
         self.image_size, self.device = image_size, device
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
         self.batch_size = batch_size(network, device)
+        self.uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.in_flight = 0 if self.uploads is None else 1  # batches that a GPU has to do while results are read
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Prediction:
         """Label and probabilities of one image or of many."""
@@ -96,56 +93,55 @@ class Model:
         warnings = None if self.novelty is None else self.novelty.warnings(features, labels, self.false_alarms)
         return Prediction([self.classes[c] for c in labels], probabilities, self.classes, logits, features, warnings)
 
-    def batches(self, images: Iterable[ImageLike], on_broken: Callable[[ImageLike, UserError], None] | None = None
+    def batches(self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
                 ) -> Iterator[tuple[list[ImageLike], Prediction]]:
-        """Images and what the model says of them, a batch at a time, while threads decode the next: for more images
-        than memory holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
-        kept: list[ImageLike] = []
-        pixels: list[np.ndarray] = []
-        for number, (image, result) in enumerate(self.decoded(images)):
-            if isinstance(result, UserError):
-                if on_broken is None:
-                    raise result if isinstance(image, str | Path) else UserError(f"Image {number}: {result}")
-                on_broken(image, result)
-                continue
-            kept.append(image)
-            pixels.append(result)
-            if len(kept) == self.batch_size:
-                yield kept, self.prediction(*self.forward(pixels))
-                kept, pixels = [], []
-        if kept:
-            yield kept, self.prediction(*self.forward(pixels))
-
-    def decoded(self, images: Iterable[ImageLike]) -> Iterator[tuple[ImageLike, np.ndarray | UserError]]:
-        """Images in their order with their pixels [h, w, 3], as the cache stores them, or what is wrong with them."""
-        slot, cores, rest = self.slot, usable_cores(), iter(images)
-        ahead = max(2 * self.batch_size // DECODED_TOGETHER, 2 * cores)
-        waiting: deque[tuple[list[ImageLike], Future[list[np.ndarray | UserError]]]] = deque()
-        pool = ThreadPoolExecutor(cores)  # decoders release the interpreter lock
-        try:
-            while True:
-                while len(waiting) < ahead and (chunk := list(islice(rest, DECODED_TOGETHER))):
-                    waiting.append((chunk, pool.submit(decode, chunk, slot)))
-                if not waiting:
-                    return
-                chunk, future = waiting.popleft()
-                yield from zip(chunk, future.result(), strict=True)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        """Images and what the model says of them, a batch at a time, while the next are decoded: for more images than
+        memory holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
+        launched: deque[tuple[list[ImageLike], Launched]] = deque()
+        with closing(streamed(images, self.slot, self.batch_size, on_broken)) as batches:
+            for kept, pixels in batches:
+                launched.append((kept, self.launch(pixels)))
+                if len(launched) > self.in_flight:
+                    kept, oldest = launched.popleft()
+                    yield kept, self.prediction(*oldest.outputs())
+        for kept, oldest in launched:
+            yield kept, self.prediction(*oldest.outputs())
 
     @torch.no_grad()
+    def launch(self, pixels: Sequence[np.ndarray]) -> "Launched":
+        """Give decoded images to the device, which computes what evaluation does; a GPU is not waited for."""
+        sizes = np.array([image.shape[:2] for image in pixels], np.int32)
+        slot, on_gpu = int(sizes.max()), self.uploads is not None
+        slots = torch.empty(len(pixels), slot, slot, 3, dtype=torch.uint8, pin_memory=on_gpu)
+        for place, image in zip(slots.numpy(), pixels, strict=True):
+            place[:image.shape[0], :image.shape[1]] = image
+        with torch.cuda.stream(self.uploads):  # while the GPU computes the batch before
+            x, geometry = (to_device(each, self.device) for each in (slots, torch.from_numpy(np.tile(sizes, 2))))
+        if self.uploads is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_stream(self.uploads)
+            x.record_stream(stream)
+            geometry.record_stream(stream)
+        x = clean(x, geometry, self.image_size, exact_fit=bool((sizes == self.image_size).all()))
+        features, logits = (each.float().to("cpu", non_blocking=True) for each in outputs(self.network, x))
+        return Launched(features, logits, stream.record_event(torch.cuda.Event(blocking=True)) if on_gpu else None)
+
     def forward(self, pixels: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         """Features and logits of decoded images, as evaluation computes them."""
-        sizes = [image.shape[:2] for image in pixels]
-        slot = max(map(max, sizes))
-        slots = np.zeros((len(pixels), slot, slot, 3), np.uint8)
-        for place, image, (height, width) in zip(slots, pixels, sizes, strict=True):
-            place[:height, :width] = image
-        geometry = to_device(torch.tensor([(*size, *size) for size in sizes], dtype=torch.int32), self.device)
-        exact_fit = set(sizes) == {(self.image_size, self.image_size)}
-        x = clean(to_device(torch.from_numpy(slots), self.device), geometry, self.image_size, exact_fit=exact_fit)
-        features, logits = outputs(self.network, x)
-        return features.float().cpu(), logits.float().cpu()
+        return self.launch(pixels).outputs()
+
+
+class Launched(NamedTuple):
+    """A batch that the device has been given."""
+
+    features: Tensor  # on the CPU, once it is done
+    logits: Tensor
+    done: torch.cuda.Event | None
+
+    def outputs(self) -> tuple[Tensor, Tensor]:
+        if self.done is not None:
+            self.done.synchronize()
+        return self.features, self.logits
 
 
 # Images ---------------------------------------------------------------------------------------------------------------
@@ -155,55 +151,6 @@ def as_list(images: ImageLike | Iterable[ImageLike]) -> Iterable[ImageLike]:
     if isinstance(images, np.ndarray | Tensor):
         return [images] if images.ndim < 4 else images
     return [images] if isinstance(images, str | Path | Image.Image) else images
-
-
-def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | UserError]:
-    """Pixels [h, w, 3] of upright images, each side shrunk to at most `slot`; an error in the place of a broken one."""
-    found: list[np.ndarray | UserError] = []
-    for image in images:
-        try:
-            if isinstance(image, str | Path):
-                picture, _ = shrunk(str(image), slot)
-            else:
-                picture = upright(image)
-                size = min(slot, picture.width), min(slot, picture.height)
-                if picture.size != size:
-                    picture = picture.resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0)
-            found.append(np.asarray(picture))
-        except UserError as error:
-            found.append(error)
-    return found
-
-
-def upright(image: ImageLike) -> Image.Image:
-    """An image that is in memory in mode RGB, upright as `read_image` gives that of a file."""
-    if isinstance(image, Image.Image):
-        try:
-            with loading:
-                image.load()
-            turn = UPRIGHT.get(orientation(image))
-            return to_rgb(image) if turn is None else to_rgb(image).transpose(turn)
-        except Exception as error:  # decoders fail on damaged files with exceptions of every kind
-            raise UserError(f"it is damaged: {str(error) or type(error).__name__}.") from error
-    if isinstance(image, Tensor):
-        image = image.detach().cpu()
-        image = image.float() if image.is_floating_point() else image
-        array = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
-        wanted = "a tensor [3, H, W] or [H, W]"
-    elif isinstance(image, np.ndarray):
-        array, wanted = image, "an array [H, W, 3] or [H, W]"
-    else:
-        raise UserError(f"it is a {type(image).__name__}; expected a path, a PIL image, an array or a tensor.")
-    if array.ndim not in (2, 3) or not array.size or array.shape[2:] not in ((), (1,), (3,), (4,)):
-        raise UserError(f"its shape is {list(image.shape)}; expected {wanted}.")
-    if np.issubdtype(array.dtype, np.floating):
-        if not (array.min() >= 0 and array.max() <= 1):
-            raise UserError(f"its values go from {array.min():g} to {array.max():g}; numbers with a fraction must be "
-                            "from 0 to 1, and not normalised.")
-        array = np.round(array * 255).astype(np.uint8)
-    if array.dtype != np.uint8:
-        raise UserError(f"its values are {image.dtype}; expected uint8 from 0 to 255, or fractions from 0 to 1.")
-    return to_rgb(Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array)))
 
 
 def find_images(names: Iterable[str]) -> list[str]:

@@ -1,14 +1,16 @@
 """Image files into slots of the pixel file: hash, decode, shrink, store; by worker processes where images are many."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import cache
 from hashlib import blake2b
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -134,6 +136,27 @@ def decode_one(root: str, file: str, slot: int, limit: int, store: IO[bytes], ro
     return Entry(file, stat.st_size, settled(stat), digest, row, geometry)
 
 
+def fill(store: int, slot: int, rows: list[int], files: list[str]) -> list[tuple[int, int] | str]:
+    """Decode images into shared memory, an open file, each to where a row of it begins and without gaps: height and
+    width of each, or what is wrong with it."""
+    memory, found = mapped(store), list[tuple[int, int] | str]()
+    for row, file in zip(rows, files, strict=True):
+        try:
+            image, _ = shrunk(file, slot)
+        except UserError as error:
+            found.append(str(error))
+            continue
+        pixels, start = image.tobytes(), row * slot_bytes(slot)
+        memory[start:start + len(pixels)] = pixels
+        found.append((image.height, image.width))
+    return found
+
+
+@cache
+def mapped(store: int) -> mmap.mmap:
+    return mmap.mmap(store, 0)
+
+
 def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
                workers: int) -> Generator[Entry, None, None]:
     """Decode into new rows of the pixel file, by worker processes if the images are many. A row is given out once: what
@@ -157,16 +180,12 @@ def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
     def delegate(chunk: list[str]) -> list[Entry]:
         process, connection = idle.get()
         try:
-            connection.send_bytes(json.dumps(task(chunk)).encode())
-            reply = json.loads(connection.recv_bytes())
+            ask(connection, decode, *task(chunk))
+            return [Entry(*fields) for fields in answer(connection)]
         except (EOFError, ConnectionError):
-            raise UserError(f"A process that decodes images ended unexpectedly (exit code {process.wait()}) at one of "
-                            f"{chunk[0]} to {chunk[-1]}. If memory ran out, take fewer with --workers.") from None
+            raise ended(process, chunk, "take fewer with --workers") from None
         finally:
             idle.put((process, connection))
-        if isinstance(reply, dict):
-            raise OSError(reply["errno"], reply["strerror"])
-        return [Entry(*fields) for fields in reply]
 
     with ExitStack() as stack:
         started = [start_worker(stack) for _ in range(min(workers, len(chunks)))]
@@ -183,26 +202,47 @@ def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
             raise
 
 
-def start_worker(stack: ExitStack) -> tuple[subprocess.Popen, Connection]:
-    """A process that runs `work`. It imports neither the main script nor torch, as multiprocessing's would, ends when
-    this one does, and leaves Ctrl-C to it."""
+def start_worker(stack: ExitStack, *inherited: int) -> tuple[subprocess.Popen, Connection]:
+    """A process that runs `work`. It imports neither the main script nor torch, as multiprocessing's would, has these
+    open files too, ends when this one does, and leaves Ctrl-C to it."""
     ours, theirs = Pipe()
     with theirs:
         process = stack.enter_context(subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-c", "from aidgn.data.decoding import work; work()",
-             str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
+             str(theirs.fileno())], pass_fds=[theirs.fileno(), *inherited], start_new_session=True,
+            stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
                  "OPENBLAS_NUM_THREADS": "1", **KEEP_MEMORY}))
     return process, stack.enter_context(ours)
 
 
+def ask(connection: Connection, task: Callable[..., list], *arguments: object) -> None:
+    """Have a worker run `decode` or `fill`."""
+    connection.send_bytes(json.dumps((task.__name__, arguments)).encode())
+
+
+def answer(connection: Connection) -> list:
+    """What came of it."""
+    reply = json.loads(connection.recv_bytes())
+    if isinstance(reply, dict):
+        raise OSError(reply["errno"], reply["strerror"])
+    return reply
+
+
+def ended(process: subprocess.Popen, files: Sequence[str], remedy: str) -> UserError:
+    where = f" at one of {files[0]} to {files[-1]}" if files else ""
+    return UserError(f"A process that decodes images ended unexpectedly (exit code {process.wait()}){where}. If memory "
+                     f"ran out, {remedy}.")
+
+
 def work() -> None:
-    """A worker: arguments of `decode` come in, its result goes out."""
+    """A worker: what to do comes in, its result goes out."""
+    tasks: dict[str, Callable[..., list]] = {"decode": decode, "fill": fill}
     with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
         while True:
-            arguments = json.loads(connection.recv_bytes())
+            name, arguments = json.loads(connection.recv_bytes())
             try:
-                reply: object = decode(*arguments)
+                reply: object = tasks[name](*arguments)
             except OSError as error:
                 reply = {"errno": error.errno, "strerror": error.strerror}
             connection.send_bytes(json.dumps(reply).encode())
