@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,7 @@ class Model:
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Prediction:
         """Label and probabilities of one image or of many."""
-        found = [(each.features, each.logits) for _, each in self.batches(as_list(images))]
+        found = [outputs for _, outputs in self.computed(as_list(images))]
         empty = torch.empty(0, self.network.num_features), torch.empty(0, len(self.classes))
         features, logits = (torch.cat(parts) for parts in zip(*(found or [empty]), strict=True))
         return self.prediction(features, logits)
@@ -97,15 +97,22 @@ class Model:
                 ) -> Iterator[tuple[list[ImageLike], Prediction]]:
         """Images and what the model says of them, a batch at a time, while the next are decoded: for more images than
         memory holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
+        with closing(self.computed(images, on_broken)) as found:
+            for kept, outputs in found:
+                yield kept, self.prediction(*outputs)
+
+    def computed(self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
+                 ) -> Generator[tuple[list[ImageLike], tuple[Tensor, Tensor]], None, None]:
+        """Images with their features and logits; a GPU already has the next batch when one is given out."""
         launched: deque[tuple[list[ImageLike], Launched]] = deque()
         with closing(streamed(images, self.slot, self.batch_size, on_broken)) as batches:
             for kept, pixels in batches:
                 launched.append((kept, self.launch(pixels)))
                 if len(launched) > self.in_flight:
                     kept, oldest = launched.popleft()
-                    yield kept, self.prediction(*oldest.outputs())
+                    yield kept, oldest.outputs()
         for kept, oldest in launched:
-            yield kept, self.prediction(*oldest.outputs())
+            yield kept, oldest.outputs()
 
     @torch.no_grad()
     def launch(self, pixels: Sequence[np.ndarray]) -> "Launched":
