@@ -27,7 +27,6 @@ from aidgn.data.dataset import walk
 from aidgn.data.decoding import largest_slot
 from aidgn.data.images import IMAGE_SUFFIXES
 from aidgn.data.streaming import ImageLike, OnBroken, streamed
-from aidgn.data.streaming import decode as decode
 from aidgn.errors import UserError, plural
 from aidgn.novelty import RATE, Novelty, outputs
 from aidgn.training.evaluation import batch_size

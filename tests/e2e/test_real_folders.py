@@ -289,7 +289,7 @@ from aidgn import fit
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check, load_dataset
 from aidgn.errors import UserError
-from aidgn.inference import decode
+from aidgn.data.streaming import decode
 import PIL.PngImagePlugin
 root, cache = map(Path, sys.argv[1:])
 if os.geteuid() == 0:

@@ -264,7 +264,7 @@ def test_decoded_pictures_are_few(model: Model, tmp_path: Path, monkeypatch: pyt
 
     (tmp_path / "a.png").write_bytes(digit(0))
     now, most, lock, decode = {"decoding": 0, "decoded": 0}, {"decoding": 0, "decoded": 0}, threading.Lock(), \
-        engine.inference.decode
+        engine.streaming.decode
 
     def change(what: str, by: int) -> None:
         with lock:
@@ -285,7 +285,7 @@ def test_decoded_pictures_are_few(model: Model, tmp_path: Path, monkeypatch: pyt
             change("decoded", -len(pixels))
             return found
 
-    monkeypatch.setattr(engine.inference, "decode", counted)
+    monkeypatch.setattr(engine.streaming, "decode", counted)
 
     async def ask() -> list[Any]:
         asked = Engine(Counting(model, 0.1), None, Limits())  # type: ignore[arg-type]

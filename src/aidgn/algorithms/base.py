@@ -143,9 +143,8 @@ class Algorithm(nn.Module):
         return optimizer
 
     def descend(self, loss: Tensor, *optimizers: str) -> None:
-        """One step of the named optimisers down the gradient of `loss`."""
-        for name in optimizers:
-            self.optimizers[name].zero_grad()
+        """One step of the named optimisers down the gradient of `loss`, and of nothing that was computed before."""
+        self.zero_grad()
         loss.backward()
         for name in optimizers:
             self.optimizers[name].step()

@@ -74,6 +74,7 @@ class MLDG(Algorithm):
         for parameter, total in zip(parameters, gradient, strict=True):
             parameter.grad = total
         optimizer.step()
+        optimizer.zero_grad()
         return {"loss": total_loss}
 
 

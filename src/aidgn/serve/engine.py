@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from aidgn import inference
+from aidgn.data import streaming
 from aidgn.data.images import FORMATS
 from aidgn.errors import UserError
 from aidgn.inference import Model
@@ -99,7 +99,7 @@ class Engine:
             raise Refused(413, f"This picture has too many pixels ({size}): up to {most:g} million are taken. Make it "
                                "smaller.")
         with self.large if pixels > LARGE else contextlib.nullcontext():
-            [found] = inference.decode([path], self.model.slot)
+            [found] = streaming.decode([path], self.model.slot)
         if isinstance(found, UserError):
             raise Refused(422, str(found).replace(str(path), "This picture"))
         return found
