@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn.analysis.features import Features
+from aidgn.analysis.features import Features, extract
 from aidgn.cli import app
 from aidgn.errors import UserError
 from aidgn.training import RunSpec, train
@@ -54,7 +54,21 @@ def test_two_runs_are_compared(runs: dict[str, Path], capsys: pytest.CaptureFixt
     assert "ERM" in header and "AIDGN" in header and "ERM. In short" in said
     assert "different data" not in said
     assert (runs["ERM"] / "figures" / "latent-space-ERM-AIDGN.png").is_file()
-    assert "nan" not in said
+    assert "nan" not in said and "Left out" not in said
+
+
+def test_of_several_too_what_is_left_out_is_said_and_only_the_like_is_drawn_side_by_side(
+        runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    features = extract(runs["ERM"], device="cpu")
+    keep = ~((features.labels == 7) & (features.domains == features.domain_names.index("chalk")))
+    cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "outside")}
+    few = replace(features, **cut, files=list(np.array(features.files)[keep]))
+    few.save(tmp_path / "chalk.npz")
+    replace(few, targets=["ink"], algorithm="AIDGN").save(tmp_path / "ink.npz")
+    aidgn(tmp_path / "chalk.npz", tmp_path / "ink.npz", "--permutations", 99)
+    assert capsys.readouterr().out.count("Left out of the tests, with fewer than 5 images: 7 of chalk (0).") == 1
+    assert {path.name for path in (tmp_path / "chalk/figures").glob("latent*")} == {"latent-space.png",
+                                                                                    "latent-space.svg"}
 
 
 def test_a_feature_file_and_the_same_numbers(runs: dict[str, Path], tmp_path: Path,

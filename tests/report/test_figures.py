@@ -2,6 +2,7 @@
 
 import itertools
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,17 @@ def test_no_text_lies_on_another_or_outside(name: str) -> None:
         box = text.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
         assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1, text.get_text()
         assert text.get_fontsize() >= 5
+
+
+@pytest.mark.parametrize("draw", [lambda features: figures.latent_space([space(features)]),
+                                  figures.norm_distributions, figures.angle_distributions])
+def test_long_names_of_domains_leave_room_for_what_is_drawn(draw: Callable[[Features], Figure]) -> None:
+    features = make()
+    features.domain_names[:] = [f"University Hospital of the Northern Provinces, site {name}" for name in "ABCD"]
+    features.targets[:] = features.domain_names[3:]
+    figure = draw(features)
+    assert overlaps(figure) == []
+    assert figure.axes[0].get_window_extent().width / figure.dpi > 2  # inches
 
 
 def test_overlaps_are_noticed() -> None:

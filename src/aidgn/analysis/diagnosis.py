@@ -133,7 +133,12 @@ class Diagnosis:
         if self.norm_sources:
             lines.append(f"  Among the sources they differ by {_interval(self.norm_sources)}, "
                          f"{_chance(self.norm_sources)}.")
-        lines += [self.meaning(), self._fits(), self._directions(), self._compactness(), *self._predictions()]
+        return [*lines, self.meaning(), self._fits(), self._directions(), self._compactness(), *self._predictions(),
+                *self.tested()]
+
+    def tested(self) -> list[str]:
+        """What the tests left out, and what they are."""
+        lines = []
         if self.skipped:
             few = some((f"{each['class']} of {each['domain']} ({each['images']})" for each in self.skipped), 6)
             lines.append(f"Left out of the tests, with fewer than {MINIMUM} images: {few}.")

@@ -101,17 +101,20 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
     Console(width=columns, highlight=False).print(table, markup=False)
     for name, one in zip(names, diagnoses, strict=True):
         echo(f"{name}. {one.meaning()}")
-    echo(diagnoses[0].sentences()[-1])
+    for line in dict.fromkeys(line for one in diagnoses for line in one.tested()):
+        echo(line)
     if len({(one.dataset, *one.targets, one.trial) for one in diagnoses}) > 1:
         echo("These runs are of different data, unseen domains or trials: differences between them are not the "
              "algorithms' alone.")
 
 
 def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Path]:
-    """The figures of each run into its folder, and where there are several, their latent spaces side by side."""
+    """The figures of each run into its folder, and where there are several with the same unseen domain, their latent
+    spaces side by side."""
     from aidgn.analysis.embedding import subsample, tsne
     from aidgn.reading import read_adaptation
     from aidgn.report import figures
+    from aidgn.report.adaptation import comparable
 
     written, spaces, adapted = [], [], []
     for folder, features in runs:
@@ -128,11 +131,11 @@ def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Pat
         written += draw_curves(folder)
         adapted += read_adaptation(folder, features.model)
     first = runs[0][0] / "figures"
-    if len(spaces) > 1:
+    if len(spaces) > 1 and len({(of.dataset, *of.targets, *of.domain_names) for _, of in runs}) == 1:
         name = "latent-space-" + "-".join(features.algorithm for _, features in runs)
         written.append(figures.save(figures.latent_space(spaces), first, name)[0])
-    if any(row["selected"] for row in adapted):
-        written.append(figures.save(figures.adaptation_bars(adapted), first, "adaptation")[0])
+    if compared := comparable(adapted):
+        written.append(figures.save(figures.adaptation_bars(compared), first, "adaptation")[0])
     return written
 
 

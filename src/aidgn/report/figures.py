@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from matplotlib import rc_context
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from aidgn.analysis.features import Features
 from aidgn.errors import UserError
 from aidgn.files import written_aside
+from aidgn.report.fonts import fit_fonts
 
 # Okabe and Ito's colours for domains, the unseen ones in the warm ones; Tol's muted scheme and grey for classes.
 TARGET_COLOURS = ("#D55E00", "#E69F00")
@@ -49,7 +51,9 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write FOLDER/<name>.png and .svg; of a name that anyone may have chosen, what cannot lead elsewhere."""
     name = re.sub(r"[^\w.+-]", "_", name)
     written = []
-    with rc_context(STYLE):
+    with rc_context(STYLE), catch_warnings():
+        filterwarnings("ignore", "Glyph .* missing")  # fit_fonts says it once
+        fit_fonts(figure)
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             target = folder / f"{name}.{kind}"
             with written_aside(target) as temporary:
@@ -65,7 +69,9 @@ def latent_space(spaces: Sequence[Space]) -> Figure:
     """Figures 1 and 2: t-SNE of each run in a column, coloured by domain above and by class below; images of the unseen
     domain have a dark edge."""
     listed = len(spaces[-1][0].class_names) + 1
-    room = 1.3 + 0.85 * (-(-listed // LINES) - 1 if listed <= LISTED + 1 else 0)  # for the legends
+    longest = max(len(shorten(name)) for features, _, _ in spaces for name in features.domain_names)
+    room = max(1.3, 0.7 + 0.06 * longest)  # for the legends
+    room += 0.85 * (-(-listed // LINES) - 1 if listed <= LISTED + 1 else 0)
     figure, axes = grid(2, len(spaces) + 1, 2.9 * len(spaces) + room, 5.8, [2.9] * len(spaces) + [room])
     for column, (features, where, positions) in enumerate(spaces):
         colours = domain_colours(features)
@@ -91,8 +97,7 @@ def latent_space(spaces: Sequence[Space]) -> Figure:
     for axis in axes[:, -1]:
         axis.axis("off")
     features = spaces[-1][0]
-    legend(axes[0, -1], [(f"{name} (unseen)" if name in features.targets else name, domain_colours(features)[name],
-                          "o", name in features.targets) for name in features.domain_names], inside=True)
+    legend(axes[0, -1], domain_entries(features, "o"), inside=True)
     if len(features.class_names) <= LISTED:
         legend(axes[1, -1], [*((shorten(name), CLASS_COLOURS[c % 10], MARKERS[c // 10], False)
                                for c, name in enumerate(features.class_names)), ("unseen: edge", "white", "o", True)],
@@ -133,7 +138,7 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for x, height, error in zip(places, heights, errors, strict=True):
             axis.annotate(f"{height:.1f}", (x, height + error), (0, 1.5), textcoords="offset points", ha="center",
                           va="bottom", fontsize=6)
-    axis.set_xticks(range(len(methods)), ["no adaptation" if method == "none" else method for method in methods])
+    axis.set_xticks(range(len(methods)), ["no\nadaptation" if method == "none" else method for method in methods])
     axis.set_ylabel("accuracy on unseen domains (%)" + (f",\naxis from {base:.0f}" if base else ""))
     axis.margins(y=0.12)
     axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
@@ -145,13 +150,13 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
 @styled
 def norm_distributions(features: Features) -> Figure:
     """Density of feature norms per domain: images that were set aside, and all of the unseen domain."""
-    figure, axes = grid(1, 1, 4.6, 2.4)
+    figure, axes = grid(1, 1, 5.2, 2.4)
     axis = axes[0, 0]
     norms = np.linalg.norm(features.features, axis=1)
     for name, where in shown(features).items():
         r, unseen = norms[where], name in features.targets
         x, density = kernel_density(r)
-        label = f"{name}{' (unseen)' if unseen else ''}, mean {r.mean():.3g}"
+        label = f"{domain_label(name, unseen)}, mean {r.mean():.3g}"
         axis.plot(x, density, color=domain_colours(features)[name], linestyle="--" if unseen else "-", label=label)
         if unseen:
             axis.fill_between(x, density, color=domain_colours(features)[name], alpha=0.18, linewidth=0)
@@ -194,8 +199,7 @@ def angle_distributions(features: Features) -> Figure:
              title=f"{features.algorithm}: angles per domain and class{some}")
     axis.set_xlim(0)
     axis.grid(axis="x", linewidth=0.3, alpha=0.6)
-    legend(axis, [(f"{name} (unseen)" if name in features.targets else name, colours[name], "s",
-                   name in features.targets) for name in features.domain_names])
+    legend(axis, domain_entries(features, "s"))
     return figure
 
 
@@ -227,7 +231,7 @@ def confusion_matrix(features: Features) -> Figure:
     axis.spines[:].set_visible(False)
     accuracy = np.trace(counts) / counts.sum()
     axis.set(xlabel="predicted", ylabel="class",
-             title=f"{features.algorithm} on {' and '.join(features.targets)}: {accuracy:.1%} right")
+             title=f"{features.algorithm} on {' and '.join(map(shorten, features.targets))}: {accuracy:.1%} right")
     figure.colorbar(image, ax=axis, shrink=0.7, label="share of the class's images")
     return figure
 
@@ -252,11 +256,11 @@ def training_curves(records: Sequence[Mapping[str, Any]]) -> Figure:
 
     def by_source(key: str) -> list[tuple[str, str, str, str]]:
         whole = [(key, "mean", "black", ":")] if key in first else []
-        return whole + [(f"{key}_{i}", name, colours[name], "-") for i, name in enumerate(sources)
+        return whole + [(f"{key}_{i}", shorten(name), colours[name], "-") for i, name in enumerate(sources)
                         if f"{key}_{i}" in first]
 
-    accuracies = [(f"env{i}_{'in' if i in targets else 'out'}_acc", f"{name}{' (unseen)' if i in targets else ''}",
-                   colours[name], "--" if i in targets else "-") for i, name in enumerate(domains)]
+    accuracies = [(f"env{i}_{'in' if i in targets else 'out'}_acc", domain_label(name, i in targets), colours[name],
+                   "--" if i in targets else "-") for i, name in enumerate(domains)]
     panels = [("terms of the loss", [(key, key, CLASS_COLOURS[i % 10], "-") for i, key in enumerate(numbers)], 1),
               ("feature norm in training batches", by_source("norm"), 1),
               ("margin (degrees)", by_source("margin"), 180 / np.pi),
@@ -297,6 +301,16 @@ def legend(axis: Axes, entries: Sequence[tuple[str, str, str, bool]], inside: bo
                for label, colour, marker, edge in entries]
     axis.legend(handles=handles, loc="center left", bbox_to_anchor=(0 if inside else 1.01, 0.5), handletextpad=0.1,
                 ncols=-(-len(entries) // LINES), columnspacing=0.8)
+
+
+def domain_entries(features: Features, marker: str) -> list[tuple[str, str, str, bool]]:
+    """What a legend says of the domains."""
+    return [(domain_label(name, name in features.targets), domain_colours(features)[name], marker,
+             name in features.targets) for name in features.domain_names]
+
+
+def domain_label(name: str, unseen: bool) -> str:
+    return f"{shorten(name)} (unseen)" if unseen else shorten(name)
 
 
 def domain_colours(features: Features) -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""Fonts of figures: names of classes and domains may be in any script, of which matplotlib's own font has a few."""
+
+import logging
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, findSystemFonts, fontManager, get_font
+from matplotlib.text import Text
+
+log = logging.getLogger("aidgn")
+BOXES = "Last Resort"  # matplotlib's font that has a box for every character
+told: set[str] = set()  # characters of the warning, which is given once
+
+
+def fit_fonts(figure: Figure) -> None:
+    """Let the figure's text fall back to installed fonts that have what the usual one lacks; say if none has."""
+    texts = figure.findobj(Text)
+    usual = FontProperties()
+    lacking = {each for text in texts for each in text.get_text() if each.isprintable()} - has(findfont(usual))
+    if not lacking:
+        return
+    families, missing = fonts_with(frozenset(lacking))
+    for text in texts:
+        text.set_fontfamily([*usual.get_family(), *families])
+    if missing and not told:
+        told.update(missing)
+        log.warning("No installed font has %s%s: figures show boxes in the place of such characters. Install a font "
+                    "that has them (for Chinese, Japanese and Korean on Debian fonts-noto-cjk), and run this again.",
+                    " ".join(sorted(missing)[:5]), " and other characters of the names" if len(missing) > 5 else "")
+
+
+@cache
+def fonts_with(characters: frozenset[str]) -> tuple[list[str], set[str]]:
+    """The fewest installed families, taken one by one, that have the characters; and what none has."""
+    known = {Path(entry.fname) for entry in fontManager.ttflist}
+    for path in findSystemFonts():  # those installed after matplotlib's first use, when it made its list
+        if Path(path) not in known:
+            with suppress(Exception):  # a font may be broken in any way
+                fontManager.addfont(path)
+    families: dict[str, frozenset[str]] = {}
+    for entry in sorted(fontManager.ttflist, key=lambda entry: entry.name):
+        if (entry.name not in families and entry.style == "normal" and entry.weight in range(300, 501)
+                and not entry.name.startswith(BOXES)):
+            with suppress(Exception):
+                families[entry.name] = characters & has(entry.fname)
+    chosen, missing = [], set(characters)
+    while missing:
+        best = max(families, key=lambda name: (len(families[name] & missing), "Serif" not in name), default="")
+        if not best or not families[best] & missing:
+            break
+        chosen.append(best)
+        missing -= families[best]
+    return chosen, missing
+
+
+def has(font: str) -> set[str]:
+    return {chr(code) for code in get_font(font).get_charmap()}
