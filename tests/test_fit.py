@@ -152,3 +152,16 @@ def test_the_estimate_is_honest(tmp_path: Path) -> None:
         assert abs(actual - chosen.mean) < 3 * max(chosen.spread, 0.1)
     # Cautious rather than hopeful, as the runs behind the estimate had one domain less to learn from.
     assert statistics.fmean(surprises) > -0.05
+
+
+def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
+    """Someone adds pictures, or moves some away, while runs are trained."""
+    dataset = folder(tmp_path / "pictures", 28)
+    spec = fit.plan(dataset, str(dataset.root), "ERM", device="cpu").finals["ERM"]
+    before = spec.identity(dataset, "digest")
+    for name, identity in (("same", before), ("other", spec.identity(dataset.without([0]), "digest"))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"identity": identity}))
+    fit.check_same_images(before, [tmp_path / "same"])
+    with pytest.raises(UserError, match="changed while runs were trained"):
+        fit.check_same_images(before, [tmp_path / "same", tmp_path / "other"])

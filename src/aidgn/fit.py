@@ -220,6 +220,14 @@ def seen_accuracy(folder: Path) -> float:
                for record in records)
 
 
+def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
+    """An error if these runs saw other images than a run of this identity: someone changed the folder meanwhile."""
+    for folder in folders:
+        if json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))["identity"]["data"] != identity["data"]:
+            raise UserError(f"The images of {identity['dataset']} changed while runs were trained on them, so that "
+                            "these cannot be compared. Run the same command again, which keeps the right ones.")
+
+
 def keep_model(run: Path, out: Path) -> Path:
     """What predicting needs of a run, in OUT/model: a hard link where there can be one."""
     for name in ("model.safetensors", "novelty.json", "run.json"):

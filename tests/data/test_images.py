@@ -334,6 +334,13 @@ def test_empty_fake_missing_and_folder(tmp_path):
     expect_error(tmp_path / "folder.jpg", "folder")
 
 
+def test_a_pipe_and_a_link_to_itself(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    expect_error(tmp_path / "pipe.jpg", "a pipe")
+    (tmp_path / "self.jpg").symlink_to("self.jpg")
+    expect_error(tmp_path / "self.jpg", "cannot be read: Too many levels of symbolic links")
+
+
 def test_formats_that_start_programs_are_not_tried(tmp_path):
     (tmp_path / "a.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
     expect_error(tmp_path / "a.jpg", "not an image")

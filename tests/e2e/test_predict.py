@@ -79,6 +79,17 @@ def test_table_list_and_pattern(place: Path) -> None:
     assert b"left out: missing.png does not exist." in result.stderr
 
 
+def test_lists_from_elsewhere_and_a_full_disk(place: Path) -> None:
+    files = [str(path.relative_to(place)) for path in sorted((place / "pictures" / "ink").glob("*.png"))[:2]]
+    for text in ("".join(f"{file}\r\n" for file in files), "".join(f"{file}\0" for file in files)):
+        result = predict(place, "run", "-", "--json", stdin=text.encode())
+        assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == files
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run([sys.executable, "-m", "aidgn", "predict", "run", *files], cwd=place, stdout=full,
+                                stderr=subprocess.PIPE, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == 2 and result.stderr.startswith(b"Error: The disk is full: standard output")
+
+
 @pytest.fixture
 def here(place: Path, monkeypatch: pytest.MonkeyPatch, aidgn: Aidgn) -> Aidgn:
     """`aidgn predict`, in this process, typed in that folder."""

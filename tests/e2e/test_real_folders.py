@@ -213,7 +213,9 @@ CASES = {
     "spaces, signs, Unicode in names": Case(odd_names, 26, fit="the old barn, no. 1 [east] 12"),
     "a class in two Unicode forms": Case(unicode_forms, fit="2 classes of 12 images each"),
     "symlink loops": Case(symlink_loop, check="self.png", fit="1 file left out, unreadable: "
-                          "barn/dark/self.png", left_out="self.png"),
+                          "barn/dark/self.png", left_out="self.png cannot be read: Too many levels of symbolic links"),
+    "pipes": Case(lambda root: os.mkfifo(root / "barn" / "dark" / "pipe.png"), fit="1 other file ignored: "
+                  "barn/dark/pipe.png"),
     "a link to nothing": Case(dangling, check="gone.png", fit="barn/dark/gone.png", left_out="does not exist"),
     "very long names": Case(long_name, 25),
     "suffixes in other case": Case(suffixes, 28),
@@ -280,6 +282,16 @@ def test_each_ends_well_or_in_a_clear_sentence(name: str, model: Path, tmp_path:
     output = capfd.readouterr()
     assert f"{expected} images classified" in output.err and case.left_out in output.err
     assert ("left out: " in output.err) == bool(case.left_out)
+
+
+@pytest.mark.parametrize("command", [("fit",), ("train", "--target", "barn"), ("sweep", "--algorithm", "ERM", "--yes")])
+def test_results_do_not_lie_among_the_images(command: tuple[str, ...], tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    root = good_folder(tmp_path / "pictures")
+    monkeypatch.chdir(root)
+    with pytest.raises(UserError, match=r"would lie in \., among the images"):
+        run(command[0], ".", *command[1:])
+    assert sorted(path.name for path in root.iterdir() if path.name != ".aidgn-cache") == ["barn", "field"]
 
 
 AS_ANOTHER_USER = """

@@ -1,6 +1,8 @@
 """The command line. Each command parses, calls and prints; heavy imports happen when a command runs."""
 
+import errno
 import io
+import os
 import sys
 
 import click
@@ -68,3 +70,11 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Files are written with an error of their own, so that this is what the command prints.
+        click.echo("Error: The disk is full: standard output could not be written. Free some space and run the same "
+                   "command again.", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what is left goes at exit
+        sys.exit(2)

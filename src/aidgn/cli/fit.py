@@ -50,6 +50,7 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     from aidgn.cli.display import RunDisplay, SweepDisplay
     from aidgn.data import load_dataset
     from aidgn.data.cache import prepare
+    from aidgn.data.dataset import check_apart
     from aidgn.sweep.attempts import last_line
     from aidgn.sweep.local import run_all
     from aidgn.training.featurizer import choose_device
@@ -57,6 +58,8 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     find(algorithm)
     choose_device(device)
     dataset = load_dataset(folder, data_dir)
+    place = Path(out or f"runs/fit-{dataset.name}")
+    check_apart(dataset, place)
     size = image_size or fitting.choose_size(dataset)
     dataset = replace(dataset, image_size=fitting.quick_size(size, device) if quick and not image_size else size)
     with RunDisplay() as display:
@@ -69,7 +72,6 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     job = fitting.plan(dataset, folder, algorithm, quick=quick, device=device,
                        hyper_parameters=parse_settings(settings, batch_size), steps=steps, backbone=backbone,
                        weights=weights)
-    place = Path(out or f"runs/fit-{dataset.name}")
     specs = [*job.estimates, job.finals[job.preferred]]
     click.echo(fitting.describe(job))
     fitting.fetch_weights(job)
@@ -82,6 +84,8 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
             if failed:
                 raise UserError(f"{len(failed)} of {number} runs failed, with what they said in "
                                 f"{place / 'runs' / '.sweep'}; the first: {last_line(next(iter(failed.values())))}")
+            fitting.check_same_images(specs[-1].identity(dataset, prepared.content),
+                                      [progress.folders[run] for run in range(first, first + number)])
 
         train(0, len(job.estimates))
         found = fitting.estimates([progress.folders[number] for number in range(len(job.estimates))])

@@ -50,8 +50,8 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
     from aidgn.inference import find_images, load_model
     from aidgn.training.run import Interrupted
 
-    files = find_images(name for given in images
-                        for name in ([line.rstrip("\n") for line in sys.stdin] if given == "-" else [given]) if name)
+    files = find_images(name for given in images for name in (_listed(sys.stdin.read()) if given == "-" else [given])
+                        if name)
     if not files:
         raise UserError(f"No image found in {', '.join(images)}: expected image files, folders with some, or quoted "
                         "patterns.")
@@ -107,6 +107,11 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
         few = f" (the least that {len(loaded.novelty)} images set aside can tell)" if rate > false_alarms else ""
         click.echo(f"{warned} with a warning, {warned / done:.1%}; of new images of the training domains "
                    f"{rate:.1%} get one by chance{few}.", err=True)
+
+
+def _listed(text: str) -> list[str]:
+    """Names of files: one a line, with or without a carriage return, or with a null byte behind each (find -print0)."""
+    return text.split("\0") if "\0" in text else [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def _as_json(rows: Rows, first: bool) -> str:

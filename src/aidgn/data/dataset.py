@@ -159,7 +159,8 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
             files += [f"{parent}/{image}" for parent, image in images]
     for domain, folder in enumerate(folders):
         if not counts[domain].any():
-            raise UserError(f"The domain {folder} in {root} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+            raise UserError(f"The domain {folder} in {root} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}). Add "
+                            "some, or move the folder away.")
     for label, name in enumerate(classes):
         if not counts[:, label].any():
             raise UserError(f"The class {name} in {root} has no images in any domain: remove its folders.")
@@ -178,6 +179,16 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
         domain_of=np.arange(len(folders)).repeat(counts.sum(1)), image_size=settings.image_size,
         augment=settings.augment, eval_every=settings.eval_every, steps=settings.steps,
         lr_milestones=settings.lr_milestones, ignored=sorted(ignored))
+
+
+def check_apart(dataset: Dataset, out: str | Path) -> None:
+    """An error if results would lie among the images, where their folder would be taken for a domain."""
+    if dataset.root is None:
+        return
+    root, place = dataset.root.resolve(), Path(out).resolve()
+    if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
+        raise UserError(f"The results in {out} would lie in {dataset.root}, among the images, and be taken for a "
+                        "domain. Choose a folder outside with --out.")
 
 
 def as_text(name: str) -> str:
@@ -216,6 +227,14 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def is_pipe(entry: os.DirEntry[str]) -> bool:
+    """Or a socket or device: it is there, but reading it may never end. A link to nothing is none."""
+    try:
+        return not entry.is_file() and Path(entry.path).exists()
+    except OSError:  # a link to itself
+        return False
+
+
 def subfolders(root: Path, below: str, ignored: list[str]) -> list[str]:
     """The names of the folders in a folder, sorted; its files are added to `ignored`."""
     names = []
@@ -236,7 +255,8 @@ def walk(root: Path, below: str, ignored: list[str], above: tuple[str, ...]) -> 
     for entry in scan(root, below):
         if is_folder(entry):
             yield from walk(root, f"{below}/{entry.name}", ignored, (*above, real))
-        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:  # noqa: PTH122, for half a million names
+        elif (os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122, for half a million names
+              and not is_pipe(entry)):
             yield below, entry.name
         else:
             ignored.append(f"{below}/{entry.name}")

@@ -1,7 +1,9 @@
 """Any image file as upright RGB, or an error that names the file: nothing truncated, faked or huge gets through."""
 
+import os
 import warnings
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -33,6 +35,8 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
     pixels: several times faster for photographs. Transparent pixels are laid on white. Of an animation: frame one.
     """
     try:
+        if not (S_ISREG(mode := os.stat(path).st_mode) or S_ISDIR(mode)):  # noqa: PTH116, for many files
+            raise UserError(f"{path} is not a file but a pipe, socket or device.")
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
@@ -52,6 +56,8 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
                           Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90):
                 width, height = height, width
             return upright, (height, width)
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path} does not exist.") from None
     except PermissionError:
@@ -66,6 +72,8 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
         raise UserError(f"{path} is " + ("empty (0 bytes)." if empty else
                         "not an image: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM.")) from None
     except Exception as error:  # decoders fail on damaged files with exceptions of every kind
+        if isinstance(error, OSError) and error.strerror:  # a link to itself, a fault of the disk
+            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
         raise UserError(f"{path} is damaged: {str(error) or type(error).__name__}. "
                         "Get the file again or remove it.") from error
 

@@ -9,8 +9,10 @@ import numpy as np
 
 import aidgn
 from aidgn import backbones
+from aidgn.algorithms import find
 from aidgn.data import CATALOGUE, Dataset, find_entry
 from aidgn.data.cache import prepare
+from aidgn.data.dataset import check_apart
 from aidgn.errors import UserError
 from aidgn.sweep.attempts import forgive
 from aidgn.sweep.folder import SETTINGS, Item, State, SweepFolder, items_of
@@ -127,6 +129,7 @@ def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = Non
             dataset = outline(spec)
             absent.append(spec.dataset)
         else:
+            check_apart(dataset, out)
             if not dry:
                 prepared = prepare(dataset, skip_broken=spec.skip_broken, on_progress=on_prepare)
                 dataset, content = prepared.dataset, prepared.content
@@ -140,10 +143,10 @@ def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = Non
     keyed = {spec.key(): spec for plan in plans for spec in plan.runs(load)}
     specs = list(keyed.values())
     _check_alike(specs)
-    for spec in {(one.dataset, one.backbone, one.weights): one for one in specs}.values():
+    for dataset, backbone, weights in {(one.dataset, str(one.backbone), one.weights) for one in specs}:
+        backbones.check(backbone, weights == "hub")
         if not dry:
-            common[datasets[spec.dataset].name]["weights"] = backbones.weights_identity(str(spec.backbone),
-                                                                                        spec.weights)
+            common[datasets[dataset].name]["weights"] = backbones.weights_identity(backbone, weights)
     items = items_of(keyed, {key: one.name for key, one in datasets.items()})
     return Agenda(SweepFolder(out), list(plans), specs, items, datasets, absent, common)
 
@@ -159,6 +162,13 @@ def outline(spec: RunSpec) -> Dataset:
 
 def _check_alike(specs: Sequence[RunSpec]) -> None:
     """Refuse plans in one file that a table would mix, as runs of another plan in the folder are refused."""
+    called: dict[str, str] = {}
+    for algorithm in dict.fromkeys(spec.algorithm for spec in specs):
+        name = find(algorithm).name()
+        namesake = called.setdefault(name, algorithm)
+        if find(namesake) is not find(algorithm):
+            raise UserError(f"{namesake} and {algorithm} are both called {name}, and tables could not tell them apart. "
+                            "Rename one of the classes.")
     first: dict[str, RunSpec] = {}
     for spec in specs:
         other = first.setdefault(spec.dataset, spec)

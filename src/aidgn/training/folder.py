@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,25 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; the lock goes with the process, however it ends."""
+        """Hold the folder for this process; the lock goes with the process, however it ends, and the folder with it
+        where the run did not come to begin."""
+        path = self.path / ".lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("a")
+            file = path.open("a")
         except OSError as error:
             raise storage_error(self.path, error) from None
         with file:
-            if not lock(file, self.path, wait=False):
+            if not lock(file, self.path, wait=False) or not os.fstat(file.fileno()).st_nlink:  # removed meanwhile
                 raise Busy(f"Another process is training this run: {self.path} is locked. "
                            "Wait for it, or stop it, and run the same command again to continue.")
-            yield
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    if list(self.path.iterdir()) == [path]:
+                        path.unlink()
+                        self.path.rmdir()
 
     def about(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """What run.json says, {} if there is none; an error if it is of another run."""
@@ -157,6 +165,7 @@ class RunFolder:
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors of a safetensors file, and of which algorithm and step they are, where it says so."""
     try:
+        path.open("rb").close()  # says what is wrong with it; safe_open takes any fault for a missing file
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("aidgn", "{}"))
             if not isinstance(about, dict):

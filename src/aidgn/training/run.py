@@ -19,6 +19,7 @@ from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.data.batches import Images
 from aidgn.data.cache import Prepared, prepare
+from aidgn.data.dataset import check_apart
 from aidgn.errors import UserError
 from aidgn.files import write_text
 from aidgn.training import crew, parallel
@@ -48,7 +49,9 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
     report = on_progress or (lambda *_: None)
     where = choose_device(device)
     precision = choose_precision(precision, where)
-    prepared = prepare(spec.load_dataset(data_dir), cache_dir=Path(cache_dir) if cache_dir else None, workers=workers,
+    dataset = spec.load_dataset(data_dir)
+    check_apart(dataset, out)
+    prepared = prepare(dataset, cache_dir=Path(cache_dir) if cache_dir else None, workers=workers,
                        skip_broken=spec.skip_broken,
                        on_progress=lambda done, total: report("prepare", done, total, None))
     dataset = prepared.dataset
