@@ -19,7 +19,17 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from aidgn.backbones import DEFAULT, SMALL, create, fold, freeze, stem_convolution, unfold, weights_identity
+from aidgn.backbones import (
+    DEFAULT,
+    SMALL,
+    create,
+    fold,
+    freeze,
+    says_stride_first,
+    stem_convolution,
+    unfold,
+    weights_identity,
+)
 from aidgn.errors import UserError
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
@@ -288,6 +298,15 @@ def test_identity_of_weights(tmp_path: Path) -> None:
     assert weights_identity(DEFAULT, str(tmp_path / "a" / "mine.pth")) == identities[0]
     with pytest.raises(UserError, match="does not exist"):
         weights_identity(DEFAULT, tmp_path / "none.pth")
+
+
+def test_what_a_file_says_of_its_strides(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "he.safetensors", metadata=HE2015)
+    save_file({"a": torch.zeros(1)}, tmp_path / "tv.safetensors")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "tv.pth")
+    assert says_stride_first(DEFAULT, tmp_path / "he.safetensors")
+    assert not any(says_stride_first(DEFAULT, weights)
+                   for weights in (tmp_path / "tv.safetensors", tmp_path / "tv.pth", "hub", "none", None))
 
 
 # Frozen and folded batch norm -----------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ def create(name: str, *, weights: str | Path | None = None, in_channels: int = 3
         raise UserError(f"Backbone {name} takes images of 3 channels, not {in_channels}. Use --backbone {SMALL}.")
     weights = source(name, weights)
     hub = weights == "hub"
+    check(name, hub)
     net, heads, inputs = ((Small(in_channels), [], []) if name == SMALL else
                           torchvision_network(name, hub) if name.startswith(TORCHVISION) else timm_network(name, hub))
     if isinstance(weights, Path):
@@ -68,8 +69,13 @@ def weights_identity(name: str, weights: str | Path | None) -> str:
 
 def says_stride_first(name: str, weights: str | Path | None) -> bool:
     """Whether the initial weights are a file of a network that halves the resolution as `stride_first` makes it."""
+    from safetensors import safe_open
+
     weights = source(name, weights)
-    return isinstance(weights, Path) and is_stride_first(read(weights)[1])
+    if not isinstance(weights, Path) or weights.suffix != ".safetensors":
+        return False
+    with safe_open(weights, framework="pt") as file:
+        return is_stride_first(file.metadata() or {})
 
 
 def source(name: str, weights: str | Path | None) -> str | Path:
@@ -82,6 +88,28 @@ def source(name: str, weights: str | Path | None) -> str | Path:
     if not Path(weights).is_file():
         raise UserError(f"Weights file {weights} does not exist. Give --weights a file, hub or none.")
     return Path(weights)
+
+
+def check(name: str, hub: bool) -> None:
+    """Refuse a name that is no network's, or, with `hub`, does not say which weights."""
+    if name in (SMALL, DEFAULT):
+        return
+    if name.startswith(TORCHVISION):
+        from torchvision import models
+
+        bare = name.removeprefix(TORCHVISION)
+        if bare not in models.list_models(module=models) or bare.startswith(NO_FEATURISER):
+            raise unknown(name)
+        return
+    import timm
+
+    tagged = timm.list_models(pretrained=True)
+    if not timm.is_model(name) or ("." in name and name not in tagged):
+        raise unknown(name)
+    if hub and name not in tagged:
+        tags = [each for each in tagged if each.startswith(f"{name}.")]
+        raise UserError(f"Backbone {name} does not say which weights: give one of {', '.join(tags)}." if tags else
+                        f"The hub has no weights of backbone {name}: give --weights FILE or --weights none.")
 
 
 # Networks: each with the names of its classifier layers, which a file may hold too, and of its first convolutions -----
@@ -119,13 +147,6 @@ class Small(nn.Module):
 def timm_network(name: str, hub: bool) -> Network:
     import timm
 
-    tagged = timm.list_models(pretrained=True)
-    if not timm.is_model(name) or ("." in name and name not in tagged):
-        raise unknown(name)
-    if hub and name not in tagged:
-        tags = [each for each in tagged if each.startswith(f"{name}.")]
-        raise UserError(f"Backbone {name} does not say which weights: give one of {', '.join(tags)}." if tags else
-                        f"The hub has no weights of backbone {name}: give --weights FILE or --weights none.")
     with hub_or_its_cache() if hub else nullcontext() as silence:
         try:
             net = timm.create_model(name, pretrained=hub, num_classes=0)
@@ -143,8 +164,6 @@ def torchvision_network(name: str, hub: bool) -> Network:
     from torchvision import models
 
     bare = name.removeprefix(TORCHVISION)
-    if bare not in models.list_models(module=models) or bare.startswith(NO_FEATURISER):
-        raise unknown(name)
     try:
         net = models.get_model(bare, weights=next(iter(models.get_model_weights(bare))) if hub else None)
     except Exception as error:  # as above

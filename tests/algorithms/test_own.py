@@ -60,13 +60,38 @@ BASE = "from aidgn.algorithms import Algorithm\n"
      "ModuleNotFoundError: No module named 'no_such_module', line 2"),
     ("def f(:\n", "own.py:Mine", "does not run: SyntaxError: .*line 1"),
     ("def f():\n    return 1 / 0\n\nf()\n", "own.py:Mine", "ZeroDivisionError: division by zero, line 2"),
+    ("raise SystemExit\n", "own.py:Mine", "does not run: SystemExit: , line 1"),
     (BASE + "class ERM(Algorithm):\n    def objective(self, m): ...\n", "own.py:ERM", "calls itself ERM"),
+    (BASE + "class erm(Algorithm):\n    def objective(self, m): ...\n", "own.py:erm", "calls itself erm"),
+    (BASE + "class Mine(Algorithm):\n    def objective(self): ...\n", "own.py:Mine",
+     r"`objective` cannot be called .*Write `def objective\(self, minibatches\)`"),
+    (BASE + "class Mine(Algorithm):\n    def update(self, m, extra): ...\n", "own.py:Mine", "`update` cannot .*extra"),
+    (BASE + "class Mine(Algorithm):\n    def __init__(self, f, c, d): ...\n    def objective(self, m): ...\n",
+     "own.py:Mine", r"`__init__` cannot .*Write .*\*\*hyper_parameters"),
+    (BASE + "class Mine(Algorithm):\n    search_space = {'a': 0.5}\n    def objective(self, m): ...\n",
+     "own.py:Mine", r"a in `search_space` is 0\.5; expected \(default, distribution\)"),
+    (BASE + "class Mine(Algorithm):\n    search_space = {}\n    def objective(self, m): ...\n",
+     "own.py:Mine", r"`search_space` lacks lr, batch_size, .*\*\*COMMON"),
 ])
 def test_mistakes(tmp_path: Path, text: str | None, ask: str, message: str) -> None:
     if text is not None:
         (tmp_path / "own.py").write_text(text)
     with pytest.raises(UserError, match=message):
         find(str(tmp_path / ask))
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ("None", "must return a dict of scalar tensors with `loss` among them; it gave NoneType"),
+    ("loss", "it gave Tensor"), ("{'risk': loss}", "it gave a dict of risk"),
+    ("{'loss': 0.5}", "`loss` of `objective` must be a scalar tensor, not float"),
+    ("{'loss': z}", r"`loss` .* not \[12, 5\]"), ("{'loss': loss, 'z': z}", r"`z` .* not \[12, 5\]"),
+    ("{'loss': loss.detach()}", "has no gradient")])
+def test_what_an_objective_must_not_give(toy: SimpleNamespace, tmp_path: Path, given: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "from aidgn.algorithms.base import Algorithm, join\nclass Mine(Algorithm):\n    def objective(self, m):\n"
+        f"        z = self.features(join(m)[0])\n        loss = z.mean()\n        return {given}\n")
+    with pytest.raises(UserError, match=f"^Mine: .*{message}"):
+        toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
 
 
 def test_an_edited_file_is_run_again(tmp_path: Path) -> None:

@@ -68,6 +68,23 @@ def test_plans_of_one_file_that_do_not_go_together_are_refused_before_the_first_
         agenda(plans, tmp_path)
 
 
+def test_a_backbone_that_does_not_exist_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Unknown backbone resnet5O\.tv_in1k.*Did you mean resnet50\.tv_in1k"):
+        planned(tmp_path, backbone="resnet5O.tv_in1k")
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_own_algorithms_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text("from aidgn.algorithms import Algorithm\n\n\nclass Mine(Algorithm):\n"
+                                             f"    def objective(self, minibatches):\n        return '{name}'\n")
+    one, two = f"{tmp_path}/a.py:Mine", f"{tmp_path}/b.py:Mine"
+    with pytest.raises(UserError, match=r"a\.py:Mine and .*b\.py:Mine are both called Mine"):
+        planned(tmp_path / "out", algorithms=(one, two))
+    same = planned(tmp_path / "out", algorithms=(one, f"{tmp_path}/../{tmp_path.name}/a.py:Mine"))
+    assert len(same.items) == len(planned(tmp_path / "out", algorithms=(one,)).items)
+
+
 def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:
     with_one_run(tmp_path)
     todo = agenda([Plan(**PLAN)], tmp_path, precision="bfloat16")

@@ -40,17 +40,17 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 def find(name: str) -> type[Algorithm]:
     """The algorithm of this name, in any case, or the user's own if it is path/to/file.py:Class."""
+    known = {each.casefold(): algorithm for each, algorithm in ALGORITHMS.items()}
     if is_own(name):
-        algorithm = load_own(name)
-        if algorithm.name() in ALGORITHMS:
-            raise UserError(f"{name} calls itself {algorithm.name()}, as an algorithm of the package does, and records "
-                            "could not tell them apart. Give the class another name.")
-        return algorithm
-    found = next((known for known in ALGORITHMS if known.casefold() == name.casefold()), None)
-    if found is None:
+        own = load_own(name)
+        if own.name().casefold() in known:
+            raise UserError(f"{name} calls itself {own.name()}, as an algorithm of the package does, and records could "
+                            "not tell them apart. Give the class another name.")
+        return own
+    if name.casefold() not in known:
         raise UserError(f"There is no algorithm {name}.{did_you_mean(name, ALGORITHMS)} "
                         f"`aidgn algorithms` lists them.")
-    return ALGORITHMS[found]
+    return known[name.casefold()]
 
 
 def canonical(name: str) -> str:

@@ -127,5 +127,3 @@ class AIDGNRelease(AIDGN):
     @classmethod
     def name(cls) -> str:
         return "AIDGN-release"
-
-

@@ -97,6 +97,7 @@ class Algorithm(nn.Module):
         self.check(minibatches)
         self.updates += 1
         terms = self.objective(minibatches)
+        self.check_terms(terms)
         self.descend(terms["loss"], "main")
         return {name: term.detach() for name, term in terms.items()}
 
@@ -158,6 +159,20 @@ class Algorithm(nn.Module):
         if smallest < self.min_batch:
             raise UserError(f"{self.name()} needs at least {self.min_batch} samples per domain, got {smallest}: "
                             "raise the batch size.")
+
+    def check_terms(self, terms: object) -> None:
+        """That an objective, which may be a user's, has given what it is to give."""
+        if not isinstance(terms, Mapping) or "loss" not in terms:
+            given = f"a dict of {', '.join(terms)}" if isinstance(terms, Mapping) else type(terms).__name__
+            raise UserError(f"{self.name()}: `objective` must return a dict of scalar tensors with `loss` among them; "
+                            f"it gave {given}.")
+        for name, term in terms.items():
+            if not isinstance(term, Tensor) or term.dim():
+                given = str(list(term.shape)) if isinstance(term, Tensor) else type(term).__name__
+                raise UserError(f"{self.name()}: `{name}` of `objective` must be a scalar tensor, not {given}.")
+        if not terms["loss"].requires_grad:
+            raise UserError(f"{self.name()}: the loss of `objective` has no gradient: it was detached, or does not "
+                            "depend on the network.")
 
     # What the training loop does with it ---------------------------------------------------------------------------
 

@@ -5,21 +5,31 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
-from aidgn.algorithms.base import Algorithm
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.hyper_parameters import Distribution
 from aidgn.errors import UserError, did_you_mean
 
 FORM = "Write path/to/file.py:Class."
+# What is called, with what.
+METHODS = {"__init__": "featurizer, num_classes, num_domains, **hyper_parameters", "objective": "minibatches",
+           "update": "minibatches", "predict": "x"}
 
 
 def is_own(name: str) -> bool:
     return name.endswith(".py") or ".py:" in name
 
 
+def file_and_class(name: str) -> tuple[str, str]:
+    file, _, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
+    return file, class_name
+
+
 def load_own(name: str) -> type[Algorithm]:
     """The class of an own algorithm, checked to be one. An unchanged file is run once."""
-    file, _, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
+    file, class_name = file_and_class(name)
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(f"There is no file {file} with an algorithm. {FORM}")
@@ -38,7 +48,31 @@ def load_own(name: str) -> type[Algorithm]:
     if algorithm.objective is Algorithm.objective and algorithm.update is Algorithm.update:
         raise UserError(f"{class_name} in {file} lacks `objective(self, minibatches)`, which returns the terms of its "
                         "objective with `loss` among them (or `update`, if it makes several steps).")
+    _check(algorithm, f"{class_name} in {file}")
     return algorithm
+
+
+def _check(algorithm: type[Algorithm], what: str) -> None:
+    """That it can be called as an algorithm is, and says of every hyper-parameter what is needed."""
+    for method, arguments in METHODS.items():
+        names = arguments.split(", ")
+        try:
+            inspect.signature(getattr(algorithm, method)).bind(
+                None, *(name for name in names if name[0] != "*"), **({"lr": 0.0} if "**" in arguments else {}))
+        except TypeError as error:
+            raise UserError(f"{what}: `{method}` cannot be called as it will be ({error}). "
+                            f"Write `def {method}(self, {arguments})`.") from None
+    for attribute in ("search_space", "small_images"):
+        space = getattr(algorithm, attribute)
+        entries = dict(space) if isinstance(space, Mapping) else {attribute: space}
+        for name, entry in entries.items():
+            if not (isinstance(entry, tuple | list) and len(entry) == 2 and isinstance(entry[1], Distribution)):
+                raise UserError(f"{what}: {name} in `{attribute}` is {entry!r}; expected (default, distribution), for "
+                                "example (0.1, uniform(0, 1)) with uniform of aidgn.algorithms.hyper_parameters.")
+    missing = [name for name in COMMON if name not in algorithm.search_space]
+    if missing:
+        raise UserError(f"{what}: `search_space` lacks {', '.join(missing)}, which every algorithm has. Begin it with "
+                        "**COMMON, of aidgn.algorithms.base.")
 
 
 def source_of(algorithm: type[Algorithm]) -> str:
@@ -53,9 +87,11 @@ def _run(path: Path, module_name: str) -> None:
     module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        line, words = lines[-1] if lines else None, str(error)
+        if isinstance(error, SyntaxError):
+            line, words = error.lineno, error.msg
         where = f", line {line}" if line else ""
-        raise UserError(f"{path} does not run: {type(error).__name__}: {error}{where}.") from error
+        raise UserError(f"{path} does not run: {type(error).__name__}: {words}{where}.") from error

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from aidgn.algorithms import canonical
-from aidgn.algorithms.own import is_own
+from aidgn.algorithms.own import file_and_class, is_own
 from aidgn.data.catalogue import in_catalogue
 from aidgn.errors import UserError, did_you_mean
 from aidgn.sweep import Load, plan
@@ -183,5 +183,5 @@ def _absolute_data(name: str) -> str:
 def _absolute_algorithm(name: str) -> str:
     if not is_own(name):
         return canonical(name)
-    file, colon, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
-    return f"{Path(file).expanduser().resolve()}{colon}{class_name}"
+    file, class_name = file_and_class(name)
+    return f"{Path(file).expanduser().resolve()}:{class_name}"

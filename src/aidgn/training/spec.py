@@ -65,13 +65,18 @@ class RunSpec:
         defaults = algorithm.sample(_key(dataset), self.trial, self.draw, small=dataset.small)
         space = algorithm.space(dataset.name, dataset.small)
         given = algorithm.implied(self.hyper_parameters)
+        hyper_parameters = resolve(algorithm.name(), space, {**defaults, **given})
+        size = int(hyper_parameters["batch_size"])  # type: ignore[arg-type]
+        if size < algorithm.min_batch:
+            raise UserError(f"{algorithm.name()} needs at least {algorithm.min_batch} images of every source domain in "
+                            f"a batch; --batch-size is {size}.")
         backbone = self.backbone or (backbones.SMALL if dataset.small else backbones.DEFAULT)
         milestones = dataset.lr_milestones if algorithm.lr_milestones else ()
         spec = replace(
             self,
             algorithm=canonical(self.algorithm),
             target=tuple(dataset.domains[i] for i in targets),
-            hyper_parameters=resolve(algorithm.name(), space, {**defaults, **given}),
+            hyper_parameters=hyper_parameters,
             steps=dataset.steps if self.steps is None else self.steps,
             eval_every=dataset.eval_every if self.eval_every is None else self.eval_every,
             image_size=dataset.image_size,
