@@ -114,6 +114,18 @@ def assert_identical(a: object, b: object, where: str = "state") -> None:
         assert a == b, where
 
 
+@pytest.mark.parametrize(("name", "passes"), [
+    ("ERM", [[True], [True]]), ("DANN", [[True], [False]]), ("SagNet", [[True, False, True]] * 2)])
+def test_passes_that_do_not_train_the_featuriser_keep_nothing_for_gradients(
+        toy: SimpleNamespace, name: str, passes: list[list[bool]]) -> None:
+    algorithm, seen = build(toy, name), []
+    algorithm.featurizer.register_forward_hook(lambda *call: seen.append(call[2].requires_grad))
+    for step, expected in enumerate(passes):
+        seen.clear()
+        algorithm.update(batches(toy, step))
+        assert seen == expected
+
+
 @pytest.mark.parametrize(("name", "sizes"), [
     ("ERM", [12]), ("IRM", [12]), ("RSC", [12]), ("GroupDRO", [5, 3, 4]), ("CORAL", [5, 3, 4]), ("MMD", [5, 3, 4]),
     ("MTL", [5, 3, 4]), ("EQRM", [5, 3, 4]), ("Mixup", [3, 3, 4])])

@@ -59,7 +59,8 @@ def updated(name: str, processes: int, batch_norm: bool = False) -> dict[str, Te
     return {**algorithm.state_dict(), **terms}
 
 
-CASES = [(name, False) for name in ALGORITHMS] + [(name, True) for name in ("ERM", "AIDGN", "MLDG", "SagNet", "CORAL")]
+CASES = [(name, False) for name in ALGORITHMS] + [(name, True) for name in ("ERM", "AIDGN", "MLDG", "DANN", "SagNet",
+                                                                       "CORAL")]
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])

@@ -71,12 +71,14 @@ class DANN(Algorithm):
         self.updates += 1
         x, y = join(minibatches)
         domains = domain_ids(minibatches)
-        z = self.features(x)
         steps = self.integer("d_steps_per_g_step")
         if self.updates % (1 + steps) < steps:
-            loss = self.discriminator_loss(z.detach().requires_grad_(), y, domains)
+            with torch.no_grad():
+                z = self.features(x)
+            loss = self.discriminator_loss(z.requires_grad_(), y, domains)
             self.descend(loss, "discriminator")
             return {"loss": loss.detach(), "discriminator": loss.detach()}
+        z = self.features(x)
         classification = cross_entropy(self.classifier(z), y)
         discriminator = self.discriminator_loss(z, y, domains)
         loss = classification - self.number("dann_lambda") * discriminator

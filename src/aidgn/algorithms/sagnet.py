@@ -40,7 +40,9 @@ class SagNet(Algorithm):
         content = cross_entropy(self.classifier(random_style(self.features(x))), y)
         self.descend(content, "main", "content")
 
-        style = cross_entropy(self.style_classifier(random_content(self.features(x).detach())), y)
+        with torch.no_grad():
+            z = self.features(x)
+        style = cross_entropy(self.style_classifier(random_content(z)), y)
         self.descend(style, "style")
 
         log_probabilities = log_softmax(self.style_classifier(random_content(self.features(x))), dim=1)

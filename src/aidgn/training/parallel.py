@@ -65,7 +65,7 @@ class Split(Featurizer):
     """A featuriser that computes a share of the batch here and gets the features of the rest from the others."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():  # evaluation shares out whole batches
+        if not self.training:  # evaluation shares out whole batches
             return super().forward(x)
         shares = x.tensor_split(processes())
         if not len(shares[-1]):
@@ -172,7 +172,7 @@ class WholeBatchNorm(_BatchNorm):
     act: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and torch.is_grad_enabled()):
+        if not self.training:
             return super().forward(x)
         wide = x if x.dtype == torch.float64 else x.float()
         others, shape = [d for d in range(x.ndim) if d != 1], [1, -1] + [1] * (x.ndim - 2)
