@@ -122,6 +122,14 @@ def test_lists(aidgn: Aidgn) -> None:
     assert "mu_star" in one and "410" in one and "U[0.05, 0.5]" in one
 
 
+def test_an_own_algorithm_is_shown_as_it_is_written(aidgn: Aidgn, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        'from aidgn.algorithms import Algorithm\n\n\nclass Mine(Algorithm):\n    """loss = CE(g([z, e]), y)[/i]"""\n\n'
+        '    title = "classify [z] with [/e]"\n\n    def objective(self, minibatches): ...\n')
+    shown = aidgn("algorithms", "own.py:Mine").stdout
+    assert shown.startswith("Mine: classify [z] with [/e]\nunpublished\n\nloss = CE(g([z, e]), y)[/i]\n")
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (("trian", "digits"), "Did you mean train"),
     (("train", "digits"), "--target"),

@@ -18,6 +18,7 @@ def algorithms(name: str | None, small: bool) -> None:
     from rich.table import Table
 
     from aidgn.algorithms import ALGORITHMS, find
+    from aidgn.algorithms.base import COMMON
     from aidgn.errors import short
 
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -25,14 +26,16 @@ def algorithms(name: str | None, small: bool) -> None:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in ("name", "what it does", "paper", "own hyper-parameters"):
             table.add_column(head, overflow="fold")
-        common = {"lr", "batch_size", "weight_decay", "resnet_dropout"}
         for algorithm in ALGORITHMS.values():
             table.add_row(algorithm.name(), algorithm.title, algorithm.paper,
-                          ", ".join(key for key in algorithm.search_space if key not in common))
+                          ", ".join(key for key in algorithm.search_space if key not in COMMON))
         console.print(table)
+        console.print(f"\nAll have {', '.join(COMMON)} besides. `aidgn algorithms NAME` shows its objective and search.",
+                      highlight=False)
         return
     algorithm = find(name)
-    console.print(f"[bold]{algorithm.name()}[/bold]: {algorithm.title}\n{algorithm.paper}\n", highlight=False)
+    console.print(algorithm.name(), style="bold", end="")
+    console.print(f": {algorithm.title}\n{algorithm.paper}\n", highlight=False, markup=False)
     console.print(inspect.cleandoc(algorithm.__doc__ or ""), highlight=False, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold", title=None)
     for head in ("\nhyper-parameter", "\ndefault", "\nsearched"):
