@@ -30,7 +30,7 @@ def algorithms(name: str | None, small: bool) -> None:
             table.add_row(algorithm.name(), algorithm.title, algorithm.paper,
                           ", ".join(key for key in algorithm.search_space if key not in COMMON))
         console.print(table)
-        console.print(f"\nAll have {', '.join(COMMON)} besides. `aidgn algorithms NAME` shows its objective and search.",
+        console.print(f"\nAll have {', '.join(COMMON)} too. `aidgn algorithms NAME` shows the objective and search.",
                       highlight=False)
         return
     algorithm = find(name)
