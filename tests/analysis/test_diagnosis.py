@@ -215,6 +215,8 @@ def test_what_is_said_and_kept(synthetic: Make, tmp_path: Path) -> None:
     text = "\n".join(found.sentences())
     assert "Angular invariance does not hold" in text and "Norm shift holds" in text
     assert "30% shorter" in text or "29% shorter" in text or "31% shorter" in text
+    assert "features of unseen are about as long on average as those" in "\n".join(
+        replace(found, norm_ratio=1.004).sentences())
     assert len(found.sentences()) <= 14
     found.save(tmp_path / "diagnosis.json")
     kept = json.loads((tmp_path / "diagnosis.json").read_text())

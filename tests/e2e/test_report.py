@@ -209,6 +209,12 @@ def test_hover_shows_the_image_its_class_domain_and_prediction(sweep: Path, brow
         assert not page.locator("#tip").is_visible()
 
 
+def hint(table: Any) -> bool:
+    """Whether there is something in the top right corner of a table: the arrow that says it goes on."""
+    corner = np.asarray(Image.open(io.BytesIO(table.screenshot())).convert("L"))[8:26, -15:-4].astype(int)
+    return bool(np.ptp(corner) > 60)
+
+
 OVERLAPS = """() => {
   const shown = [...document.querySelectorAll('main h1, main h2, main h3, main p, .facts div, fieldset, .pick, .check,'
     + ' .scroll, .panel, .card, .legend button, canvas, pre, .rows div, .bar nav, #theme, .key, caption, summary')]
@@ -289,7 +295,7 @@ def test_the_commands_in_the_page_are_those_of_the_runs(sweep: Path) -> None:
 def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browser: Any) -> None:
     """Two algorithms, one of a hostile name, on three domains and 23 classes, with the runs that have two targets."""
     hostile, rng = "</script><img src=x onerror=alert(1)>", np.random.default_rng(0)
-    domains = ["<b>day", "night & 'fog'", "{{ dusk }}"]
+    domains = ["<b>day", "night & 'fog'", "{{ dusk }} at_the_University_Hospital_of_the_Northern_Provinces"]
     for domain, number, i in product(domains, range(23), range(6)):
         folder = tmp_path / "photos" / domain / f"class <i>{number:02} of a long name"
         folder.mkdir(parents=True, exist_ok=True)
@@ -307,7 +313,8 @@ def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browse
             for step in (10, 20):  # the earlier step does better on domains left out
                 values = {f"env{d}_{split}_acc": 0.5 + 0.02 * step * (-1) ** (d in targets) + 0.001 * d
                           for d in range(3) for split in ("in", "out")}
-                file.write(json.dumps({"step": step, "loss": 1.0, **values, "args": args, "hparams": {"lr": 1}}) + "\n")
+                file.write(json.dumps({"step": step, "loss": 1.0, "margin": 0.5, "norm": 3.0, "norm_0": 2.0,
+                                       "norm_1": 4.0, **values, "args": args, "hparams": {"lr": 1}}) + "\n")
         (folder / "run.json").write_text(json.dumps({
             "identity": {"dataset": "photos", "algorithm": algorithm, "target": [domains[i] for i in targets],
                          "trial": 0, "draw": 0}, "steps": 20, "classes": classes, "domains": domains, "image_size": 8,
@@ -323,6 +330,15 @@ def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browse
             page = opened.page
             assert page.evaluate(OVERLAPS) == {"found": [], "outside": [], "scrolls": False}
             assert page.locator("img").count() == 0 and hostile in page.title()
+            charts = [each.get_attribute("aria-label") for each in page.locator("#curve-charts svg").all()]
+            assert charts[2] == "margin (degrees): margin (degrees) from 28.6 to 28.6"
+            assert charts[3].startswith(f"norm: mean from 3 to 3; {domains[1]} from 2 to 2; {domains[2]} from 4")
+            table = page.locator("#result .scroll:visible")
+            first = table.locator("td").nth(2).bounding_box()  # that of the domain of a long name
+            assert first["x"] + first["width"] < page.evaluate("innerWidth") or width == 360
+            assert hint(table) == (width == 360)
+            table.evaluate("element => element.scrollLeft = 9999")
+            assert not hint(table)  # nothing more to the right
             assert "30.0" not in page.locator("#result table:visible").inner_text()  # the last step, by validation
             opened.choose("result", "Selected by", "Leave one out")
             shown = page.locator("#result table:visible").inner_text()

@@ -381,6 +381,18 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
     assert "tau=0.123456789" in single and "--augment-validation" in single and "--augment-validation" not in swept
 
 
+def test_commands_of_runs_in_several_folders_put_each_where_it_was(tmp_path: Path, images: Path) -> None:
+    for place, algorithm in (("first", "ERM"), ("second", "AIDGN")):
+        for target in range(3):
+            make_run(tmp_path / place, images, algorithm, target, with_features=False)
+    text = report(tmp_path, tmp_path / "first", tmp_path / "second").read_text()
+    text = text.partition('aria-label="Commands">')[2].partition("</pre>")[0]
+    commands = [shlex.split(line) for line in html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()]
+    assert [(line[1], line[line.index("--algorithm") + 1], line[-2:]) for line in commands[:2]] == [
+        ("sweep", "ERM", ["--out", "first"]), ("sweep", "AIDGN", ["--out", "second"])]
+    assert commands[2:] == [["aidgn", "report", "first", "second"]]
+
+
 def test_commands_of_quick_fits_file_weights_and_several_data_sets(tmp_path: Path, images: Path) -> None:
     def change(folder: Path, **changes: object) -> None:
         about = json.loads((folder / "run.json").read_text())

@@ -126,9 +126,10 @@ class Diagnosis:
                       if effect >= LARGE and p < LEVEL), reverse=True)
         if far:
             lines.append(f"  Furthest: {some((f'{name} ({effect:.2f})' for effect, name in far), 5)}.")
-        change = f"{abs(1 - self.norm_ratio):.0%} {'shorter' if self.norm_ratio < 1 else 'longer'}"
-        lines.append(f"Norm shift {self.verdicts['norm shift']}. Within a class, features of {target} are {change} on "
-                     f"average than those of the sources; the distributions differ by {_interval(self.norm)} standard "
+        change = f"{abs(1 - self.norm_ratio):.0%} {'shorter' if self.norm_ratio < 1 else 'longer'} on average than"
+        change = "about as long on average as" if change.startswith("0%") else change
+        lines.append(f"Norm shift {self.verdicts['norm shift']}. Within a class, features of {target} are {change} "
+                     f"those of the sources; the distributions differ by {_interval(self.norm)} standard "
                      f"deviations, {_chance(self.norm)}.")
         if self.norm_sources:
             lines.append(f"  Among the sources they differ by {_interval(self.norm_sources)}, "

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,9 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
     chosen = {method: {place(row): row for row in select(finished, method)} for method in
               [result.method for result in results]}
     adapted, adaptation_paper, adaptation_notes = adaptation(finished)
-    places = list(dict.fromkeys(map(_place_name, folders)))
+    places: dict[str, list[Path]] = {}
+    for folder in map(Path, folders):
+        places.setdefault(_place_name(folder), []).append(folder)
     payload = {
         "datasets": _datasets(records), "letters": _letters(results),
         "bars": {result.method: [bars(table, records, result.accuracies) for table in result.tables]
@@ -104,7 +107,9 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         question=_question(records), facts=_facts(records, finished), views=latent.views, latent_notes=latent.notes,
         adaptation=adapted, adaptation_paper=adaptation_paper, adaptation_notes=adaptation_notes,
         many=len(records.runs) > MANY_RUNS,
-        commands=rerun.commands(records.runs, places[0]), again=_again(places, adapted),
+        commands=[line for name, members in places.items() for line in rerun.commands(
+            [run for run in records.runs if run.path and any(map(run.path.is_relative_to, members))], name)],
+        again=_again(list(places), adapted),
         versions=rerun.versions(records.runs),
         hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
         letters=payload["letters"])
@@ -115,11 +120,14 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
 def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -> str:
     """The page. Text is escaped by the template; scripts other than ours are refused by the page's own policy."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     here = Path(__file__).parent
     script, style = ((here / name).read_text(encoding="utf-8").strip() for name in ("page.js.j2", "page.css.j2"))
     environment = Environment(loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
+    environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
+        re.findall(r"[^\s_./-]{0,11}[\s_./-]|[^\s_./-]{1,12}", name))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html.j2").render(
         **context, payload=as_json(payload), sheets=list(sheets), script=script, style=style, digest=digest,
