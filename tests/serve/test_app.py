@@ -107,7 +107,7 @@ def test_good_and_bad_pictures_together(client: TestClient) -> None:
 
 @pytest.mark.parametrize(("content", "status", "words"), [
     (b"Dear all,\n", 415, "not a picture"),
-    (b"", 415, "not a picture"),
+    (b"", 415, "empty (0 bytes)"),
     (b"%!PS-Adobe-3.0 EPSF-3.0\n", 415, "not a picture"),
     (digit(0)[:60], 422, "damaged"),
     (bomb(60_000), 413, "too many pixels"),

@@ -88,10 +88,12 @@ class Engine:
                 lean = image.mode in LEAN and "transparency" not in image.info
                 size = f"{image.width:,} x {image.height:,}"
         except Image.UnidentifiedImageError:
+            if not path.stat().st_size:
+                raise Refused(415, "This file is empty (0 bytes).") from None
             raise Refused(415, "This is not a picture: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM, "
                                "whatever its name says.") from None
         except Image.DecompressionBombError:
-            pixels, lean, size = 1 << 62, True, "far too many"
+            pixels, lean, size = 1 << 62, True, "by far"
         except Exception as error:  # decoders fail on damaged files with exceptions of every kind
             raise Refused(422, f"This picture is damaged: {str(error) or type(error).__name__}.") from None
         most = self.limits.megapixels if lean else self.limits.megapixels / 4
