@@ -274,7 +274,7 @@ def test_places_of_a_machine_with_gpus_and_of_one_without(monkeypatch: pytest.Mo
     assert len(local.choose_places("cpu", 8, specs[:2])) == 2  # not more than runs
     large = [RunSpec("photos/", image_size=224)] * 10
     assert len(local.choose_places("cpu", None, large)) == 1 and len(local.choose_places("cpu", 2, large)) == 2
-    monkeypatch.setattr("aidgn.training.featurizer.choose_device", torch.device)
+    monkeypatch.setattr(local, "choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [place.visible for place in local.choose_places("cuda", None, large)] == list("01234567")

@@ -388,5 +388,8 @@ def test_an_average_of_nothing_is_said(tmp_path: Path, caplog: pytest.LogCapture
     train(spec(average="sma", steps=2, eval_every=2), tmp_path, device="cpu")
     assert "this run has 2 steps: nothing is averaged" in caplog.text
     caplog.clear()
-    train(spec(average="swad", steps=2, eval_every=2), tmp_path, device="cpu")
+    train(spec(average="swad", steps=4, eval_every=2), tmp_path, device="cpu")  # two evaluations are no valley
+    assert "swad begins after step 4 at the earliest, this run has 4 steps: nothing is averaged" in caplog.text
+    caplog.clear()
+    train(spec(average="swad", steps=5, eval_every=2), tmp_path, device="cpu")
     assert "averaged" not in caplog.text

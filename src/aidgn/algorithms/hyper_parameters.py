@@ -81,8 +81,8 @@ def floor_uniform(low: float, high: float, **valid: Any) -> Distribution:
 
 
 def one_of(*values: Value, **valid: Any) -> Distribution:
-    return Distribution("{" + ", ".join(str(value).lower() if value is None else str(value) for value in values) + "}",
-                        lambda rng: values[int(rng.integers(len(values)))], **valid)
+    return Distribution("{" + ", ".join(map(str, values)) + "}", lambda rng: values[int(rng.integers(len(values)))],
+                        **valid)
 
 
 def fixed(value: Value, **valid: Any) -> Distribution:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +21,14 @@ from typing import Any
 
 from aidgn.errors import UserError
 from aidgn.files import StorageError, storage_error
+from aidgn.training.folder import Busy
+from aidgn.training.loop import NotFinite
+from aidgn.training.run import OutOfMemory, Progress, train
 from aidgn.training.spec import RunSpec
+from aidgn.training.stopping import Interrupted
 
 BEAT = 15.0  # seconds between two signs of life
 SILENCE = 4 * BEAT  # without one for so long, an attempt is over
-
-Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]  # as `train` has it
 
 
 def attempt(spec: RunSpec, out: str | Path, *, on_progress: Progress | None = None, **options: Any) -> tuple[str, str]:
@@ -41,10 +43,6 @@ def attempt(spec: RunSpec, out: str | Path, *, on_progress: Progress | None = No
     "busy"         another process is training it: look again later
     "stop"         the disk is full or the like: no run can go on, the launcher stops and raises this as a UserError
     """
-    from aidgn.training.folder import Busy
-    from aidgn.training.loop import NotFinite
-    from aidgn.training.run import Interrupted, OutOfMemory, train
-
     log = _Log(spec, out)
 
     def progress(what: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
@@ -65,9 +63,9 @@ def attempt(spec: RunSpec, out: str | Path, *, on_progress: Progress | None = No
     except UserError as error:
         kind, what = "crashed" if isinstance(error, OutOfMemory | NotFinite) else "failed", str(error)
     except Exception as error:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-        kind, what = ("stop", str(storage_error(Path(out), error))) if full and isinstance(error, OSError) else (
-            "crashed", traceback.format_exc())
+        kind, what = "crashed", traceback.format_exc()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            kind, what = "stop", str(storage_error(Path(out), error))
     except BaseException:
         log.end("interrupted", "")
         raise

@@ -15,10 +15,13 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from aidgn.data.cache import usable_cores
 from aidgn.data.catalogue import SMALL_SIDE
 from aidgn.errors import UserError
 from aidgn.sweep import attempts
+from aidgn.training.featurizer import choose_device
 from aidgn.training.spec import RunSpec
 
 RETRIES = 2  # attempts at a run after its first one failed
@@ -177,16 +180,12 @@ def _end(worker: Worker, seconds: float) -> None:
 
 def choose_places(device: str, workers: int | None, specs: Sequence[RunSpec]) -> list[Place]:
     """A place for every worker: GPU by GPU in turn, or the CPU, of which large images keep all cores busy by one."""
-    from aidgn.training.featurizer import choose_device
-
     if workers is not None and workers < 1:
         raise UserError(f"--workers is {workers}; expected a whole number of at least 1.")
     chosen = choose_device(device)
     if chosen.type == "cpu":
         small = all((spec.image_size or 0) <= SMALL_SIDE for spec in specs)
         return [Place("cpu")] * min(workers or (usable_cores() if small else 1), len(specs))
-    import torch
-
     numbers = [chosen.index] if chosen.index is not None else list(range(torch.cuda.device_count()))
     return share_gpus(numbers, workers, os.environ.get("CUDA_VISIBLE_DEVICES"))[:len(specs)]
 

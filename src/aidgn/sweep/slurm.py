@@ -30,6 +30,7 @@ from aidgn.sweep import attempts
 from aidgn.sweep.local import PATIENCE, RETRIES, OnEvent
 from aidgn.training.folder import RunFolder
 from aidgn.training.spec import RunSpec
+from aidgn.training.stopping import Interrupted
 
 POLL = 10.0  # seconds between two looks at the queue
 TIME_LIMIT = "1-00:00:00"
@@ -54,8 +55,6 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
 
     At most `workers` jobs of an array run at once. A job that is preempted or whose time is up saves its run, is
     queued again and goes on."""
-    from aidgn.training.run import Interrupted
-
     gpus = gpus_per_run if gpus_per_run is not None else 0 if device.startswith("cpu") else 1
     if gpus % 1 or gpus < 0:
         raise UserError(f"--gpus-per-run is {gpus:g}; expected a whole number: SLURM's jobs do not share GPUs.")

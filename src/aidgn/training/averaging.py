@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 Weights = list[Tensor]
-SMA_START = 100  # the step after which `sma` averages
+SMA_START = 100  # the step from which on `sma` averages
 
 
 class RunningAverage:
@@ -21,6 +21,11 @@ class RunningAverage:
         self.start = start
         self.count = 0  # weights in the average
         self.average = copies(self.parameters)
+
+    @classmethod
+    def begins(cls, eval_every: int) -> int:
+        """The step after which the average is one of several steps, at the earliest."""
+        return SMA_START
 
     def after_step(self, step: int) -> None:
         self.count = self.count + 1 if step > self.start else 1
@@ -63,6 +68,10 @@ class Valley(RunningAverage):
         self.limit: float | None = None  # of the loss inside the valley
         self.ended = False
 
+    @classmethod
+    def begins(cls, eval_every: int) -> int:
+        return (cls.n_converge - 1) * eval_every
+
     def after_step(self, step: int) -> None:
         self.segment_count += 1
         fold_in(self.segment, self.parameters, 1 / self.segment_count)
@@ -104,7 +113,7 @@ class Valley(RunningAverage):
         self.waiting = [{**one, "weights": to_device(one["weights"], self.parameters)} for one in state["waiting"]]
 
 
-AVERAGES = {"sma": RunningAverage, "swad": Valley}
+AVERAGES: dict[str, type[RunningAverage]] = {"sma": RunningAverage, "swad": Valley}
 
 
 def copies(weights: Weights) -> Weights:

@@ -23,7 +23,7 @@ from aidgn.data.dataset import check_apart
 from aidgn.errors import UserError
 from aidgn.files import write_text
 from aidgn.training import crew, parallel
-from aidgn.training.averaging import SMA_START
+from aidgn.training.averaging import AVERAGES
 from aidgn.training.evaluation import Splits
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
 from aidgn.training.folder import RunFolder
@@ -61,9 +61,10 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
     tracking = Tracking(trackers, folder)
     if folder.about(identity) and folder.finished:
         return folder.path
-    if spec.average == "sma" and int(spec.steps or 0) <= SMA_START and parallel.processes() == 1:
-        log.warning("--average sma averages the weights after step %d, and this run has %d steps: nothing is averaged.",
-                    SMA_START, spec.steps)
+    first = AVERAGES[spec.average].begins(int(spec.eval_every or 0)) if spec.average else 0
+    if int(spec.steps or 0) <= first and parallel.processes() == 1:
+        log.warning("--average %s begins after step %d at the earliest, this run has %d steps: nothing is averaged.",
+                    spec.average, first, spec.steps)
     if devices != parallel.processes():
         return crew.train(devices, where, spec, out, report, trackers=trackers, data_dir=data_dir, precision=precision,
                           cache_dir=cache_dir, workers=workers, save_seconds=save_seconds)
