@@ -85,6 +85,17 @@ def test_two_own_algorithms_of_one_name_are_refused(tmp_path: Path) -> None:
     assert len(same.items) == len(planned(tmp_path / "out", algorithms=(one,)).items)
 
 
+def test_an_own_algorithm_that_was_edited_meanwhile(tmp_path: Path) -> None:
+    file, out = tmp_path / "own.py", tmp_path / "out"
+    file.write_text("from aidgn.algorithms.erm import ERM\n\n\nclass Mine(ERM): ...\n")
+    todo = planned(out, algorithms=(f"{file}:Mine",))
+    todo.enter(2, None)
+    train(todo.specs[0], out, device="cpu")
+    file.write_text(file.read_text() + "# edited\n")
+    with pytest.raises(UserError, match=r"Different on digits: the text of Mine's file\. Choose"):
+        planned(out, algorithms=(f"{file}:Mine",))
+
+
 def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:
     with_one_run(tmp_path)
     todo = agenda([Plan(**PLAN)], tmp_path, precision="bfloat16")

@@ -154,9 +154,9 @@ class SweepFolder:
                 there, here = identity["hyper_parameters"], spec.hyper_parameters
                 differing = {f"{identity['algorithm']}'s {key}": (there.get(key), here.get(key))
                              for key in {**there, **here} if there.get(key) != here.get(key)}
-                differing = differing or {f"the text of {identity['algorithm']}": ("another", "this")}
+                differing = differing or {f"the text of {identity['algorithm']}'s file": ("", "")}
             if differing:
-                said = "; ".join(words if words == "images" else f"{words} {there} (here {here})"
+                said = "; ".join(words if words == "images" or there == here else f"{words} {there} (here {here})"
                                  for words, (there, here) in differing.items())
                 raise UserError(
                     f"{self.path} holds runs of another plan, which tables would mix with these. Different on "
