@@ -168,9 +168,9 @@ def history(out: str | Path, key: str) -> History:
         except (ValueError, KeyError, TypeError):
             continue  # cut in half by a crash
         one = attempts.setdefault(name, Attempt(name))
-        for key, value in said.items():
-            if key in ("host", "pid", "began", "first", "step", "kind", "what", "step_seconds"):
-                setattr(one, key, value)
+        for attribute, value in said.items():
+            if attribute in ("host", "pid", "began", "first", "step", "kind", "what", "step_seconds"):
+                setattr(one, attribute, value)
         one.when = said.get("time", one.when)
     return History(list(attempts.values()), seen)
 

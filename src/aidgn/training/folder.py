@@ -11,6 +11,7 @@ Progress has one commit point, the renaming of `state.pt`, which knows how long 
 are dropped and measured again. The end has one commit point, the renaming of `last.safetensors`.
 """
 
+import errno
 import json
 import os
 import time
@@ -115,8 +116,8 @@ class RunFolder:
         with written_aside(self.state) as temporary:
             try:
                 torch.save({**state, "results_bytes": size}, temporary)
-            except RuntimeError as error:  # torch's writer hides the system's error behind its own
-                raise OSError(28 if _full(temporary.parent) else 5, str(error).splitlines()[0]) from None
+            except RuntimeError as error:
+                raise _system_error(error, self.path) from None
 
     def load(self) -> dict[str, Any] | None:
         """The last saved state, with the records cut back to it; None to start from the beginning."""
@@ -153,7 +154,7 @@ class RunFolder:
                     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary,
                               metadata={"aidgn": json.dumps({"algorithm": algorithm, "step": step})})
                 except SafetensorError as error:
-                    raise OSError(28 if _full(temporary.parent) else 5, str(error).splitlines()[0]) from None
+                    raise _system_error(error, self.path) from None
         self.state.unlink(missing_ok=True)
 
     def records(self) -> list[dict[str, Any]]:
@@ -175,6 +176,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UserError(f"{path} cannot be read as safetensors: {error}.") from None
 
 
-def _full(folder: Path) -> bool:
+def _system_error(error: Exception, folder: Path) -> OSError:
+    """What torch's and safetensors' writers hide behind errors of their own."""
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize < 2**20
+    full = status.f_bavail * status.f_frsize < 2**20
+    return OSError(errno.ENOSPC if full else errno.EIO, str(error).splitlines()[0])
