@@ -211,13 +211,17 @@ def test_target_labels_choose_nothing(run: Path, tmp_path: Path) -> None:
 def test_the_run_stays_as_it_is_and_what_is_measured_is_not_measured_again(run: Path) -> None:
     before = digests(run)
     seen: list[tuple[int, int]] = []
+    parts: list[str] = []
 
     def note(what: str, done: int, total: int) -> None:
+        parts.append(what)
         if what == "adapting":
             seen.append((done, total))
 
+    (run / "features.npz").unlink(missing_ok=True)
     adapt(run, ["T3A"], device="cpu", on_progress=note)
     assert seen == [(done, 6) for done in range(7)]
+    assert "adapting" not in parts[:-7]  # features come before: what is left is not guessed from their time
     assert {name: digest for name, digest in digests(run).items() if name in before} == before
     assert digests(run).keys() - before.keys() <= {ADAPTATION, f".{ADAPTATION}.lock", "features.npz"}
     first = (run / ADAPTATION).read_text().splitlines()

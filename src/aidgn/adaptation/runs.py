@@ -75,11 +75,12 @@ def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path
     todo = [method for method in methods if not _complete(lines, method)]
     total = sum(len(SETTINGS[method]) for method in methods)
     done = total - sum(len(SETTINGS[method]) for method in todo)
-    report("adapting", done, total)
     if not todo and _complete(lines, "none"):
+        report("adapting", done, total)
         return lines
 
     known = given or extract(run, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report)
+    report("adapting", done, total)  # from here on, as its time left is no matter of computing features
     model = load_model(run, device, own_algorithm(about, algorithm))
     streams = Streams(known, model.network, model.device, lambda: open_images(
         run, about, data=data, data_dir=data_dir, device=device, on_progress=report))

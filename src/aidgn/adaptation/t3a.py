@@ -77,4 +77,4 @@ def weight_vectors(classifier: nn.Module) -> Tensor:
     if vectors is not None:
         return vectors.T
     raise UserError(f"T3A starts from one weight vector per class, which a classifier {type(classifier).__name__} does "
-                    "not have: it needs nn.Linear or AngularClassifier. TentC takes any classifier.")
+                    "not have: it needs nn.Linear or AngularClassifier. Tent-C takes any classifier.")

@@ -104,7 +104,7 @@ class Tent(EntropyMinimization):
             parameter.requires_grad_()
         if not self.parameters:
             raise UserError("Tent adapts the scales and shifts of the backbone's BatchNorm2d, and this backbone has "
-                            "none. TentC and TentBN do without.")
+                            "none. Tent-C and Tent-BN do without.")
         self.network = copied.predict
 
     def predict(self, x: Tensor) -> Tensor:

@@ -235,16 +235,23 @@ def find_dataset(run: Path, about: dict[str, Any], data: str | Path | None, data
     name = about["identity"]["dataset"]
     entry = CATALOGUE.get(name)
     root = about.get("root")
+
+    def named(place: str | Path | None) -> Dataset:  # `place` is a folder that data sets are in
+        try:
+            return load_dataset(name, place)
+        except UserError as error:  # says what the option for it is called in other commands
+            raise UserError(str(error).replace("--data-dir", "--data")) from None
+
     if entry is not None and entry.name == "digits":
         dataset = load_dataset(name)
     elif data is not None and entry is not None and not entry.order(_folders(Path(data))):
-        dataset = load_dataset(name, data)  # the folder that data sets are in
+        dataset = named(data)
     elif data is not None:
         dataset = load_folder(Path(data), entry)
     elif root is not None and Path(root).is_dir():
         dataset = load_folder(Path(root), entry)
     elif entry is not None:
-        dataset = load_dataset(name, data_dir)
+        dataset = named(data_dir)
     else:
         was = f"{root}, where they were, does not exist" if root else "its run.json does not say where they were"
         raise UserError(f"The images of {run} are not here: {was}. Say where the folder of {name} is with --data DIR.")

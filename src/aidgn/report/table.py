@@ -152,8 +152,7 @@ def caption(table: Table, spread: str) -> str:
     else:
         text += f", mean over trials, their number in brackets; ± {SPREADS[spread]}."
     missing = any(cell is None for row in table.rows if row.kind == "ours" for cell in row.cells)
-    return text + (" X: no result, for want of a finished run; nor is there an average with an X in it." if missing
-                   else "")
+    return text + (" X: no result yet; nor is there an average with an X in it." if missing else "")
 
 
 def _reading_notes(records: Records) -> list[str]:
