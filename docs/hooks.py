@@ -2,8 +2,8 @@
 equations as MathML, which browsers show without any script."""
 
 import html
-import importlib
 import inspect
+import pkgutil
 import re
 import tomllib
 from pathlib import Path
@@ -28,7 +28,9 @@ def on_page_content(content: str, **_: Any) -> str:
     r"""Turn \( ... \) and \[ ... \] into MathML."""
     def formula(found: re.Match[str]) -> str:
         text = html.unescape(found[2].strip()[2:-2])
-        return convert(text, display="block" if found[1] == "div" else "inline")
+        if found[1] == "span":
+            return convert(text)
+        return f'<div class="formula">{convert(text, display="block")}</div>'
 
     return re.sub(r'<(div|span) class="arithmatex">(.*?)</\1>', formula, content, flags=re.DOTALL)
 
@@ -43,11 +45,11 @@ def commands() -> str:
 def described(command: click.Command, name: str) -> str:
     if isinstance(command, click.Group):
         parts = [described(each, f"{name} {below}") for below, each in command.commands.items()]
-        return "\n\n".join([f"## `{name}`", inspect.cleandoc(command.help or ""), *parts])
+        return "\n\n".join([f"## `{name}`", prose(command.help), *parts])
     context = click.Context(command, info_name=name)
     level = "###" if name.count(" ") > 1 else "##"
     usage = " ".join([name, *command.collect_usage_pieces(context)])
-    parts = [f"{level} `{name}`", inspect.cleandoc(command.help or "").replace("\b\n", ""), f"```text\n{usage}\n```"]
+    parts = [f"{level} `{name}`", prose(command.help), f"```text\n{usage}\n```"]
     rows = []
     for parameter in command.params:
         record = parameter.get_help_record(context)
@@ -58,6 +60,11 @@ def described(command: click.Command, name: str) -> str:
     if command.epilog:
         parts.append("```text\n" + inspect.cleandoc(command.epilog.replace("\b", "")).strip() + "\n```")
     return "\n\n".join(parts)
+
+
+def prose(text: str | None) -> str:
+    """Help as a paragraph of Markdown, in which <domain> is no tag."""
+    return inspect.cleandoc(text or "").replace("\b\n", "").replace("<", "&lt;")
 
 
 def cell(text: str) -> str:
@@ -80,11 +87,11 @@ def algorithms() -> str:
 
 def api(name: str) -> str:
     """The signature and docstring of one function or class."""
-    module, _, attribute = name.rpartition(".")
-    thing = getattr(importlib.import_module(module), attribute)
-    signature = re.sub(r"'([\w.\[\], |]+)'", r"\1", str(inspect.signature(thing)))
+    thing, attribute = pkgutil.resolve_name(name), name.rpartition(".")[2]
+    signature = re.sub(r"(?<=[:>] )'([\w.\[\], |]+)'", r"\1", str(inspect.signature(thing)))
+    signature = re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", signature).replace("(self, ", "(")
     if len(signature) > 80:
-        signature = re.sub(r", (?=[*\w]+[:,=])", ",\n    ", signature)
+        signature = re.sub(r", (?=\*{0,2}\w+: |\*, )", ",\n    ", signature)
     return f"### `{name}`\n\n```python\n{attribute}{signature}\n```\n\n```text\n{inspect.getdoc(thing)}\n```"
 
 
