@@ -94,6 +94,16 @@ def test_what_an_objective_must_not_give(toy: SimpleNamespace, tmp_path: Path, g
         toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
 
 
+def test_rates_of_an_optimiser_of_ones_own_are_scaled_too(toy: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def build_optimizers(self):\n"
+        "        return {'main': torch.optim.SGD(self.parameters(), lr=0.8)}\n")
+    algorithm = toy.make(f"{tmp_path}/own.py:Mine", toy.network())
+    for factor in (0.5, 0.25, 1.0):
+        algorithm.scale_lr(factor)
+        assert algorithm.optimizers["main"].param_groups[0]["lr"] == 0.8 * factor
+
+
 def test_an_edited_file_is_run_again(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     for title in ("first", "second"):

@@ -181,7 +181,7 @@ class Algorithm(nn.Module):
         self.lr_factor = factor
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * factor
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
     def training_state(self) -> dict[str, Any]:
         """All that `update` depends on and changes, apart from the global random state."""
