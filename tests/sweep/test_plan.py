@@ -66,6 +66,19 @@ def test_several_data_sets_each_with_its_own_domains(tmp_path: Path) -> None:
                            + [("digits", "ERM", 0, 0, domain) for domain in DOMAINS])
 
 
+def test_all_that_lack_source_domains_are_named_at_once(tmp_path: Path) -> None:
+    for domain in ("north", "south"):
+        for name in ("cat", "dog"):
+            (tmp_path / "pets" / domain / name).mkdir(parents=True)
+            Image.fromarray(np.zeros((30, 30, 3), np.uint8)).save(tmp_path / "pets" / domain / name / "1.png")
+    pets = [str(tmp_path / "pets")]
+    with pytest.raises(UserError, match=r"^Mixup, CORAL need more source domains: with north unseen, pets has 1"):
+        plan(pets, ["ERM", "Mixup", "AIDGN", "CORAL"], weights="none")
+    with pytest.raises(UserError, match=r"^CORAL needs at least 2 source domains; with target north there is 1"):
+        plan(pets, ["ERM", "CORAL"], weights="none")
+    assert len(plan(pets, ["ERM", "AIDGN"], trials=1, weights="none")) == 4
+
+
 @pytest.mark.parametrize(("changes", "message"), [
     ({"algorithms": ["ERM", "AIDNG"]}, "Did you mean AIDGN"), ({"targets": ["ink", "chark"]}, "Did you mean chalk"),
     ({"datasets": ["digits", "digts"]}, "Did you mean digits"), ({"steps": 0}, "--steps is 0"),
