@@ -46,16 +46,19 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    sources = sorted(path for path in options.folder.iterdir() if path.is_dir() and path.name != options.unseen)
-    training = ConcatDataset([WithDomain(path, number, options.size) for number, path in enumerate(sources)])
-    test = WithDomain(options.folder / options.unseen, len(sources), options.size)
+    sources = sorted(path for path in options.folder.glob("[!.]*/") if path.name != options.unseen)
+    domains = [WithDomain(path, number, options.size)
+               for number, path in enumerate([*sources, options.folder / options.unseen])]
+    if any(each.images.classes != domains[0].images.classes for each in domains):
+        raise SystemExit("Labels are numbers of class folders: every domain needs the same ones.")
+    *training, test = domains
 
     featurizer = network()
     classifier = AngularClassifier(in_features=64, num_classes=len(test.images.classes), kappa=10)
     optimizer = torch.optim.Adam([*featurizer.parameters(), *classifier.parameters()], lr=2e-3)
     for epoch in range(options.epochs):
         featurizer.train()
-        for x, y, domain in DataLoader(training, batch_size=32, shuffle=True):
+        for x, y, domain in DataLoader(ConcatDataset(training), batch_size=32, shuffle=True):
             # mu_star is the mean norm that features are kept near; about the square root of their number suits them.
             loss = aidgn_loss(featurizer(x), y, domain, classifier.weight, kappa=10, mu_star=8)
             optimizer.zero_grad()

@@ -36,12 +36,14 @@ def main() -> None:
     model = timm.create_model(options.model, pretrained=options.pretrained, num_classes=0).to(device)  # 0: features
     config = resolve_data_config({"input_size": (3, options.size, options.size)} if options.size else {}, model=model)
     augmented = create_transform(**config, is_training=True, scale=(0.7, 1.0), auto_augment=None)
-    sources = sorted(path for path in options.folder.iterdir() if path.is_dir() and path.name != options.unseen)
+    sources = sorted(path for path in options.folder.glob("[!.]*/") if path.name != options.unseen)
     images = [ImageFolder(path, augmented) for path in sources]
     domains = torch.cat([torch.full((len(each),), number) for number, each in enumerate(images)])
     training = DataLoader(StackDataset(ConcatDataset(images), domains), options.batch_size, shuffle=True,
                           drop_last=True)
     unseen = ImageFolder(options.folder / options.unseen, create_transform(**config))
+    if any(each.classes != unseen.classes for each in images):
+        raise SystemExit("Labels are numbers of class folders: every domain needs the same ones.")
 
     classifier = AngularClassifier(model.num_features, len(unseen.classes)).to(device)
     optimizer = create_optimizer_v2(torch.nn.ModuleList([model, classifier]), opt="adam", lr=options.lr)

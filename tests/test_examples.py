@@ -23,6 +23,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if label < 3:
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(root / file)
+    (root / ".aidgn-cache").mkdir()  # as a command has left it
     return root
 
 
@@ -45,6 +46,17 @@ def test_timm_finetune(photos: Path) -> None:
     text = run("timm_finetune.py", str(photos), "--unseen", "poster", "--model", "test_resnet.r160_in1k", "--size",
                "32", "--epochs", "3", "--batch-size", "32", "--lr", "0.003")
     assert text.count("epoch") == 3 and last_accuracy(text) > 25  # it is a tiny network without pretrained weights
+
+
+@pytest.mark.parametrize("example", ["plain_loop.py", "timm_finetune.py"])
+def test_domains_with_other_classes_are_not_mixed_up(example: str, tmp_path: Path) -> None:
+    for place in ("a/cat", "a/dog", "b/cat", "b/dog", "c/dog"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / place / "0.png")
+    model = ["--model", "test_resnet.r160_in1k"] if example.startswith("timm") else []
+    result = subprocess.run([sys.executable, str(EXAMPLES / example), str(tmp_path), "--unseen", "b", *model],
+                            capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1 and "every domain needs the same" in result.stderr
 
 
 def test_lightning_module() -> None:
