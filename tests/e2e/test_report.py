@@ -209,6 +209,26 @@ def test_hover_shows_the_image_its_class_domain_and_prediction(sweep: Path, brow
         assert not page.locator("#tip").is_visible()
 
 
+def test_a_tap_shows_it_too_until_the_next_elsewhere(sweep: Path, browser: Any) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True,
+                                  reduced_motion="reduce")
+    page = context.new_page()
+    page.goto((sweep / "report.html").as_uri())
+    tip = page.locator("#tip")
+    for where, says in (("canvas", "Taken for"), ("#curve-charts svg", "Step")):
+        page.locator(where).first.scroll_into_view_if_needed()
+        page.wait_for_timeout(100)  # scrolling hides what is shown
+        box = page.locator(where).first.bounding_box()
+        spots = product(np.linspace(0.1, 0.9, 9), repeat=2)  # the latent space has gaps
+        while not tip.is_visible():
+            x, y = next(spots)
+            page.touchscreen.tap(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        assert says in tip.inner_text()
+        page.locator("h2:visible").first.dispatch_event("pointerdown", {"bubbles": True})
+        assert not tip.is_visible()
+    context.close()
+
+
 def hint(table: Any) -> bool:
     """Whether there is something in the top right corner of a table: the arrow that says it goes on."""
     corner = np.asarray(Image.open(io.BytesIO(table.screenshot())).convert("L"))[8:26, -15:-4].astype(int)
