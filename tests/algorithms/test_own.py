@@ -82,7 +82,7 @@ def test_mistakes(tmp_path: Path, text: str | None, ask: str, message: str) -> N
 
 @pytest.mark.parametrize(("given", "message"), [
     ("None", "must return a dict of scalar tensors with `loss` among them; it gave NoneType"),
-    ("loss", "it gave Tensor"), ("{'risk': loss}", "it gave a dict of risk"),
+    ("loss", "it gave Tensor"), ("{'risk': loss}", r"it gave a dict of \['risk'\]"),
     ("{'loss': 0.5}", "`loss` of `objective` must be a scalar tensor, not float"),
     ("{'loss': z}", r"`loss` .* not \[12, 5\]"), ("{'loss': loss, 'z': z}", r"`z` .* not \[12, 5\]"),
     ("{'loss': loss.detach()}", "has no gradient")])

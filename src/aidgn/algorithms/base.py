@@ -163,7 +163,7 @@ class Algorithm(nn.Module):
     def check_terms(self, terms: object) -> None:
         """That an objective, which may be a user's, has given what it is to give."""
         if not isinstance(terms, Mapping) or "loss" not in terms:
-            given = f"a dict of {', '.join(terms)}" if isinstance(terms, Mapping) else type(terms).__name__
+            given = f"a dict of {list(terms)}" if isinstance(terms, Mapping) else type(terms).__name__
             raise UserError(f"{self.name()}: `objective` must return a dict of scalar tensors with `loss` among them; "
                             f"it gave {given}.")
         for name, term in terms.items():
