@@ -56,7 +56,7 @@ class RunFolder:
         except OSError as error:
             raise storage_error(self.path, error) from None
         with file:
-            if not lock(file, self.path, wait=False) or not os.fstat(file.fileno()).st_nlink:  # removed meanwhile
+            if not lock(file, self.path, wait=False) or not path.exists():  # it was removed, below, between the two
                 raise Busy(f"Another process is training this run: {self.path} is locked. "
                            "Wait for it, or stop it, and run the same command again to continue.")
             try:
