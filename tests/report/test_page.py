@@ -290,6 +290,7 @@ def test_unfinished_runs_holes_and_missing_data_are_said(tmp_path: Path, images:
     assert "photos-AIDGN-dusk-trial0-draw0: step 2 of 4" in text
     assert re.search(r"AIDGN 60.0 X", text) and "night" not in payload(page)["bars"]["training"][0]["columns"]
     assert "is neither in photos-AIDGN-day-trial0-draw0." in text
+    assert "AIDGN has no trial with all of these domains, and so no average to compare." in text
     assert [view["algorithm"] for view in payload(page)["views"]] == ["ERM", "ERM"]
     assert payload(page)["runs"][-1]["finished"] is False
 

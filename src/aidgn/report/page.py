@@ -280,13 +280,16 @@ def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trial
     where = f"on average over {_count(len(targets))} unseen domains" if len(targets) > 1 \
         else f"on {names[targets[0]]}, which it never saw"
     trials_ = "one trial" if number == 1 else f"{_count(number)} trials"
+    others = [name for name in of if name not in full]
+    absent = f" {_listed(others)} {'has' if len(others) == 1 else 'have'} no trial with all of these domains, and so " \
+             "no average to compare." if others else ""
     if len(ranked) == 1:
         text = f"{best} classifies {mean:.1f} % of the images rightly {where} ({trials_})."
         means = {target: 100 * float(np.mean(list(of[best][target].values()))) for target in targets}
         if len(targets) > 1:
             low, high = min(targets, key=means.__getitem__), max(targets, key=means.__getitem__)
             text += f" It ranges from {means[low]:.1f} % on {names[low]} to {means[high]:.1f} % on {names[high]}."
-        return text
+        return text + absent
     second = ranked[1]
     both = sorted(full[best].keys() & full[second].keys())
     differences = [100 * (full[best][trial] - full[second][trial]) for trial in both]
@@ -303,4 +306,4 @@ def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trial
         wins = sum(np.mean(list(of[best][target].values())) > np.mean(list(of[second][target].values()))
                    for target in targets)
         text += f" Domain by domain it is ahead on {_part(int(wins), len(targets))}."
-    return text
+    return text + absent
