@@ -113,6 +113,11 @@ def test_long_names_of_domains_leave_room_for_what_is_drawn(draw: Callable[[Feat
     assert figure.axes[0].get_window_extent().width / figure.dpi > 2  # inches
 
 
+@pytest.mark.parametrize("name", DRAWN)
+def test_figures_fit_a_page(name: str) -> None:
+    assert DRAWN[name]().get_figheight() <= (11 if "confusion" in name else 9)  # a square is for a page of its own
+
+
 def test_overlaps_are_noticed() -> None:
     figure = figures.norm_distributions(make())
     figure.axes[0].text(10, 0.01, "one text")

@@ -27,9 +27,9 @@ SOURCE_COLOURS = ("#0072B2", "#009E73", "#333333", "#CC79A7", "#56B4E9")
 CLASS_COLOURS = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499",
                  "#777777")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-LISTED, LINES = 40, 14  # classes that a legend or an axis lists at most, and lines of a legend's column
+LISTED, LINES = 40, 14  # classes that a legend lists at most, and lines of its column
 METHODS = ("none", "T3A", "Tent-C", "Tent-BN", "Tent")
-WIDTH = 7.0  # inches, two columns of a paper
+WIDTH, PAGE = 7.0, 9.0  # inches, two columns of a paper and their height
 STYLE: Any = {"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
               "legend.fontsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
               "lines.linewidth": 1.2, "legend.frameon": False, "svg.hashsalt": "aidgn", "savefig.dpi": 250,
@@ -170,22 +170,23 @@ def norm_distributions(features: Features) -> Figure:
 @styled
 def angle_distributions(features: Features) -> Figure:
     """Angle between an image's features and its class's mean direction over the sources, per domain and class: bars
-    from quartile to quartile with the median, lines from the 5 to the 95 % quantile. At most 40 classes, those with
-    most images."""
+    from quartile to quartile with the median, lines from the 5 to the 95 % quantile. As many classes as a page holds,
+    those with most images."""
     shown_images, colours = shown(features), domain_colours(features)
     angles = angles_to_class(features, np.concatenate([shown_images[name] for name in features.domain_names
                                                        if name not in features.targets]))
     counts = np.bincount(features.labels, minlength=len(features.class_names))
-    classes = np.sort(np.argsort(-counts, kind="stable")[:LISTED])
-    height = 0.8 / len(features.domain_names)
-    figure, axes = grid(1, 1, WIDTH, max(2.4, 0.9 + 0.13 * len(classes) * len(features.domain_names)))
+    number_of_domains = len(features.domain_names)
+    classes = np.sort(np.argsort(-counts, kind="stable")[:max(int((PAGE - 0.9) / (0.13 * number_of_domains)), 1)])
+    height = 0.8 / number_of_domains
+    figure, axes = grid(1, 1, WIDTH, max(2.4, 0.9 + 0.13 * len(classes) * number_of_domains))
     axis = axes[0, 0]
     for number, (name, where) in enumerate(shown_images.items()):
         known = where[~np.isnan(angles[where])]  # a class that no source has, has no direction
         samples = [angles[known[features.labels[known] == c]] for c in classes]
         quantiles = np.array([np.quantile(sample, (0.05, 0.25, 0.5, 0.75, 0.95)) if len(sample) else [np.nan] * 5
                               for sample in samples])
-        places = np.arange(len(classes)) + (number - (len(features.domain_names) - 1) / 2) * height
+        places = np.arange(len(classes)) + (number - (number_of_domains - 1) / 2) * height
         low, first, median, third, high = quantiles.T
         unseen = name in features.targets
         axis.hlines(places, low, high, color=colours[name], linewidth=0.8)
@@ -194,7 +195,7 @@ def angle_distributions(features: Features) -> Figure:
         axis.vlines(median, places - 0.4 * height, places + 0.4 * height, color="white", linewidth=1.4)
     axis.set_yticks(range(len(classes)), [shorten(features.class_names[c]) for c in classes])
     axis.set_ylim(len(classes) - 0.5, -0.5)
-    some = "" if len(classes) == len(features.class_names) else f", {LISTED} of {len(features.class_names)} classes"
+    some = "" if len(classes) == len(features.class_names) else f", {len(classes)} of {len(features.class_names)} classes"
     axis.set(xlabel="angle to the class's direction over the sources (degrees)",
              title=f"{features.algorithm}: angles per domain and class{some}")
     axis.set_xlim(0)
