@@ -210,6 +210,27 @@ def test_features_that_are_all_zero_have_no_direction(synthetic: Make) -> None:
     assert any(line.startswith("3 images have features that are all zero") for line in found.sentences())
 
 
+@pytest.mark.filterwarnings("error")
+def test_without_a_distance_between_classes_or_a_spread_of_norms_there_is_nothing_to_measure_by(
+        synthetic: Make, tmp_path: Path) -> None:
+    features = synthetic(turn=1.2, stretch=1.25)
+    by_chance = np.random.default_rng(0).permutation(len(features))
+    found = diagnose(replace(features, labels=features.labels[by_chance]), permutations=99)
+    text = "\n".join(found.sentences())
+    assert found.verdicts == {"angular invariance": "cannot be told", "norm shift": "holds"}
+    assert "no distance between classes to measure by; from the sources to unseen directions differ more than" in text
+    assert "In short: by direction, this network does not tell" in text and "nan" not in text
+    assert dict(compare([found]))["  directions move, in distances of classes"] == ["-"]
+    found.save(tmp_path / "diagnosis.json")
+    assert Diagnosis.load(tmp_path / "diagnosis.json").sentences() == found.sentences()
+
+    units = features.features / np.linalg.norm(features.features, axis=1, keepdims=True)
+    found = diagnose(replace(features, features=units), permutations=99)
+    text = "\n".join(found.sentences())
+    assert found.verdicts == {"angular invariance": "does not hold", "norm shift": "cannot be told"}
+    assert "about as long" in text and "as norms of the sources do not vary" in text and "nan" not in text
+
+
 def test_what_is_said_and_kept(synthetic: Make, tmp_path: Path) -> None:
     found = diagnose(synthetic(turn=1.2, stretch=0.7), permutations=99)
     text = "\n".join(found.sentences())

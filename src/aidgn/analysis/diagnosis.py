@@ -10,7 +10,8 @@ images every difference is beyond chance, so the verdict rests on an effect that
     norm shift           sqrt(2 E / mean difference of two norms of one class and domain): for a shift of normal
                          distributions Cohen's d, the shift in standard deviations; sees other changes too
 
-An effect below 0.25 is small, from 0.5 on large. Sources are represented by the images set aside (`out`), because on
+An effect below 0.25 is small, from 0.5 on large. Where there is nothing to measure by, as classes of the sources are
+not apart or norms are all the same, there is none. Sources are represented by the images set aside (`out`), because on
 images it was trained on a network behaves otherwise; the target by all of its images.
 
 On synthetic features of 4 classes and 4 domains, 20 images each, with both assumptions true, one or none, 300 times
@@ -45,6 +46,8 @@ from aidgn.files import for_json, write_text
 
 KEPT = "diagnosis.json"
 CELL, TOTAL = 250, 20_000  # images of a class in a domain, and of all, that are compared at most
+LEAST_APART = 1.01  # times as wide as the angle within a class must that between classes be, to measure by it
+LEAST_SPREAD = 1e-5  # of norms, in mean norms, below which they are the same but for rounding
 TESTS = ("angular", "angular_sources", "norm", "norm_sources")
 
 ANGULAR_VERDICTS = {"small": "holds", "moderate": "holds roughly", "large": "does not hold",
@@ -115,11 +118,17 @@ class Diagnosis:
         lines = [f"{self.dataset}, {self.algorithm}, trial {self.trial}: {sum(used[name] for name in self.targets)} "
                  f"images of {target}, unseen in training, beside "
                  f"{sum(used[name] for name in self.sources)} images of {sources}"
-                 f"{' that were set aside' if self.set_aside else ', which it was trained on'}.",
-                 f"Angular invariance {self.verdicts['angular invariance']}. From the sources to {target}, the "
-                 f"directions of a class move by {_interval(self.angular)} of the distance between two classes, "
-                 f"{_chance(self.angular)}; 0.5 is half way to another class."]
-        if self.angular_sources:
+                 f"{' that were set aside' if self.set_aside else ', which it was trained on'}."]
+        apart = np.isfinite(self.angular.effect)
+        if apart:
+            lines.append(f"Angular invariance {self.verdicts['angular invariance']}. From the sources to {target}, the "
+                         f"directions of a class move by {_interval(self.angular)} of the distance between two "
+                         f"classes, {_chance(self.angular)}; 0.5 is half way to another class.")
+        else:
+            lines.append("Angular invariance cannot be told. In the sources, two images of different classes are no "
+                         "further apart in direction than two of the same, so there is no distance between classes to "
+                         f"measure by; from the sources to {target} directions differ {_chance(self.angular)}.")
+        if self.angular_sources and apart:
             lines.append(f"  Among the sources they move by {_interval(self.angular_sources)}, "
                          f"{_chance(self.angular_sources)}.")
         far = sorted(((effect, self.class_names[c]) for c, (effect, p) in self.angular.classes.items()
@@ -128,10 +137,12 @@ class Diagnosis:
             lines.append(f"  Furthest: {some((f'{name} ({effect:.2f})' for effect, name in far), 5)}.")
         change = f"{abs(1 - self.norm_ratio):.0%} {'shorter' if self.norm_ratio < 1 else 'longer'} on average than"
         change = "about as long on average as" if change.startswith("0%") else change
+        vary = np.isfinite(self.norm.effect)
+        differ = f"differ by {_interval(self.norm)} standard deviations, {_chance(self.norm)}" if vary else \
+            "cannot be compared in standard deviations, as norms of the sources do not vary"
         lines.append(f"Norm shift {self.verdicts['norm shift']}. Within a class, features of {target} are {change} "
-                     f"those of the sources; the distributions differ by {_interval(self.norm)} standard "
-                     f"deviations, {_chance(self.norm)}.")
-        if self.norm_sources:
+                     f"those of the sources; the distributions {differ}.")
+        if self.norm_sources and vary:
             lines.append(f"  Among the sources they differ by {_interval(self.norm_sources)}, "
                          f"{_chance(self.norm_sources)}.")
         return [*lines, self.meaning(), self._fits(), self._directions(), self._compactness(), *self._predictions(),
@@ -153,6 +164,10 @@ class Diagnosis:
     def meaning(self) -> str:
         """What a practitioner takes from both verdicts."""
         target = " and ".join(self.targets)
+        if np.isnan(self.angular.effect):
+            return "In short: by direction, this network does not tell the classes of its own sources apart."
+        if np.isnan(self.norm.effect):
+            return "In short: this network gives all features of a class the same length."
         if "unclear" in (self.angular.size, self.norm.size):
             return f"In short: more images of {target} or of the sources are needed to tell."
         if self.angular.size == "large":
@@ -252,9 +267,13 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
         return {number: (classes[number][0][np.ix_(keep, keep)], classes[number][1][keep])
                 for number, keep in kept.items()}
 
+    within, beside = (np.nanmean([domain_values[features.domain_names[source]][key] for source in sources])
+                      for key in ("within_class", "between_classes"))
+    separation, spread = float(np.mean(distances)), float(np.nanmean(spreads))
     tests: dict[str, Shift | None] = {}
-    for what, classes, scale in (("angular", angles, np.mean(distances)), ("norm", lengths, np.nanmean(spreads) / 2)):
-        unit = max(float(scale), 1e-9)
+    for what, classes, unit in (
+            ("angular", angles, separation if separation > 0 and beside > LEAST_APART * within else float("nan")),
+            ("norm", lengths, spread / 2 if spread > LEAST_SPREAD * norms.mean() else float("nan"))):
         tests[what] = shift(classes, from_sources, unit, permutations, rng)
         tests[f"{what}_sources"] = shift(only_sources(classes), among_sources, unit, permutations, rng)
     corrected = iter(holm([each.p for each in tests.values() if each]))
@@ -311,7 +330,7 @@ def compare(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, list[str]]]:
         return format(one.mean(names, key), form)
 
     def effect(each: Shift | None) -> str:
-        return _interval(each) if each else "-"
+        return _interval(each) if each and np.isfinite(each.effect) else "-"
 
     return [
         ("unseen domain", [" and ".join(one.targets) for one in diagnoses]),

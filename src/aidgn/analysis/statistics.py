@@ -30,7 +30,9 @@ class Shift:
     @property
     def size(self) -> str:
         """small: below 0.25, and surely below 0.5; large: from 0.5 on and beyond chance; moderate: between, beyond
-        chance; else unclear, as there are too few images to tell."""
+        chance; else unclear, as there are too few images to tell, or nothing to measure by (NaN)."""
+        if np.isnan(self.effect):
+            return "unclear"
         if self.effect < SMALL:
             return "small" if self.high < LARGE else "unclear"
         if self.p_holm >= LEVEL:
@@ -70,7 +72,7 @@ def energy_distances(means: NDArray[np.float64]) -> NDArray[np.float64]:
 def shift(classes: dict[int, tuple[Array, NDArray[np.integer]]], pairs: Pairs, scale: float, permutations: int,
           rng: np.random.Generator) -> Shift | None:
     """Energy distance between the two domains of a pair within a class, its mean over classes and pairs, as the effect
-    sqrt(E / scale); None if no class has two domains to compare.
+    sqrt(E / scale), NaN if `scale` is; None if no class has two domains to compare.
 
     classes: class -> (distances [n, n], domain of each sample [n]). The test permutes the domains of the samples within
     each class; the interval resamples each class of each domain."""

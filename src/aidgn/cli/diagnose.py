@@ -93,7 +93,7 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
     if len(set(names)) < len(names):
         names = [folder.name for folder in folders]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(diagnoses[0].dataset)
+    table.add_column(", ".join(dict.fromkeys(one.dataset for one in diagnoses)))
     for name in names:
         table.add_column(name, overflow="fold")
     for label, values in compare(diagnoses):

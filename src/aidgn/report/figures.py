@@ -195,7 +195,8 @@ def angle_distributions(features: Features) -> Figure:
         axis.vlines(median, places - 0.4 * height, places + 0.4 * height, color="white", linewidth=1.4)
     axis.set_yticks(range(len(classes)), [shorten(features.class_names[c]) for c in classes])
     axis.set_ylim(len(classes) - 0.5, -0.5)
-    some = "" if len(classes) == len(features.class_names) else f", {len(classes)} of {len(features.class_names)} classes"
+    all_classes = len(features.class_names)
+    some = "" if len(classes) == all_classes else f", {len(classes)} of {all_classes} classes"
     axis.set(xlabel="angle to the class's direction over the sources (degrees)",
              title=f"{features.algorithm}: angles per domain and class{some}")
     axis.set_xlim(0)
