@@ -164,7 +164,8 @@ def test_one_file_is_all(run: Path, exported: Path, tmp_path: Path) -> None:
     assert found.warnings == wanted.warnings and found.warnings is not None and any(found.warnings)
     about = json.loads((run / "run.json").read_text())
     assert str(about.get("root") or run).encode() not in alone.read_bytes()  # where the data lay is nobody's business
-    assert alone.stat().st_mode & 0o044 == 0o044
+    for path in (alone, run / "model.safetensors", run / "last.safetensors"):
+        assert path.stat().st_mode & 0o777 == run.stat().st_mode & 0o666  # others may read what they may look into
 
     Image.fromarray(DIGITS.pixels[0]).save(tmp_path / "a.png")
     result = subprocess.run([sys.executable, "-m", "aidgn", "predict", alone, tmp_path / "a.png", "--json"],
@@ -248,6 +249,17 @@ def test_code_in_the_card_runs(exported: Path, tmp_path: Path) -> None:
     first, second = (subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True,
                                     check=True, timeout=120).stdout.split() for block in blocks)
     assert first[0] == second[0] and float(first[1]) == pytest.approx(float(second[1]), abs=0.02)
+
+
+def test_what_was_compared_and_trained_is_said(run: Path) -> None:
+    from aidgn.model_card import training
+
+    assert str(export.Check(24, True, 0.0, 9e-4)).endswith("logits differ by 0.0009 for large pictures (allowed: 0.02)")
+    assert str(export.Check(24, True, 4e-5, 0.0)).endswith("logits differ by 4e-05 of the largest (allowed: 0.001)")
+    about = json.loads((run / "run.json").read_text())
+    assert "last stage" not in training(about)
+    about["identity"]["train_only"] = "last-stage"  # `aidgn fit --quick`
+    assert "Only the network's last stage and the classifier were trained" in training(about)
 
 
 def test_names_do_not_become_markup() -> None:

@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aidgn import backbones
@@ -33,7 +31,7 @@ from aidgn.files import write_text, written_aside
 from aidgn.inference import Model, find_model, load_model
 from aidgn.model_card import model_card
 from aidgn.training.featurizer import Featurizer
-from aidgn.training.folder import read_weights
+from aidgn.training.folder import read_weights, write_weights
 
 TOLERANCE = 1e-3  # of the largest logit: between ONNX and the model, on pictures that the model does not shrink first
 SHRUNK = 2e-2  # the same for larger pictures, which Pillow shrinks to whole grey levels
@@ -52,12 +50,13 @@ class Check:
     pictures: int
     real: bool  # of the data set; otherwise made up
     difference: float  # the greatest, relative to the largest logit, of pictures that are not shrunk first
-    shrunk: float  # the same of larger ones; 0 where there were none
+    shrunk: float  # the same of larger ones; either is 0 where there were none
 
     def __str__(self) -> str:
-        larger = f", {self.shrunk:.1g} for large pictures (allowed: {SHRUNK:g})" if self.shrunk else ""
+        of_each = [f"{self.difference:.1g} of the largest (allowed: {TOLERANCE:g})" if self.difference else "",
+                   f"{self.shrunk:.1g} for large pictures (allowed: {SHRUNK:g})" if self.shrunk else ""]
         return (f"onnxruntime gives the same labels for {self.pictures} {'' if self.real else 'made-up '}pictures; "
-                f"logits differ by {self.difference:.1g} of the largest (allowed: {TOLERANCE:g}){larger}")
+                f"logits differ by {', '.join(filter(None, of_each)) or 'nothing'}")
 
 
 @dataclass(frozen=True)
@@ -289,10 +288,5 @@ def write_safetensors(run: Path, about: dict[str, Any], path: Path) -> Path:
     novelty = run / "novelty.json"
     if novelty.exists():
         metadata["novelty"] = json.loads(novelty.read_text(encoding="utf-8"))
-    with written_aside(path) as temporary:
-        try:
-            save_file(tensors, temporary, metadata={"aidgn": json.dumps(metadata)})
-            temporary.chmod(0o644)  # for others, unlike what it makes
-        except SafetensorError as error:
-            raise OSError(5, str(error).splitlines()[0]) from None
+    write_weights(path, tensors, metadata)
     return path

@@ -83,9 +83,10 @@ def training(about: dict[str, Any]) -> str:
     method = f"{kind.title} ({kind.paper})" if kind else "an algorithm of the author's own"
     start = {"none": "random numbers", "hub": f"the published weights of `{identity['backbone']}`"}.get(
         identity["weights"], f"the weights `{identity['weights']}`")
+    part = " Only the network's last stage and the classifier were trained." if identity.get("train_only") else ""
     values = ", ".join(f"{name} {short(value)}" for name, value in identity["hyper_parameters"].items())
     return (f"- Method: {identity['algorithm']}: {method}.\n"
-            f"- Initial weights: {start}.\n"
+            f"- Initial weights: {start}.{part}\n"
             f"- {identity['steps']:,} steps; hyper-parameters of draw {identity['draw']}: {values}.\n"
             "- Protocol: a fifth of the images of every training domain was set aside; of the evaluations, every "
             f"{identity['eval_every']} steps, the weights with the highest mean accuracy on these were taken. Images "

@@ -76,6 +76,7 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
         assert chosen["accuracies"][domain] == best[f"env{target}_in_acc"]
     assert chosen["mean"] == pytest.approx(np.mean(list(chosen["accuracies"].values())))
     assert f"{chosen['mean']:.1%} is the mean over 3 domains" in out
+    assert "7 runs of 30 steps, small (from scratch)" in (tmp_path / "out" / "REPORT.md").read_text()
 
     found = start(tmp_path, "predict", "out/model", "pictures", "--csv", "-", "--device", "cpu")
     rows, error = found.communicate(timeout=600)

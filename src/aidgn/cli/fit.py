@@ -95,7 +95,7 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     run = Path(progress.folders[len(job.estimates)])
     model, seen = fitting.keep_model(run, place), fitting.seen_accuracy(run)
     sentences = fitting.answer(found, chosen, seen, len(dataset.classes))
-    fitting.write_summary(place, [*told, *sentences], found, specs[-1], seen, model, dataset)
+    fitting.write_summary(place, [*told, fitting.describe(job), *sentences], found, specs[-1], seen, model, dataset)
     for sentence in sentences:
         click.echo(sentence)
     page = None if no_report else _report(place, list(progress.folders.values()), data_dir, device, algorithm)

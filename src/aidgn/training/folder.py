@@ -149,18 +149,24 @@ class RunFolder:
                last: tuple[Mapping[str, Tensor], int]) -> None:
         """Write both sets of weights with their steps; from then on the run is finished and needs no state."""
         for path, (weights, step) in ((self.model, selected), (self.last, last)):
-            with written_aside(path) as temporary:
-                try:
-                    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary,
-                              metadata={"aidgn": json.dumps({"algorithm": algorithm, "step": step})})
-                except SafetensorError as error:
-                    raise _system_error(error, self.path) from None
+            write_weights(path, weights, {"algorithm": algorithm, "step": step})
         self.state.unlink(missing_ok=True)
 
     def records(self) -> list[dict[str, Any]]:
         if not self.results.exists():
             return []
         return [json.loads(line) for line in self.results.read_text(encoding="utf-8").splitlines()]
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """A safetensors file with what it is of, for `read_weights`."""
+    with written_aside(path) as temporary:
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary,
+                      metadata={"aidgn": json.dumps(about)})
+        except SafetensorError as error:
+            raise _system_error(error, path.parent) from None
+        temporary.chmod(path.parent.stat().st_mode & 0o666)  # as the folder, where it makes it private
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
