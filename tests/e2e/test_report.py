@@ -299,6 +299,18 @@ def test_prints_light_and_whole(sweep: Path, browser: Any) -> None:
         assert page.pdf(format="A4").startswith(b"%PDF")
 
 
+def test_without_scripts_there_are_the_tables_the_diagnosis_and_the_commands(sweep: Path, browser: Any) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((sweep / "report.html").as_uri())
+    assert page.locator(".notice", has_text="need JavaScript").is_visible()
+    assert page.locator("table.results:visible").count() == 2  # by validation and by the oracle
+    assert page.locator(".diagnosis:visible").count() == 4 and page.locator("#commands").is_visible()
+    heads = page.locator("main h2:visible").all_inner_texts()
+    assert heads == ["Result", "Do the two assumptions hold?", "Run it again"]
+    context.close()
+
+
 def test_the_commands_in_the_page_are_those_of_the_runs(sweep: Path) -> None:
     text = (sweep / "report.html").read_text().partition('aria-label="Commands">')[2].partition("</pre>")[0]
     commands = html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()
