@@ -270,6 +270,22 @@ def test_by_keyboard_and_on_a_phone(page: Any, tmp_path: Path) -> None:
     assert page.locator(".result").count() == 0
 
 
+def test_room_without_a_map_and_beside_long_names(browser: Any, server: Server) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(server.url)
+    page.wait_for_selector("#map-card:not([hidden])")
+    drop(page, "5.png", encoded(DIGITS.pixels[5]))
+    page.wait_for_selector(".track")
+    page.evaluate("""() => {
+        document.getElementById("map-card").hidden = true;  // as where training images are not at hand
+        for (const name of document.querySelectorAll(".bars .class")) name.textContent = "long ".repeat(20);
+    }""")
+    assert page.locator(".result").bounding_box()["width"] > 1000
+    page.set_viewport_size({"width": 360, "height": 700})
+    assert page.locator(".track").first.bounding_box()["width"] > 30
+    page.close()
+
+
 def test_what_cannot_be_read_is_said(browser: Any, server: Server) -> None:
     page = browser.new_page()
     page.goto(server.url)

@@ -253,7 +253,7 @@ def find_dataset(run: Path, about: dict[str, Any], data: str | Path | None, data
     elif entry is not None:
         dataset = named(data_dir)
     else:
-        was = f"{root}, where they were, does not exist" if root else "its run.json does not say where they were"
+        was = f"{root}, where they were, does not exist" if root else "the model does not say where they were"
         raise UserError(f"The images of {run} are not here: {was}. Say where the folder of {name} is with --data DIR.")
     return replace(dataset, image_size=int(about["image_size"]))
 
