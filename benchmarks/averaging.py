@@ -40,7 +40,7 @@ class AlsoAveraged(Run):
         self.records: dict[str, list[dict[str, Any]]] = {name: [] for name in self.averages}
         AlsoAveraged.latest = self
 
-    def note(self, terms: Mapping[str, Tensor]) -> None:
+    def note(self, terms: Mapping[str, Tensor | float]) -> None:
         super().note(terms)
         for other in self.beside.values():
             assert other.average is not None

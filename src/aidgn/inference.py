@@ -73,7 +73,7 @@ class Model:
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
         self.batch_size = batch_size(network, device)
         self.uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.in_flight = 0 if self.uploads is None else 1  # batches that a GPU has to do while results are read
+        self.in_flight = 0 if self.uploads is None else 2  # batches that a GPU has to do while results are read
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Prediction:
         """Label and probabilities of one image or of many."""
@@ -118,6 +118,9 @@ class Model:
         """Give decoded images to the device, which computes what evaluation does; a GPU is not waited for."""
         sizes = np.array([image.shape[:2] for image in pixels], np.int32)
         slot, on_gpu = int(sizes.max()), self.uploads is not None
+        exact_fit = bool((sizes == self.image_size).all())
+        if (sizes == sizes[0]).all():
+            sizes = sizes[:1]  # they are all resized alike
         slots = torch.empty(len(pixels), slot, slot, 3, dtype=torch.uint8, pin_memory=on_gpu)
         for place, image in zip(slots.numpy(), pixels, strict=True):
             place[:image.shape[0], :image.shape[1]] = image
@@ -128,7 +131,7 @@ class Model:
             stream.wait_stream(self.uploads)
             x.record_stream(stream)
             geometry.record_stream(stream)
-        x = clean(x, geometry, self.image_size, exact_fit=bool((sizes == self.image_size).all()))
+        x = clean(x, geometry, self.image_size, exact_fit=exact_fit)
         features, logits = (each.float().to("cpu", non_blocking=True) for each in outputs(self.network, x))
         return Launched(features, logits, stream.record_event(torch.cuda.Event(blocking=True)) if on_gpu else None)
 

@@ -334,6 +334,14 @@ def test_evaluation_resizes_both_sides() -> None:
     assert ours.dtype == torch.float32 and ours.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_one_row_of_geometry_is_for_all_images() -> None:
+    images = torch.randint(0, 256, (3, 12, 12, 3), dtype=torch.uint8)
+    geometry = torch.tensor([[9, 11, 9, 11]])
+    assert torch.equal(clean(images, geometry, 8), clean(images, geometry.expand(3, 4), 8))
+    compiled = torch.compile(clean, backend="eager")  # by the products, as on a GPU
+    torch.testing.assert_close(compiled(images, geometry, 8), clean(images, geometry, 8), rtol=0, atol=1e-5)
+
+
 def test_images_that_fit_are_taken_as_they_are() -> None:
     images = slots([noise(SLOT, SLOT, seed) for seed in range(2)])
     ours = clean(images, geometry([(SLOT, SLOT)] * 2), SLOT, exact_fit=True)

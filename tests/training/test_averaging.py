@@ -1,10 +1,16 @@
 """Weight averages against means of the weights, written down step by step."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from aidgn import training
 from aidgn.training.averaging import RunningAverage, Valley
 
 
@@ -85,3 +91,21 @@ def test_saved_and_loaded_goes_on_alike(kind: type[RunningAverage], tmp_path) ->
         results.append(average.average[0].numpy())
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
+
+
+def test_the_benchmark_measures_what_training_with_the_option_measures(
+        digits_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunningAverage.__init__, "__defaults__", (1,))  # the step after which it averages
+    alone = [digits_run(tmp_path / "alone", "ERM", average=average) for average in (None, "sma")]
+    monkeypatch.setattr(training.run, "Run", training.run.Run)  # the benchmark puts its own there
+    benchmark = run_path(str(Path(__file__).parents[2] / "benchmarks" / "averaging.py"))
+    spec = training.RunSpec("digits", "ERM", "chalk", steps=4, eval_every=2, hyper_parameters={"batch_size": 8})
+    benchmark["train"](spec, tmp_path / "together", device="cpu")
+
+    def records(folder: Path) -> list[dict[str, object]]:
+        lines = (folder / "results.jsonl").read_text().splitlines()
+        return [{key: value for key, value in json.loads(line).items() if not key.endswith("_time")} for line in lines]
+
+    plain, averaged = (records(folder) for folder in alone)
+    assert len(plain) == 2 and plain != averaged
+    assert [records(tmp_path / "together" / folder.name) for folder in alone] == [plain, averaged]

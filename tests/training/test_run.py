@@ -261,6 +261,19 @@ class Breaks(ERM):
     assert all(torch.isfinite(tensor).all() for tensor in state["algorithm"]["weights"].values())
 
 
+def test_an_own_update_may_give_numbers(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("""
+from aidgn.algorithms.erm import ERM
+class Numbers(ERM):
+    def update(self, minibatches):
+        return {"loss": super().update(minibatches)["loss"].item(), "updates": self.updates}
+""")
+    folder = train(spec(algorithm=f"{tmp_path / 'own.py'}:Numbers", steps=2), tmp_path / "out", device="cpu")
+    plain = train(spec(algorithm="ERM", steps=2), tmp_path / "out", device="cpu")
+    (numbers,), (tensors,) = RunFolder(folder).records(), RunFolder(plain).records()
+    assert numbers["updates"] == 1.5 and numbers["loss"] == pytest.approx(tensors["loss"])
+
+
 class Malicious:
     def __reduce__(self) -> tuple:
         return os.system, ("touch pwned",)

@@ -46,7 +46,8 @@ def augment(images: Tensor, geometry: Tensor, uniforms: Tensor, size: int) -> Te
 def clean(images: Tensor, geometry: Tensor, size: int, *, exact_fit: bool = False) -> Tensor:
     """Evaluation images [B, 3, size, size]: the whole image resized, both sides; arguments as those of `augment`.
 
-    exact_fit says that every image fills its slot and slots have the size asked for: nothing is resized.
+    Images of one size need no more than one row of geometry. exact_fit says that every image fills its slot and slots
+    have the size asked for: nothing is resized.
     """
     if exact_fit:
         if images.shape[1:3] != (size, size):
@@ -55,7 +56,7 @@ def clean(images: Tensor, geometry: Tensor, size: int, *, exact_fit: bool = Fals
         return normalise((red, green, blue))
     if images.device.type == "cpu" and not torch.compiler.is_compiling():  # one by one: faster than the products there
         return torch.cat([clean_one(image[:height, :width], size) for image, (height, width)
-                          in zip(images, geometry[:, :2].tolist(), strict=True)])
+                          in zip(images, geometry[:, :2].expand(len(images), 2).tolist(), strict=True)])
     stored = geometry[:, :2].float()
     boxes = torch.cat([torch.zeros_like(stored), stored], dim=1)
     return normalise(resample(images, boxes, torch.zeros_like(geometry[:, 0], dtype=torch.bool), size))

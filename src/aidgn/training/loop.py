@@ -86,12 +86,14 @@ class Run:
                 yield {**self.evaluate(), "step_time": step_time}
                 began, began_step = time.perf_counter(), self.step
 
-    def note(self, terms: Mapping[str, Tensor]) -> None:
-        """Sum the terms on the device; nothing is read back until the next record."""
-        for name, value in terms.items():
+    def note(self, terms: Mapping[str, Tensor | float]) -> None:
+        """Sum the terms on the device; nothing is read back until the next record. An own `update` may give floats."""
+        values = {name: torch.as_tensor(term, dtype=torch.float32, device=self.images.device)
+                  for name, term in terms.items()}
+        for name, value in values.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
             self.counts[name] = self.counts.get(name, 0) + 1
-        fine = torch.stack(list(terms.values())).isfinite().all()
+        fine = torch.stack(list(values.values())).isfinite().all()
         self.not_finite = torch.where(fine | (self.not_finite < self.step), self.not_finite, self.step)
 
     def evaluate(self) -> dict[str, Any]:
