@@ -153,13 +153,13 @@ def test_best_is_bold_and_second_underlined_as_printed() -> None:
 
 
 def test_order_of_rows_and_columns() -> None:
-    algorithms = ["own", "AIDGN-noR", "AIDGN", "RSC", "GroupDRO", "ERM", "AIDGN-release", "AIDGN-noRD"]
+    algorithms = ["own", "AIDGN-noR", "AIDGN", "RSC", "GroupDRO", "ERM", "AIDGN-release", "AIDGN-noRD", "ERM+SMA"]
     records = [one for dataset in ("own", "TerraIncognita", "PACS") for name in algorithms
                for one in grid(dataset, name, [[0.5]] * 4)]
     made = tables(records)
     assert made[-1].columns == ["PACS", "TerraIncognita", "own", "Avg"]
-    assert [row.head for row in made[0].rows] == ["ERM", "GroupDRO", "RSC", "AIDGN", "AIDGN-noRD", "AIDGN-noR",
-                                                  "AIDGN-release", "own"]
+    assert [row.head for row in made[0].rows] == ["ERM", "ERM+SMA", "GroupDRO", "RSC", "AIDGN", "AIDGN-noRD",
+                                                  "AIDGN-noR", "AIDGN-release", "own"]
     assert made[1].columns == ["L100", "L38", "L43", "L46", "Avg"] and made[2].columns == ["0", "1", "2", "3", "Avg"]
 
 

@@ -135,8 +135,11 @@ def target_heads(dataset: str, domains: Iterable[Sequence[str]], count: int) -> 
 
 
 def in_order(names: Iterable[str], first: Sequence[str]) -> list[str]:
-    """`names` in the order of `first`, then the others by name."""
-    return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), name))
+    """`names` in the order of `first`, then the others by name; ERM+SMA comes right behind ERM."""
+    def place(name: str) -> tuple[int, str]:
+        plain = name.partition("+")[0]
+        return (first.index(plain) if plain in first else len(first)), name
+    return sorted(names, key=place)
 
 
 # Notes ----------------------------------------------------------------------------------------------------------------
