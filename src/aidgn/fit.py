@@ -274,10 +274,10 @@ def write_summary(out: Path, told: Sequence[str], found: Sequence[Estimate], fin
                   "The runs that left a domain out had one domain less to learn from than the final model, which makes "
                   "the estimate cautious; that the better of two algorithms was taken makes it a little hopeful. It "
                   "holds for a new domain that differs from these as much as they differ from each other.", ""]
-    lines += ["Images:", "", f"| | {' | '.join(map(markdown, dataset.classes))} | all |",
-              "|---" * (len(dataset.classes) + 2) + "|",
+    lines += ["Images:", "", f"| | {' | '.join(map(markdown, dataset.domains))} | all |",
+              "|---" * (len(dataset.domains) + 2) + "|",
               *(f"| {markdown(name)} | {' | '.join(map(str, row))} | {sum(row)} |"
-                for name, row in zip(dataset.domains, counts.tolist(), strict=True)), ""]
+                for name, row in zip(dataset.classes, counts.T.tolist(), strict=True)), ""]
     write_text(out / "REPORT.md", "\n".join(lines))
 
 

@@ -105,8 +105,14 @@ def test_own_folder_with_a_broken_image(aidgn: Aidgn, tmp_path: Path) -> None:
 
 def test_data_check(aidgn: Aidgn, tmp_path: Path) -> None:
     root = folder_of_images(tmp_path / "photos")
+    for number in range(60):
+        (root / "a" / f"[red] class {number}").mkdir()
+        Image.new("L", (8, 8), number).save(root / "a" / f"[red] class {number}" / "0.png")
     fine = aidgn("data", "check", "photos").stdout
-    assert "30 images" in fine and "Every image can be read" in fine
+    rows = [line.split("  ") for line in fine.splitlines()]
+    assert "90 images" in fine and "Every image can be read" in fine
+    assert [cell.strip() for cell in next(row for row in rows if row[0] == "[red] class 7") if cell] == [
+        "[red] class 7", "1", "0", "0", "1"]
     (root / "b" / "light" / "1.jpg").write_text("not an image")
     (root / "c" / "dark" / "9.jpg").write_bytes((root / "a" / "dark" / "1.jpg").read_bytes())
     result = aidgn("data", "check", "photos", ok=False)

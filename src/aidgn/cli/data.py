@@ -42,6 +42,7 @@ def check(folder: str, data_dir: str | None) -> None:
     """Count and decode every image of FOLDER (or of a data set by name): what is missing, broken or twice."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from aidgn.cli.display import RunDisplay
     from aidgn.data import load_dataset
@@ -50,14 +51,13 @@ def check(folder: str, data_dir: str | None) -> None:
     dataset = load_dataset(folder, data_dir)
     with RunDisplay() as display:
         found = check_dataset(dataset, on_progress=lambda done, total: display.update("reading images", done, total))
-    table = Table(box=None, pad_edge=False, header_style="bold", title=f"{dataset.name}: {len(dataset.labels)} images",
-                  title_justify="left")
-    table.add_column("domain")
-    for name in dataset.classes:
-        table.add_column(name, justify="right")
-    table.add_column("all", justify="right")
-    for name, row in zip(dataset.domains, found.counts, strict=True):
-        table.add_row(name, *(str(n) for n in row), str(sum(row)))
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left",
+                  title=Text(f"{dataset.name}: {len(dataset.labels)} images"))
+    table.add_column("class")
+    for name in (*dataset.domains, "all"):
+        table.add_column(Text(name), justify="right")
+    for name, counts in (*zip(dataset.classes, found.counts.T, strict=True), ("all", found.counts.sum(1))):
+        table.add_row(Text(name), *map(str, counts), str(counts.sum()))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for line in found.differences:
         click.echo(line)
