@@ -123,5 +123,13 @@ def test_mistakes_get_one_clear_sentence(arguments: tuple[str, ...], words: str,
     assert result.returncode == 2 and words in result.stderr and not result.stdout
 
 
+def test_wide_letters_keep_columns_straight() -> None:
+    from aidgn.cli.predict import _as_text
+
+    rows = [("漢字.png", [("cat", 0.5)], ""), ("a.png", [("犬", 0.25)], "")]
+    assert _as_text(rows, True, 8, 5).splitlines() == [
+        "file      label  probability", "漢字.png  cat     50.0%", "a.png     犬      25.0%"]
+
+
 def test_help_has_examples(here: Aidgn) -> None:
     assert "aidgn predict RUN photos/ --csv labels.csv" in here("--help").stdout

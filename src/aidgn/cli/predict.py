@@ -68,7 +68,9 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
             outputs.append((stack.enter_context(temporary.open("w", encoding="utf-8", errors="surrogateescape")),
                             _as_csv))
         if not outputs:
-            widths = min(max(4, *map(len, files)), 60), max(map(len, ["label", *loaded.classes]))
+            from rich.cells import cell_len
+
+            widths = min(max(4, *map(cell_len, files)), 60), max(map(cell_len, ["label", *loaded.classes]))
             outputs.append((out, partial(_as_text, files=widths[0], labels=widths[1])))
         on_terminal = out.isatty() and any(stream is out for stream, _ in outputs)  # where rows show the progress
         display = None if on_terminal else stack.enter_context(RunDisplay())
@@ -138,7 +140,12 @@ def _as_csv(rows: Rows, first: bool) -> str:
 
 
 def _as_text(rows: Rows, first: bool, files: int, labels: int) -> str:
-    """A table whose columns for file and label have these widths."""
+    """A table whose columns for file and label have these widths, in which some letters take two places."""
+    from rich.cells import cell_len
+
+    def padded(text: str, width: int) -> str:
+        return text + " " * (width - cell_len(text))
+
     head = f"{'file':<{files}}  {'label':<{labels}}  probability\n" if first else ""
-    return head + "".join(f"{file:<{files}}" + "".join(f"  {label:<{labels}}  {p:>6.1%}" for label, p in best)
+    return head + "".join(padded(file, files) + "".join(f"  {padded(label, labels)}  {p:>6.1%}" for label, p in best)
                           + (f"  {warning}" if warning else "") + "\n" for file, best, warning in rows)
