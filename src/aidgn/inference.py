@@ -254,8 +254,8 @@ def read_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) ->
 def path_to_run(path: Path, weights: Path) -> Path:
     """The run.json that goes with a model, once it is sure that there is a model."""
     about = weights.with_name("run.json")
-    expected = "expected the folder of a finished run, model.safetensors or last.safetensors in it, or what " \
-               "`aidgn export` made of it"
+    expected = "expected the folder of `aidgn fit` or of a finished run, model.safetensors or last.safetensors in it, " \
+               "or what `aidgn export` made of it"
     if not path.exists():
         raise UserError(f"The model {path} does not exist: {expected}.")
     if weights.suffix == ".onnx":
@@ -264,7 +264,8 @@ def path_to_run(path: Path, weights: Path) -> Path:
     if weights.suffix != ".safetensors":
         raise UserError(f"{path} is not a model: {expected}.")
     if not about.is_file():
-        runs = sorted(path.glob("runs/*/run.json")) or sorted(path.glob("*/run.json"))
+        below = "runs/*/run.json", "*/run.json", "*/model/run.json"  # the last: several of `aidgn fit`
+        runs = next(filter(None, (sorted(path.glob(each)) for each in below)), [])
         raise UserError(f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0].parent}." if runs else
                         f"{weights.parent} is not the folder of a run: it has no run.json, which says what network "
                         f"weights are of; {expected}.")
