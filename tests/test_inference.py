@@ -247,7 +247,7 @@ def test_the_folder_of_fit_stands_for_the_model_in_it(run: Path, model: Model, t
     shutil.copytree(run, tmp_path / "fit-photos" / "model")
     image = DIGITS.pixels[INSIDE[:2]]
     assert torch.equal(load_model(tmp_path / "fit-photos", "cpu").logits(image), model.logits(image))
-    with pytest.raises(UserError, match="holds 1 run: give one, such as .*/fit-photos/model"):
+    with pytest.raises(UserError, match=r"holds 1 run: give one, such as .*/fit-photos/model"):
         load_model(tmp_path, "cpu")
 
 

@@ -254,8 +254,8 @@ def read_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) ->
 def path_to_run(path: Path, weights: Path) -> Path:
     """The run.json that goes with a model, once it is sure that there is a model."""
     about = weights.with_name("run.json")
-    expected = "expected the folder of `aidgn fit` or of a finished run, model.safetensors or last.safetensors in it, " \
-               "or what `aidgn export` made of it"
+    expected = "expected the folder of `aidgn fit` or of a finished run, model.safetensors or last.safetensors in it" \
+               ", or what `aidgn export` made of it"
     if not path.exists():
         raise UserError(f"The model {path} does not exist: {expected}.")
     if weights.suffix == ".onnx":
