@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from aidgn.analysis.diagnosis import diagnose
 from aidgn.analysis.features import Features
 from aidgn.data import load_dataset
 from aidgn.errors import UserError
@@ -262,6 +263,21 @@ def test_the_diagnosis_is_that_of_the_run_where_it_has_one(tmp_path: Path, image
         (folder / "diagnosis.json").write_text(json.dumps(other))
         assert payload(report(tmp_path, folder))["views"][0]["sentences"] == said
         assert json.loads((folder / "diagnosis.json").read_text()) == kept
+
+
+def test_a_kept_diagnosis_is_told_where_features_are_no_more(tmp_path: Path, images: Path) -> None:
+    folder = make_run(tmp_path / "sweep", images, "ERM", 0, with_features=False)
+    make_run(tmp_path / "sweep", images, "AIDGN", 0, with_features=False)
+    assert "two assumptions" not in visible(report(tmp_path, tmp_path / "sweep"))
+    found = diagnose(made_features(images, "ERM", 0, 0), permutations=99)
+    found.save(folder / "diagnosis.json")
+    text = visible(report(tmp_path, tmp_path / "sweep"))
+    assert "Kept from an earlier diagnosis, of runs whose features are not here." in text
+    assert text.count("ERM, day unseen") == 1 and "AIDGN, day unseen" not in text
+    for sentence in found.sentences():
+        assert " ".join(sentence.split()) in text
+    (folder / "diagnosis.json").write_text('{"dataset": 3}')
+    assert "two assumptions" not in visible(report(tmp_path, tmp_path / "sweep"))
 
 
 def test_names_of_users_stay_text(tmp_path: Path, images: Path) -> None:

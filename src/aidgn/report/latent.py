@@ -25,6 +25,7 @@ from aidgn.files import written_aside
 SHEET = 16  # thumbnails per row and column of a sheet, which is decoded when one of them is looked at
 SIDES = (80, 56, 40, 32)  # of a thumbnail, by the number of data sets in the page
 FULL_MATRIX = 20  # classes that a confusion matrix is drawn for; of more, the most frequent confusions are listed
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)  # no diagnosis yet, or of another version
 Progress = Callable[[str, int, int], None]  # what is done, how many, of how many
 
 
@@ -34,6 +35,7 @@ class Latent:
 
     points: list[dict[str, Any]] = field(default_factory=list)  # images, shared by the views of a data set
     views: list[dict[str, Any]] = field(default_factory=list)  # one per run
+    told: list[dict[str, Any]] = field(default_factory=list)  # diagnoses that were kept of runs without features
     sheets: list[str] = field(default_factory=list)  # thumbnails, data: URIs
     notes: list[str] = field(default_factory=list)  # what could not be shown, and why
 
@@ -51,6 +53,11 @@ def look_inside(folders: Sequence[Path], *, data: str | Path | None = None, data
     if absent:
         latent.notes.append("Features need a trained network, model.safetensors, or features that were kept, and there "
                             f"is neither in {some(folder.name for folder in absent)}.")
+    for folder in absent:
+        with suppress(*UNREADABLE):
+            found = Diagnosis.load(folder / DIAGNOSIS)
+            latent.told.append({"dataset": found.dataset, "algorithm": found.algorithm, "targets": found.targets,
+                                **_words(found)})
     folders = [folder for folder in folders if folder not in absent]
     for number, folder in enumerate(folders):
         report("looking inside", number, len(folders))
@@ -161,12 +168,16 @@ def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndar
 
 
 def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[str]) -> dict[str, Any]:
-    """Both verdicts and what there is to say, as (sentence, whether it belongs to the one before)."""
     try:
         found = _diagnosed(folder / DIAGNOSIS, features, permutations)
     except UserError as error:
         notes.append(f"No diagnosis: {_brief(folder, error)}")
         return {"verdicts": {}, "sentences": [], "main": 0}
+    return _words(found)
+
+
+def _words(found: Diagnosis) -> dict[str, Any]:
+    """Both verdicts and what there is to say, as (sentence, whether it belongs to the one before)."""
     lines = found.sentences()
     main = [i for i, line in enumerate(lines) if line.startswith((" ", "Angular invariance", "Norm shift", "In short"))]
     return {"verdicts": found.verdicts, "main": 1 + max(main, default=-1),
@@ -180,8 +191,8 @@ def _diagnosed(kept: Path, features: Features, permutations: int) -> Diagnosis:
         known = Diagnosis.load(kept)
         if known.model == features.model and known.permutations >= permutations:
             return known
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # none yet, or of another version
+    except UNREADABLE:
+        pass
     found = diagnose(features, permutations=permutations)
     with suppress(UserError):  # a folder of someone else's
         found.save(kept)

@@ -104,8 +104,9 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         "adaptation": [bars(table, finished, {}) for table in adapted], "points": latent.points, "views": latent.views}
     text = _render(
         payload, latent.sheets, title=_title(records), datasets=payload["datasets"], results=results, notes=notes,
-        question=_question(records), facts=_facts(records, finished), views=latent.views, latent_notes=latent.notes,
-        adaptation=adapted, adaptation_paper=adaptation_paper, adaptation_notes=adaptation_notes,
+        question=_question(records), facts=_facts(records, finished), views=latent.views, told=latent.told,
+        latent_notes=latent.notes, adaptation=adapted, adaptation_paper=adaptation_paper,
+        adaptation_notes=adaptation_notes,
         many=len(records.runs) > MANY_RUNS,
         commands=[line for name, members in places.items() for line in rerun.commands(
             [run for run in records.runs if run.path and any(map(run.path.is_relative_to, members))], name)],
