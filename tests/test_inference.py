@@ -3,6 +3,8 @@ fit."""
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -318,3 +320,10 @@ def test_own_algorithm_is_asked_for(digits_run: DigitsRun, own: str, tmp_path: P
         file.write("    extra = 1\n")
     load_model(folder, "cpu", own)
     assert "has changed" in caplog.text
+
+
+def test_loading_a_model_imports_no_compiler(run: Path) -> None:
+    """It would take a second at the start of every prediction."""
+    script = f"import sys; from aidgn.inference import load_model; load_model({str(run)!r}, 'cpu'); " \
+             "sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

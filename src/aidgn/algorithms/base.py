@@ -1,6 +1,7 @@
 """What every algorithm is: an objective over one batch per source domain, and the one form they all take."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -73,7 +74,6 @@ class Algorithm(nn.Module):
         self.build()
         self.updates = 0
         self.lr_factor = 1.0
-        self.optimizers = self.build_optimizers()
 
     # What a subclass says ------------------------------------------------------------------------------------------
 
@@ -91,6 +91,11 @@ class Algorithm(nn.Module):
         raise NotImplementedError
 
     # What it gets --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Made when they are asked for: predicting needs none, and to import what they need takes a second."""
+        return self.build_optimizers()
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
         """One optimiser step on one (x, y) per source domain; the terms of the objective before it."""
