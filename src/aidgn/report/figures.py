@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from aidgn.analysis.features import Features
 from aidgn.errors import UserError
 from aidgn.files import written_aside
+from aidgn.report.adaptation import ORDER
 from aidgn.report.fonts import fit_fonts
 
 # Okabe and Ito's colours for domains, the unseen ones in the warm ones; Tol's muted scheme and grey for classes.
@@ -28,7 +29,6 @@ CLASS_COLOURS = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255
                  "#777777")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 LISTED, LINES = 40, 14  # classes that a legend lists at most, and lines of its column
-METHODS = ("none", "T3A", "Tent-C", "Tent-BN", "Tent")
 WIDTH, PAGE = 7.0, 9.0  # inches, two columns of a paper and their height
 STYLE: Any = {"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
               "legend.fontsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
@@ -120,7 +120,7 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     values = {key: [float(np.mean([np.mean(targets) for targets in datasets.values()]))
                     for datasets in trials.values()] for key, trials in chosen.items()}
     algorithms = sorted({algorithm for algorithm, _ in values}, key=lambda name: (name != "ERM", name))
-    methods = [method for method in METHODS if any(key[1] == method for key in values)]
+    methods = [method for method in ORDER if any(key[1] == method for key in values)]
     means = {key: float(np.mean(each)) for key, each in values.items()}
     spreads = {key: float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for key, each in values.items()}
     lowest = min(means[key] - spreads[key] for key in means)
