@@ -39,7 +39,7 @@ def adaptation(algorithms: tuple[str, ...] = ("ERM", "AIDGN")) -> list[dict[str,
              "target_accuracy": 0.7 + 0.1 * (target == "photo") + 0.02 * trial + 0.01 * (algorithm == "AIDGN"),
              "selected": selected}
             for algorithm in algorithms for target in ("photo", "sketch") for trial in (0, 1)
-            for method in figures.METHODS for selected in (True, False)]
+            for method in figures.ORDER for selected in (True, False)]
 
 
 def records(algorithm: str = "AIDGN") -> list[dict[str, Any]]:
