@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from aidgn.analysis.features import KEPT, Features, extract
+from aidgn.cli import app
 from aidgn.data import load_dataset
 from aidgn.errors import UserError
 from aidgn.inference import load_model
@@ -141,6 +143,16 @@ def test_kept_features_are_read_back_while_the_model_is_theirs(copy: Path, featu
 def test_damaged_kept_features_are_computed_anew(copy: Path, features: Features) -> None:
     (copy / KEPT).write_bytes((copy / KEPT).read_bytes()[:5000])
     np.testing.assert_array_equal(extract(copy, device="cpu").logits, features.logits)
+
+
+def test_features_that_cannot_be_kept_are_said_not_to_be(copy: Path, features: Features, tmp_path: Path) -> None:
+    (copy / KEPT).unlink(missing_ok=True)
+    (copy / KEPT).mkdir()  # in the way, as a full disk or a folder of someone else's is
+    found = CliRunner().invoke(app, ["features", str(copy)])
+    assert isinstance(found.exception, UserError) and str(copy / KEPT) in str(found.exception) and not found.output
+    elsewhere = CliRunner().invoke(app, ["features", str(copy), "--out", str(tmp_path / "z.npz")])
+    assert elsewhere.exit_code == 0
+    np.testing.assert_array_equal(Features.load(tmp_path / "z.npz").features, features.features)
 
 
 def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,17 @@
 """What commands say: numbers and names as people read them."""
 
+import contextlib
 import io
 import os
+import pty
+import re
+import shlex
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from PIL import Image
@@ -87,3 +94,50 @@ def test_a_check_counts_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
     assert "\n1 other file ignored: notes.txt" in found.output
     assert f"\nbroken: {tmp_path}/a/x/2.png is not an image" in found.output
     assert str(found.exception).endswith(" is not in order: 1 broken file.")
+
+
+def commands(group: click.Group, *above: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        yield (*above, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, *above, name)
+
+
+@pytest.mark.parametrize(("names", "command"), list(commands(app)))
+def test_every_help_has_examples_with_options_that_there_are(names: tuple[str, ...], command: click.Command) -> None:
+    examples = re.findall(r"^  (?:.*\| )?aidgn (.*?)(?: >.*)?$", command.epilog or "", re.M)
+    assert examples and any(tuple(example.split()[:len(names)]) == names for example in examples)
+    for example in examples:
+        found: click.Command = app
+        words = shlex.split(example)
+        while isinstance(found, click.Group):
+            found = found.commands[words.pop(0)]
+        found.make_context("aidgn", words)  # an option that there is not is an error
+
+
+def in_a_terminal(columns: int, code: str) -> str:
+    """What a Python program writes to a terminal of that many columns, without its codes."""
+    here, there = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=there, stdout=there, stderr=there,
+                          env=os.environ | {"COLUMNS": str(columns), "TERM": "xterm"}) as process:
+        os.close(there)
+        said = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while part := os.read(here, 4096):
+                said += part
+    os.close(here)
+    assert process.returncode == 0, said.decode()
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).replace("\r", "")
+
+
+def test_a_narrow_terminal_cuts_no_name_off() -> None:
+    said = in_a_terminal(50, """if True:
+        import sys
+        from aidgn.report.forms import Cell, Row, Table
+        cells = [Cell(12.34 * n, 10.0, 3) for n in range(1, 7)]
+        print(Table("T", list("ACPSTU"), [Row("AIDGN-noD", cells), Row("AIDGN-noR", cells)]).to_terminal())
+        from aidgn.cli import main
+        sys.argv = ["aidgn", "data", "list"]
+        main()""")
+    assert "…" not in said and all(len(line) <= 50 for line in said.splitlines())
+    assert "TerraIncognita" in said and "586575" in said

@@ -128,11 +128,13 @@ class Features:
 # From images to features ----------------------------------------------------------------------------------------------
 
 def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | Path | None = None,
-            device: str = "auto", algorithm: str | None = None, on_progress: Progress | None = None) -> Features:
+            device: str = "auto", algorithm: str | None = None, must_keep: bool = False,
+            on_progress: Progress | None = None) -> Features:
     """Features of RUN/model.safetensors for all images of all domains, as the run's evaluation computes them.
 
-    They are kept as RUN/features.npz, and read back from there while that is of this model. `data` is the data set's
-    folder, if it is no more where the training found it; `algorithm` is FILE.py:CLASS, if it is your own."""
+    They are kept as RUN/features.npz, and read back from there while that is of this model; where that cannot be
+    written it is an error if they `must_keep`. `data` is the data set's folder, if it is no more where the training
+    found it; `algorithm` is FILE.py:CLASS, if it is your own."""
     run = Path(run)
     kept = run / KEPT
     about = read_about(run)
@@ -169,6 +171,8 @@ def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | 
     try:
         found.save(kept)
     except UserError as error:  # a folder of someone else's, or a full disk
+        if must_keep:
+            raise
         log.warning("%s The features are not kept.", error)
     return found
 

@@ -8,28 +8,37 @@ import click
 from aidgn.errors import UserError, plural, some
 
 
-@click.group()
+@click.group(epilog="""\b
+Example:
+  aidgn data list""")
 def data() -> None:
     """Data sets: list, check, download, prepare."""
 
 
-@data.command("list")
+@data.command("list", epilog="""\b
+Example:
+  aidgn data list""")
 def list_() -> None:
     """The data sets that are known by name."""
     from rich.console import Console
     from rich.table import Table
 
+    from aidgn.cli.display import NARROW
     from aidgn.data import CATALOGUE
 
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    heads = ["name", "domains", "images", "classes", "steps", "eval every", "halve lr at"]
+    heads = heads if console.width >= NARROW else heads[:4]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("name", "domains", "images", "classes", "steps", "eval every", "halve lr at"):
-        table.add_column(head)
+    for head in heads:
+        table.add_column(head, overflow="fold")
     for entry in CATALOGUE.values():
         domains = ", ".join(f"{name} ({letter})" if letter != name else name
                             for name, letter in zip(entry.domains, entry.letters, strict=True))
         numbers = (sum(entry.counts.values()), entry.number_of_classes, entry.steps, entry.eval_every)
-        table.add_row(entry.name, domains, *map(str, numbers), ", ".join(map(str, entry.lr_milestones)))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        row = (entry.name, domains, *map(str, numbers), ", ".join(map(str, entry.lr_milestones)))
+        table.add_row(*row[:len(heads)])
+    console.print(table)
 
 
 @data.command(short_help="Count and decode every image: what is missing, broken or twice.", epilog="""\b
@@ -53,9 +62,9 @@ def check(folder: str, data_dir: str | None) -> None:
         found = check_dataset(dataset, on_progress=lambda done, total: display.update("reading images", done, total))
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left",
                   title=Text(f"{dataset.name}: {len(dataset.labels)} images"))
-    table.add_column("class")
+    table.add_column("class", overflow="fold")
     for name in (*dataset.domains, "all"):
-        table.add_column(Text(name), justify="right")
+        table.add_column(Text(name), justify="right", overflow="fold")
     for name, counts in (*zip(dataset.classes, found.counts.T, strict=True), ("all", found.counts.sum(1))):
         table.add_row(Text(name), *map(str, counts), str(counts.sum()))
     Console(width=None if sys.stdout.isatty() else 160).print(table)

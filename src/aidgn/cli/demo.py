@@ -4,7 +4,7 @@ from shlex import quote
 
 import click
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural
 
 ALGORITHMS = ("ERM", "AIDGN")
 RATE = 2e-3  # for both, so that it is the objectives that are compared
@@ -36,12 +36,12 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     dataset = load_dataset("digits")
     specs = plan(["digits"], ALGORITHMS, trials=trials, steps=steps, hyper_parameters={"lr": RATE})
     click.echo(f"{len(dataset)} handwritten digits in {len(dataset.domains)} styles: {', '.join(dataset.domains)}.\n"
-               f"Each style in turn is never seen in training; {len(ALGORITHMS)} algorithms, {trials} trials: "
-               f"{len(specs)} runs.", err=True)
+               f"Each style in turn is never seen in training; {len(ALGORITHMS)} algorithms, "
+               f"{plural(trials, 'trial')}: {plural(len(specs), 'run')}.", err=True)
     with SweepDisplay(specs) as display:
         failed = run_all(specs, out, workers=min(usable_cores(), 8), on_event=display.update, device="cpu")
     if failed:
-        raise UserError(f"{len(failed)} runs failed; the first: {next(iter(failed.values()))}")
+        raise UserError(f"{plural(len(failed), 'run')} failed; the first: {next(iter(failed.values()))}")
 
     folders = sorted(display.folders.values())
     records = read_runs(*folders)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 UNITS = {"decoding images": "images", "reading images": "images", "training": "steps", "downloading": "MB",
          "predicting": "images", "computing features": "images", "adapting": "settings",
          "looking inside": "runs", "making thumbnails": "images"}
+NARROW = 72  # columns: below, the bar and words give way to the numbers
 
 
 class Display:
@@ -39,9 +40,11 @@ class RunDisplay(Display):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.live = sys.stderr.isatty()
-        self.progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                 TextColumn("{task.fields[speed]}"), TimeRemainingColumn(),
-                                 TextColumn("{task.fields[note]}"), console=Console(stderr=True), disable=not self.live)
+        console = Console(stderr=True)
+        bar, note = ([BarColumn()], [TextColumn("{task.fields[note]}")]) if console.width >= NARROW else ([], [])
+        self.progress = Progress(TextColumn("{task.description}"), *bar, MofNCompleteColumn(),
+                                 TextColumn("{task.fields[speed]}"), TimeRemainingColumn(), *note, console=console,
+                                 disable=not self.live)
         self.tasks: dict[str, Any] = {}
         self.began: dict[str, tuple[float, int]] = {}
         self.done: dict[str, int] = {}
@@ -85,9 +88,10 @@ class SweepDisplay(Display):
         self.folders: dict[int, str] = {}
         self.began = self.said = time.monotonic()
         self.first: int | None = None  # steps that were done already, which say nothing about the speed
-        self.progress = Progress(TextColumn("{task.description:<32}"), BarColumn(), TextColumn("{task.fields[runs]}"),
-                                 TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=Console(stderr=True),
-                                 disable=not self.live)
+        console = Console(stderr=True)
+        what = [TextColumn("{task.description:<32}"), BarColumn()] if console.width >= NARROW else []
+        self.progress = Progress(*what, TextColumn("{task.fields[runs]}"), TimeElapsedColumn(),
+                                 TextColumn("{task.fields[left]}"), console=console, disable=not self.live)
         self.total = sum(int(spec.steps or 0) for spec in specs)
         self.task = self.progress.add_task("starting", total=self.total, runs=self.runs(), left="")
 

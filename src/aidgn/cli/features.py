@@ -24,7 +24,8 @@ def features(run: str, out: str | None, data: str | None, algorithm: str | None,
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):
         raise UserError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
     with RunDisplay() as display:
-        found = extract(run, data=data, device=device, algorithm=algorithm, on_progress=display.update)
+        found = extract(run, data=data, device=device, algorithm=algorithm, must_keep=out is None,
+                        on_progress=display.update)
     path = Path(run) / KEPT if out is None else found.save(out)
     click.echo(f"{found.dataset}, {found.algorithm}, {', '.join(found.targets) or 'no domain'} unseen, trial "
                f"{found.trial}: {len(found)} images of {len(found.domain_names)} domains, "

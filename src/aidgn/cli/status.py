@@ -11,13 +11,13 @@ Examples:
   aidgn status runs/
   aidgn status runs/table1 --watch
 Reads the folder alone, so it may be asked from any machine that sees it.""")
-@click.argument("sweep", default="runs", metavar="SWEEP")
+@click.argument("sweep", default="runs", metavar="[SWEEP]")
 @click.option("--watch", is_flag=True, help="Keep looking until the sweep is over; Ctrl-C ends it.")
 @click.option("--every", type=click.FloatRange(min=0.1), default=5.0, show_default=True, metavar="SECONDS",
               help="With --watch, the time between two looks.")
 @click.option("--all", "everything", is_flag=True, help="List every run that was set aside.")
 def status(sweep: str, watch: bool, every: float, everything: bool) -> None:
-    """How the sweep in the folder SWEEP stands."""
+    """How the sweep in the folder SWEEP (runs, if none is given) stands."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -3,7 +3,7 @@
 import click
 
 from aidgn.cli.options import parse_settings, run_options
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural
 
 
 @click.command(short_help="Train one run; the same command continues it.", epilog="""\b
@@ -54,7 +54,7 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
     unseen = ", ".join(resolved.target) or "none"
     weights = "from scratch" if resolved.weights == "none" else resolved.weights
     click.echo(f"{dataset.name}, {find(algorithm).name()}, unseen domain: {unseen}, trial {trial}: "
-               f"{len(dataset.labels)} images, {len(dataset.domains) - len(resolved.target)} source domains, "
+               f"{len(dataset.labels)} images, {plural(len(dataset.domains) - len(resolved.target), 'source domain')}, "
                f"{len(dataset.classes)} classes, {resolved.backbone} ({weights}), {resolved.steps} steps.",
                err=True)
     with RunDisplay() as display:

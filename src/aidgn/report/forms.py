@@ -70,17 +70,17 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
         table = RichTable(title=Text(self.title, style="bold"), title_justify="left", title_style="",
-                          box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("Algorithm")
+                          box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if width >= 72 else 0)
+        table.add_column("Algorithm", overflow="fold")  # a narrow terminal may break a name, but cuts none off
         for column in self.columns:
-            table.add_column(Text(column), justify="right")
+            table.add_column(Text(column), justify="right", overflow="fold")
         for row, cells in self.body():
             styles = {"": "", "best": "bold", "second": "underline"}
             head = row.head if row.kind == "ours" else f"  {row.head}"
             dim = "" if row.kind == "ours" else "dim"
             table.add_row(Text(head, style=dim), *(Text.assemble((text, styles[mark] or dim)) for text, mark in cells))
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
         console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=width)
         console.print(table)
         for note in self.notes:
