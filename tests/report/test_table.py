@@ -245,6 +245,17 @@ def test_unfinished_records_of_ours_are_known_without_their_folder() -> None:
     assert texts(table) == {"ERM": ["50.0"] * 3}
 
 
+def test_runs_of_domainbed_that_stopped_early_count_and_are_named(tmp_path: Path) -> None:
+    for target, step in enumerate((5000, 5000, 300, 5000)):  # without --steps, DomainBed writes null
+        (tmp_path / str(target)).mkdir()
+        (tmp_path / str(target) / "results.jsonl").write_text(
+            json.dumps(record("PACS", "ERM", target, 0, 0.5, step=step, **{"steps": None})) + "\n")
+    (table,) = tables(read_runs(tmp_path))
+    assert texts(table) == {"ERM": ["50.0"] * 5}
+    assert f"Runs that stopped before the others, counted as DomainBed does: 1 ({tmp_path / '2'})." in table.notes
+    assert not any("stopped" in note for note in tables(grid("PACS", "ERM", [[0.5]] * 4))[0].notes)
+
+
 def test_mixtures_are_told() -> None:
     records = [*grid("PACS", "ERM", [[0.5]] * 4, backbone="resnet18"), *grid("PACS", "IRM", [[0.5]] * 4,
                                                                             backbone="resnet50")]

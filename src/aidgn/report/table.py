@@ -163,6 +163,15 @@ def _reading_notes(records: Records) -> list[str]:
     left_out = records.unfinished
     if left_out:
         notes.append(f"Unfinished runs left out: {len(left_out)} ({some(left_out, 5)}).")
+    # DomainBed's records do not say where a run ends, and it counts all of them: the furthest shows where they end.
+    theirs = [(run, (run.args["dataset"], run.args.get("steps"))) for run in records.runs if run.steps is None]
+    ends: dict[tuple[str, Any], float] = {}
+    for run, alike in theirs:
+        ends[alike] = max(run.last_step, ends.get(alike, 0))
+    early = [str(run) for run, alike in theirs if run.last_step < ends[alike]]
+    if early:
+        notes.append(f"Runs that stopped before the others, counted as DomainBed does: {len(early)} "
+                     f"({some(early, 5)}).")
     if records.cut:
         notes.append(f"Records cut in half by a crash, ignored: {records.cut}.")
     if records.twice:
