@@ -21,6 +21,7 @@ from aidgn.cli.display import SweepDisplay, rate
 from aidgn.cli.predict import Rows
 from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.serve import name_of
+from aidgn.report.forms import Cell, Row, Table
 from aidgn.training import RunSpec
 
 
@@ -141,3 +142,12 @@ def test_a_narrow_terminal_cuts_no_name_off() -> None:
         main()""")
     assert "…" not in said and all(len(line) <= 50 for line in said.splitlines())
     assert "TerraIncognita" in said and "586575" in said
+
+
+def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # as in many a pipeline
+    row = Row("AIDGN", [Cell(12.34 * n, 10.0, 3) for n in range(1, 9)])
+    (line,) = (line for line in Table("T", list("ABCDEFGH"), [row]).to_terminal().splitlines() if "AIDGN" in line)
+    assert line.count("± 10.0") == 8
+    said = CliRunner().invoke(app, ["data", "list"]).output
+    assert "art_painting (A), cartoon (C), photo (P), sketch (S)" in said

@@ -1,7 +1,6 @@
 """aidgn algorithms"""
 
 import inspect
-import sys
 
 import click
 
@@ -14,14 +13,14 @@ Examples:
 @click.option("--small", is_flag=True, help="Show the defaults for images of 28 to 64 pixels instead of 224.")
 def algorithms(name: str | None, small: bool) -> None:
     """The list of algorithms; with NAME, its objective, hyper-parameters and search space."""
-    from rich.console import Console
     from rich.table import Table
 
     from aidgn.algorithms import ALGORITHMS, find
     from aidgn.algorithms.base import COMMON
+    from aidgn.cli.display import wide_console
     from aidgn.errors import short
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = wide_console(120)
     if name is None:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in ("name", "what it does", "paper", "own hyper-parameters"):

@@ -1,6 +1,5 @@
 """aidgn data list | check | download | prepare"""
 
-import sys
 from pathlib import Path
 
 import click
@@ -20,13 +19,12 @@ Example:
   aidgn data list""")
 def list_() -> None:
     """The data sets that are known by name."""
-    from rich.console import Console
     from rich.table import Table
 
-    from aidgn.cli.display import NARROW
+    from aidgn.cli.display import NARROW, wide_console
     from aidgn.data import CATALOGUE
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = wide_console(160)
     heads = ["name", "domains", "images", "classes", "steps", "eval every", "halve lr at"]
     heads = heads if console.width >= NARROW else heads[:4]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -49,11 +47,10 @@ Examples:
 @click.option("--data-dir", metavar="DIR", help="Where data sets are  [default: $AIDGN_DATA, else data/].")
 def check(folder: str, data_dir: str | None) -> None:
     """Count and decode every image of FOLDER (or of a data set by name): what is missing, broken or twice."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from aidgn.cli.display import RunDisplay
+    from aidgn.cli.display import RunDisplay, wide_console
     from aidgn.data import load_dataset
     from aidgn.data.dataset import check as check_dataset
 
@@ -67,7 +64,7 @@ def check(folder: str, data_dir: str | None) -> None:
         table.add_column(Text(name), justify="right", overflow="fold")
     for name, counts in (*zip(dataset.classes, found.counts.T, strict=True), ("all", found.counts.sum(1))):
         table.add_row(Text(name), *map(str, counts), str(counts.sum()))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    wide_console(160).print(table)
     for line in found.differences:
         click.echo(line)
     for file, reason in found.broken:

@@ -98,7 +98,7 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
         table.add_column(name, overflow="fold")
     for label, values in compare(diagnoses):
         table.add_row(label, *values)
-    Console(width=columns, highlight=False).print(table, markup=False)
+    Console(width=columns, height=25, highlight=False).print(table, markup=False)
     for name, one in zip(names, diagnoses, strict=True):
         echo(f"{name}. {one.meaning()}")
     for line in dict.fromkeys(line for one in diagnoses for line in one.tested()):

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
     from aidgn.training import RunSpec
@@ -127,6 +128,13 @@ class SweepDisplay(Display):
             self.said = now
             text = doing if kind == "prepare" else f"{self.done / self.total:.0%}, {rate(speed)} steps/s, {left}"
             print(f"{self.runs()}, {text}", file=sys.stderr, flush=True)
+
+
+def wide_console(columns: int) -> "Console":
+    """Standard output for tables: as wide as the terminal; where there is none, of so many columns."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=columns, height=25)  # no height: TERM=dumb makes it 80
 
 
 def rate(speed: float) -> str:

@@ -53,8 +53,8 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
     files = find_images(name for given in images for name in (_listed(sys.stdin.read()) if given == "-" else [given])
                         if name)
     if not files:
-        raise UserError(f"No image found in {', '.join(images)}: expected image files, folders with some, or quoted "
-                        "patterns.")
+        raise UserError(f"No image found in {', '.join(images)}: expected the model, then image files, folders with "
+                        "some, or quoted patterns.")
     loaded = load_model(model, device, algorithm, false_alarms)
     top = min(top, len(loaded.classes))
     broken = done = warned = 0

@@ -81,7 +81,8 @@ class Table:
             head = row.head if row.kind == "ours" else f"  {row.head}"
             dim = "" if row.kind == "ours" else "dim"
             table.add_row(Text(head, style=dim), *(Text.assemble((text, styles[mark] or dim)) for text, mark in cells))
-        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=width)
+        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=width,
+                          height=25)  # without a height, TERM=dumb makes it 80 columns
         console.print(table)
         for note in self.notes:
             console.print(Text(note, style="dim"), soft_wrap=not sys.stdout.isatty())
