@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -21,6 +22,7 @@ from aidgn.cli.display import SweepDisplay, rate
 from aidgn.cli.predict import Rows
 from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.serve import name_of
+from aidgn.cli.sweep import say_end
 from aidgn.report.forms import Cell, Row, Table
 from aidgn.training import RunSpec
 
@@ -151,3 +153,10 @@ def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: py
     assert line.count("± 10.0") == 8
     said = CliRunner().invoke(app, ["data", "list"]).output
     assert "art_painting (A), cartoon (C), photo (P), sketch (S)" in said
+
+
+@pytest.mark.parametrize(("done", "said"), [(0, "0 of 2 runs are finished.\n"),
+                                            (1, "1 of 2 runs are finished. `aidgn table out` shows them.\n")])
+def test_a_table_is_named_where_there_is_one(done: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    say_end(SimpleNamespace(specs=[0, 0], count=lambda kind: done, others=0, items=[]), "out")  # type: ignore[arg-type]
+    assert capsys.readouterr().out == said

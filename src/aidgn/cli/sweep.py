@@ -243,7 +243,8 @@ def device_name() -> str:
 def say_end(todo: "Agenda", out: str) -> None:
     done = todo.count("done")
     verb, them = ("is", "it") if len(todo.specs) == 1 else ("are", "them")
-    click.echo(f"{done} of {plural(len(todo.specs), 'run')} {verb} finished. `aidgn table {quote(out)}` shows {them}.")
+    shown = f" `aidgn table {quote(out)}` shows {them}." if done else ""
+    click.echo(f"{done} of {plural(len(todo.specs), 'run')} {verb} finished.{shown}")
     if todo.others:
         click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {quote(str(todo.folder.yaml))}` "
                    "goes on with them.")
