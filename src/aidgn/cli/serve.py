@@ -5,6 +5,7 @@ import ipaddress
 import logging
 import socket
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -95,8 +96,14 @@ def run(listening: socket.socket, model: str, host: str, data: str | None, count
             click.echo(f"No map of training images: {error}", err=True)
     name = name_of(path)
     app = create_app(loaded, space, Limits(**limits), name=name, host=host, note=note)
-    server = uvicorn.Server(uvicorn.Config(app, log_level=logging.WARNING, access_log=False, server_header=False,
-                                           limit_concurrency=256, timeout_keep_alive=5, timeout_graceful_shutdown=3))
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.should_exit:  # a second Ctrl-C would keep it from cleaning up, which takes seconds at most
+                super().handle_exit(sig, frame)
+
+    server = Server(uvicorn.Config(app, log_level=logging.WARNING, access_log=False, server_header=False,
+                                   limit_concurrency=256, timeout_keep_alive=5, timeout_graceful_shutdown=3))
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     click.echo(f"Serving {name} at http://{shown}:{listening.getsockname()[1]}/   (Ctrl-C stops)", err=True)
     if not is_loopback(host):
