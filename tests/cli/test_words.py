@@ -19,10 +19,12 @@ from PIL import Image
 
 from aidgn.cli import app, main
 from aidgn.cli.display import SweepDisplay, rate
+from aidgn.cli.options import parse_settings
 from aidgn.cli.predict import Rows
 from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.serve import name_of
 from aidgn.cli.sweep import say_end
+from aidgn.errors import UserError
 from aidgn.report.forms import Cell, Row, Table
 from aidgn.training import RunSpec
 
@@ -160,3 +162,9 @@ def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: py
 def test_a_table_is_named_where_there_is_one(done: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     say_end(SimpleNamespace(specs=[0, 0], count=lambda kind: done, others=0, items=[]), "out")  # type: ignore[arg-type]
     assert capsys.readouterr().out == said
+
+
+def test_a_batch_size_is_given_once() -> None:
+    assert parse_settings(("lr=1", "lr=2"), 8) == {"lr": "2", "batch_size": "8"}
+    with pytest.raises(UserError, match=r"--batch-size 8 and --set batch_size=9 differ: give one\."):
+        parse_settings(("batch_size=9",), 8)
