@@ -163,7 +163,7 @@ def test_hyper_parameters(name: str, dataset: str) -> None:
             assert algorithm.search_space[key][1].check(name, key, value) == value
 
 
-# name: (default, lowest and highest value of the search), as tabulated for DomainBed.
+# name: (default, lowest and highest value of the search), as tabulated for DomainBed, and by AIDGN's authors.
 RANGES = {
     ("IRM", "irm_lambda"): (100, 1e-1, 1e5), ("IRM", "irm_penalty_anneal_iters"): (500, 1, 1e4),
     ("GroupDRO", "groupdro_eta"): (0.01, 1e-3, 1e-1), ("Mixup", "mixup_alpha"): (0.2, 0.1, 10),
@@ -179,11 +179,13 @@ RANGES = {
     ("Fishr", "penalty_anneal_iters"): (1500, 0, 4999), ("Fishr", "ema"): (0.95, 0.9, 0.99),
     ("EQRM", "eqrm_quantile"): (0.75, 0.5, 0.99), ("EQRM", "eqrm_burnin_iters"): (2500, 10**2.5, 10**3.5),
     ("EQRM", "eqrm_lr"): (1e-6, 1e-7, 1e-5), ("ERM", "lr"): (5e-5, 1e-5, 10**-3.5), ("ERM", "batch_size"): (32, 8, 45),
-    ("ERM", "weight_decay"): (0, 1e-6, 1e-2),
+    ("ERM", "weight_decay"): (0, 1e-6, 1e-2), ("AIDGN", "beta"): (0.3, 0.05, 0.5), ("AIDGN", "eta"): (0.04, 0.02, 0.06),
+    ("AIDGN-release", "eta"): (0.04, 10 / 410, 25 / 410), ("AIDGN-release", "ratio_threshold"): (1, 1, 3),
 }
 CHOICES = {("MLDG", "n_meta_test"): (None, {1, 2}), ("DANN", "beta1"): (0.5, {0, 0.5}),
            ("DANN", "mlp_depth"): (3, {3, 4, 5}), ("CDANN", "mlp_dropout"): (0, {0, 0.1, 0.5}),
-           ("MTL", "mtl_ema"): (0.99, {0.5, 0.9, 0.99, 1}), ("ERM", "resnet_dropout"): (0, {0, 0.1, 0.5})}
+           ("MTL", "mtl_ema"): (0.99, {0.5, 0.9, 0.99, 1}), ("ERM", "resnet_dropout"): (0, {0, 0.1, 0.5}),
+           ("AIDGN", "lr"): (2.5e-5, {1e-5, 2.5e-5, 5e-5}), ("AIDGN-release", "lr"): (2.5e-5, {1.25e-5, 2.5e-5})}
 
 
 @pytest.mark.parametrize(("name", "key"), [*RANGES, *CHOICES])

@@ -121,6 +121,7 @@ class AIDGNRelease(AIDGN):
     search_space: ClassVar[SearchSpace] = {
         **{name: entry for name, entry in AIDGN.search_space.items() if name not in ("ratio", "regularizer")},
         "lr": (2.5e-5, one_of(1.25e-5, 2.5e-5, above=True)),
+        "eta": (0.04, uniform(10 / 410, 25 / 410)),  # that code searches eta mu* from 10 to 25
         "ratio_threshold": (1.0, uniform(1, 3)),
     }
 
