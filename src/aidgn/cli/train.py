@@ -55,7 +55,8 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
     weights = "from scratch" if resolved.weights == "none" else resolved.weights
     click.echo(f"{dataset.name}, {find(algorithm).name()}, unseen domain: {unseen}, trial {trial}: "
                f"{len(dataset.labels)} images, {plural(len(dataset.domains) - len(resolved.target), 'source domain')}, "
-               f"{len(dataset.classes)} classes, {resolved.backbone} ({weights}), {resolved.steps} steps.",
+               f"{len(dataset.classes)} classes, {resolved.backbone} ({weights}), "
+               f"{plural(int(resolved.steps or 0), 'step')}.",
                err=True)
     with RunDisplay() as display:
         folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, devices=devices,
