@@ -213,7 +213,7 @@ def test_worker_processes_and_batches_in_flight_change_nothing(
     wanted = model.logits([np.asarray(Image.open(path)) for path in kept])
     assert (wanted - model.logits(kept[1:2]))[1].abs().max() > 1e-4
 
-    for kind, cores, in_flight in (("Threads", 1, 0), ("Workers", 2, 1)):
+    for kind, cores, in_flight in (("Threads", 1, 0), ("Workers", 2, 2)):
         used, submit = list[int](), getattr(streaming, kind).submit
         monkeypatch.setattr(streaming, "usable_cores", lambda cores=cores: cores)
         monkeypatch.setattr(getattr(streaming, kind), "submit", lambda self, part, submit=submit, used=used: (

@@ -18,7 +18,7 @@ from aidgn.algorithms.own import is_own
 from aidgn.data import CATALOGUE, Dataset
 from aidgn.data.cache import Prepared
 from aidgn.data.catalogue import SMALL_SIDE
-from aidgn.data.dataset import count, same_images
+from aidgn.data.checking import count, same_images
 from aidgn.data.decoding import longest_side
 from aidgn.errors import UserError, plural, some
 from aidgn.files import write_text, written_aside

@@ -104,6 +104,14 @@ def test_rates_of_an_optimiser_of_ones_own_are_scaled_too(toy: SimpleNamespace, 
         assert algorithm.optimizers["main"].param_groups[0]["lr"] == 0.8 * factor
 
 
+def test_a_fault_in_own_optimisers_is_told_as_it_is(toy: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def build_optimizers(self):\n"
+        "        return {'main': self.adam([self.head])}\n")
+    with pytest.raises(RuntimeError, match="build_optimizers of Mine: .* no attribute 'head'"):
+        toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
+
+
 def test_an_edited_file_is_run_again(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     for title in ("first", "second"):

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from aidgn.data.catalogue import CATALOGUE
-from aidgn.data.dataset import check, compare, load_dataset, same_images, short_names
+from aidgn.data.checking import check, compare, same_images
+from aidgn.data.dataset import load_dataset, short_names
 from aidgn.data.splits import split
 from aidgn.errors import UserError
 

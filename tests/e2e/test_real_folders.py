@@ -299,7 +299,7 @@ import os, sys
 from pathlib import Path
 from aidgn import fit
 from aidgn.data.cache import prepare
-from aidgn.data.dataset import check, load_dataset
+from aidgn.data import check, load_dataset
 from aidgn.errors import UserError
 from aidgn.data.streaming import decode
 import PIL.PngImagePlugin

@@ -95,7 +95,10 @@ class Algorithm(nn.Module):
     @cached_property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Made when they are asked for: predicting needs none, and to import what they need takes a second."""
-        return self.build_optimizers()
+        try:
+            return self.build_optimizers()
+        except AttributeError as error:  # nn.Module would say instead that there are no `optimizers`
+            raise RuntimeError(f"build_optimizers of {self.name()}: {error}") from error
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
         """One optimiser step on one (x, y) per source domain; the terms of the objective before it."""

@@ -51,8 +51,8 @@ def check(folder: str, data_dir: str | None) -> None:
     from rich.text import Text
 
     from aidgn.cli.display import RunDisplay, wide_console
+    from aidgn.data import check as check_dataset
     from aidgn.data import load_dataset
-    from aidgn.data.dataset import check as check_dataset
 
     dataset = load_dataset(folder, data_dir)
     with RunDisplay() as display:

@@ -1,11 +1,10 @@
-"""A data set: images of classes in domains, from folders ROOT/<domain>/<class>/<image> or embedded; and its check."""
+"""A data set: images of classes in domains, from folders ROOT/<domain>/<class>/<image> or embedded."""
 
 import hashlib
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE, Entry, find_entry, squash
-from aidgn.data.images import IMAGE_SUFFIXES, read_image
-from aidgn.data.splits import split
+from aidgn.data.images import IMAGE_SUFFIXES
 from aidgn.errors import UserError, did_you_mean
 
 LAYOUT = "A data set is a folder with one folder per domain, in each one folder per class, in these the images."
@@ -271,96 +269,3 @@ def short_names(names: Sequence[str]) -> tuple[str, ...]:
                 return name.upper()[:length]
         return name
     return tuple(map(shorten, names))
-
-
-# Checking -----------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True, eq=False)
-class Check:
-    """What `check` found."""
-
-    counts: np.ndarray  # images [domains, classes]
-    expected: str | None  # what it was compared with; None where no counts are known
-    differences: list[str]  # from the expected counts, one sentence each
-    broken: list[tuple[str, str]]  # (file, what is wrong with it)
-    duplicates: list[list[str]]  # files of the same content in different domains: a target image among the sources
-    copies: list[list[str]] = field(default_factory=list)  # ... in one domain, on both sides of its split in trial 0
-    contradictions: list[list[str]] = field(default_factory=list)  # ... in different classes
-
-    @property
-    def fine(self) -> bool:
-        return not (self.differences or self.broken or self.duplicates)
-
-
-def check(dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> Check:
-    """Decode every file, count images, compare with what is published, look for copies across domains."""
-    def examine(index: int) -> tuple[bytes, str]:
-        if dataset.pixels is not None:
-            return hashlib.sha256(dataset.pixels[index].tobytes()).digest(), ""
-        path = Path(dataset.root or "") / dataset.files[index]
-        try:
-            read_image(path)
-            return hashlib.sha256(path.read_bytes()).digest(), ""
-        except UserError as error:
-            return b"", str(error)
-
-    broken, digests = [], [b""] * len(dataset)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads: decoders and hashes release the interpreter lock
-        for index, (digest, reason) in enumerate(pool.map(examine, range(len(dataset)))):
-            if reason:
-                broken.append((dataset.files[index], reason))
-            else:
-                digests[index] = digest
-            if on_progress:
-                on_progress(index + 1, len(dataset))
-    counts = count(dataset)
-    return Check(counts, *compare(dataset, counts, CATALOGUE.get(dataset.name)), broken, *same_images(dataset, digests))
-
-
-def count(dataset: Dataset) -> np.ndarray:
-    """Images by domain and class."""
-    counts = np.zeros((len(dataset.domains), len(dataset.classes)), dtype=np.int64)
-    np.add.at(counts, (dataset.domain_of, dataset.labels), 1)
-    return counts
-
-
-def same_images(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[list[list[str]], ...]:
-    """Groups of files of the same content (digests; an empty one is of no image): in different domains; in one domain
-    but on both sides of its split in trial 0, so that validation sees training images; in different classes."""
-    same: dict[bytes | str, list[int]] = defaultdict(list)
-    for index, digest in enumerate(digests):
-        if digest:
-            same[digest].append(index)
-    side = 2 * dataset.domain_of  # even in a domain's `in` split, odd in its `out` split
-    for domain in range(len(dataset.domains)):
-        indices = dataset.indices(domain)
-        side[indices[split(len(indices), 0, domain)[1]]] += 1
-    groups = [group for group in same.values() if len(group) > 1]
-    domains, sides, labels = ([len(np.unique(of[group])) for group in groups]
-                              for of in (dataset.domain_of, side, dataset.labels))
-    files = [[dataset.files[index] for index in group] for group in groups]
-    return tuple([names for names, chosen in zip(files, kind, strict=True) if chosen] for kind in (
-        np.greater(domains, 1), np.greater(sides, domains), np.greater(labels, 1)))
-
-
-def compare(dataset: Dataset, counts: np.ndarray, entry: Entry | None) -> tuple[str | None, list[str]]:
-    """The counts against the catalogue's: which published copy this is compared with, and where it differs."""
-    if entry is None:
-        return None, []
-    totals = dict(zip(dataset.domains, counts.sum(1).tolist(), strict=True))
-    copies = [(entry.counts, "published"), (entry.other_counts or entry.counts, "downloadable today")]
-    expected, label = min(copies, key=lambda copy: sum(abs(totals[name] - number) for name, number in copy[0].items()))
-    differences = []
-    if len(dataset.classes) != entry.number_of_classes:
-        differences.append(f"{len(dataset.classes)} classes, expected {entry.number_of_classes}")
-    elif entry.classes and tuple(dataset.classes) != entry.classes:
-        differences.append(f"classes {', '.join(dataset.classes)}, expected {', '.join(entry.classes)}")
-    same_classes = not differences
-    for domain, name in enumerate(dataset.domains):
-        if totals[name] != expected[name]:
-            differences.append(f"{name}: {totals[name]} images, expected {expected[name]}")
-        if same_classes and name in entry.class_counts:
-            differences += [f"{name}/{class_name}: {found} images, expected {wanted}" for class_name, found, wanted
-                            in zip(entry.classes, counts[domain].tolist(), entry.class_counts[name], strict=True)
-                            if found != wanted]
-    return f"the copy of {entry.name} {label} ({sum(expected.values())} images)", differences

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from aidgn.data.catalogue import Entry, find_entry, squash
-from aidgn.data.dataset import compare, count, load_folder
+from aidgn.data.checking import compare, count
+from aidgn.data.dataset import load_folder
 from aidgn.data.fetch import File, MirrorError, OnProgress, fetch, storing
 from aidgn.data.sources import SOURCES, Mirror, Source
 from aidgn.data.unpack import ARRANGE, BadFile, Limit

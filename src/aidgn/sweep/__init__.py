@@ -43,8 +43,9 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
         left = len(loaded.domains) - len(most)
         lacking = [find(each).name() for each in algorithms if 0 < left < find(each).min_domains]
         if len(lacking) > 1:  # of one it is said below; here that nobody has to find them one by one
-            raise UserError(f"{', '.join(lacking)} need more source domains: with {' and '.join(most)} unseen, "
-                            f"{loaded.name} has {left}. Leave them out.")
+            unseen_here = f"with {' and '.join(most)} unseen, " if most else ""
+            raise UserError(f"{', '.join(lacking)} need more source domains: {unseen_here}{loaded.name} has {left}. "
+                            "Leave them out.")
         for algorithm in algorithms:
             seen = set()
             for given in points[algorithm]:

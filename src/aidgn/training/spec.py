@@ -60,8 +60,9 @@ class RunSpec:
         if sources < 1:
             raise UserError("Every domain is a target: none is left to train on.")
         if sources < algorithm.min_domains:
-            raise UserError(f"{algorithm.name()} needs at least {algorithm.min_domains} source domains; with target "
-                            f"{', '.join(dataset.domains[i] for i in targets)} there is {sources}.")
+            where = f"with target {', '.join(dataset.domains[i] for i in targets)} " if targets else ""
+            raise UserError(f"{algorithm.name()} needs at least {algorithm.min_domains} source domains; {where}there is "
+                            f"{sources}.")
         defaults = algorithm.sample(_key(dataset), self.trial, self.draw, small=dataset.small)
         space = algorithm.space(dataset.name, dataset.small)
         given = algorithm.implied(self.hyper_parameters)
