@@ -108,7 +108,7 @@ def test_a_fault_in_own_optimisers_is_told_as_it_is(toy: SimpleNamespace, tmp_pa
     (tmp_path / "own.py").write_text(
         "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def build_optimizers(self):\n"
         "        return {'main': self.adam([self.head])}\n")
-    with pytest.raises(RuntimeError, match="build_optimizers of Mine: .* no attribute 'head'"):
+    with pytest.raises(RuntimeError, match=r"build_optimizers of Mine: .* no attribute 'head'"):
         toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
 
 

@@ -61,8 +61,8 @@ class RunSpec:
             raise UserError("Every domain is a target: none is left to train on.")
         if sources < algorithm.min_domains:
             where = f"with target {', '.join(dataset.domains[i] for i in targets)} " if targets else ""
-            raise UserError(f"{algorithm.name()} needs at least {algorithm.min_domains} source domains; {where}there is "
-                            f"{sources}.")
+            raise UserError(f"{algorithm.name()} needs at least {algorithm.min_domains} source domains; {where}"
+                            f"there is {sources}.")
         defaults = algorithm.sample(_key(dataset), self.trial, self.draw, small=dataset.small)
         space = algorithm.space(dataset.name, dataset.small)
         given = algorithm.implied(self.hyper_parameters)
