@@ -4,6 +4,7 @@ behind, however it ends."""
 import gc
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
@@ -48,12 +49,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays(started: list[subprocess.Popen]) -> Iterator[None]:
-    """No process, no open file, no shared memory."""
+    """No process, no open file, no shared memory. A thread may be at its last image for a moment."""
     before = len([*Path("/proc/self/fd").iterdir()])
     yield
     assert all(process.poll() is not None for process in started)
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
     gc.collect()
+    until = time.monotonic() + 5
+    while len([*Path("/proc/self/fd").iterdir()]) > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before
     assert "memfd:aidgn" not in Path("/proc/self/maps").read_text()
 
 
