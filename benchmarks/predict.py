@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,6 +38,7 @@ from aidgn.algorithms.base import class_vectors
 from aidgn.cli.predict import _as_csv
 from aidgn.data.cache import usable_cores
 from aidgn.data.decoding import shrunk
+from aidgn.data.streaming import Pixels, pin
 from aidgn.inference import Launched, Model, find_images
 from aidgn.novelty import MOST, Novelty
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
@@ -71,6 +73,18 @@ def make_model(backbone: str, size: int, device: torch.device) -> Model:
     return Model(network, "AIDGN", list("abcdefg"), ["x", "y", "z"], size, device, usual)
 
 
+def in_memory(stack: ExitStack, model: Model, files: list[str]) -> Pixels:
+    """As worker processes leave them."""
+    memory = np.zeros((len(files), model.slot, model.slot, 3), np.uint8)
+    pixels = [np.asarray(shrunk(file, model.slot)[0]) for file in files]
+    places = [slot[:image.shape[0], :image.shape[1]] for slot, image in zip(memory, pixels, strict=True)]
+    for place, image in zip(places, pixels, strict=True):
+        place[:] = image
+    if model.device.type == "cuda":
+        pin(stack, memory)
+    return Pixels(places, memory, range(len(files)))
+
+
 def seconds(work: Callable[[], object], device: torch.device) -> np.ndarray:
     start = clocks()
     work()
@@ -93,11 +107,11 @@ def main() -> int:
     model = make_model(options.backbone, options.image_size, device)
     side = 1 if options.backbone == "none" else options.image_size
     batch = torch.randn(model.batch_size, 3, side, side, device=device)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         generate(Path(folder), options.images, options.pixels)
         files = find_images([folder]) * options.times
         images = len(files)
-        pixels = [np.asarray(shrunk(file, model.slot)[0]) for file in files[:model.batch_size]]
+        pixels = in_memory(stack, model, files[:model.batch_size])
 
         decoded = partial(decode_only, model.slot)
 

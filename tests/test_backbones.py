@@ -30,7 +30,9 @@ from aidgn.backbones import (
     unfold,
     weights_identity,
 )
+from aidgn.batch_norm import FusedBlock, convolution_relu
 from aidgn.errors import UserError
+from aidgn.training.featurizer import Featurizer
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
 HE2015 = {"architecture": "resnet50", "keys": "torchvision",
@@ -371,6 +373,62 @@ def test_unfolding_gives_the_network_before_folding(name: str) -> None:
     assert torch.equal(other(images()), reference(images()))  # the same operations, so to the last bit
     assert not torch.equal(net(images()), reference(images()))  # while the original stays folded
     assert fold(other) == pairs > 0
+
+
+@pytest.mark.parametrize(("name", "blocks"), [
+    ("resnet50", 16), ("torchvision/resnet18", 8), ("resnet10t", 4), ("resnext26ts", 0),
+    ("seresnet50", 0), ("resnetaa34d", 13), ("resnetblur18", 5), ("mobilenetv3_small_050", 0)])
+def test_only_plain_blocks_take_their_relus_in(name: str, blocks: int) -> None:
+    reference = plain(name).double()
+    net = featuriser_like(reference, name)
+    fold(net)
+    assert sum(isinstance(layer, FusedBlock) for layer in net.modules()) == blocks
+    x = images(64, count=2, dtype=torch.float64)
+    torch.testing.assert_close(net(x), reference(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("with_shortcut", [False, True])
+def test_convolution_with_relu_and_its_gradients(stride: int, with_shortcut: bool) -> None:
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    generator = torch.Generator().manual_seed(0)
+    shortcut = drawn(2, 4, 6 // stride, 6 // stride) if with_shortcut else None
+    arguments = drawn(2, 3, 6, 6), drawn(4, 3, 3, 3), drawn(4), shortcut, [stride] * 2, [1, 1], [1, 1]
+    expected = F.conv2d(*arguments[:3], stride, 1)
+    expected = (expected if shortcut is None else expected + shortcut).clamp(min=0)
+    torch.testing.assert_close(convolution_relu(*arguments), expected)
+    assert torch.autograd.gradcheck(convolution_relu, arguments)
+    torch.library.opcheck(convolution_relu, arguments)  # what torch.compile is told of it is true
+    frozen = [each.detach() if isinstance(each, Tensor) and i == 1 else each for i, each in enumerate(arguments)]
+    convolution_relu(*frozen).sum().backward()
+    assert arguments[1].grad is None and arguments[0].grad is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_relus_inside_convolutions_on_cuda(compiled: bool) -> None:
+    """In bfloat16, against blocks as they were, in float32: as close to that as those in bfloat16."""
+    reference = plain("resnet50").cuda()
+    net = featuriser_like(reference, "resnet50").cuda()
+    fold(net)
+    before = copy.deepcopy(net)
+    for layer in before.modules():
+        if isinstance(layer, FusedBlock):
+            layer.__class__ = type(layer).__bases__[1]
+    net, before = (Featurizer(each.to(memory_format=torch.channels_last), "bfloat16", compiled)
+                   for each in (net, before))
+    x, far = images(64, count=8).cuda(), []
+    wanted = reference(x)
+    wanted.square().sum().backward()
+    for each in (net, before):
+        features = each(x)
+        features.square().sum().backward()
+        gradients = [((mine.grad - exact.grad).norm() / exact.grad.norm()).item() for mine, exact
+                     in zip(each.network.parameters(), reference.parameters(), strict=True)]
+        far.append([((features - wanted).norm() / wanted.norm()).item(), sum(gradients) / len(gradients)])
+    assert all(mine < 1.2 * other < 0.3 for mine, other in zip(*far, strict=True)), far
 
 
 class Awkward(nn.Module):

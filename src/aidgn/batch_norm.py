@@ -1,7 +1,10 @@
-"""Batch norm with frozen statistics, and its exact folding into the convolutions before it."""
+"""Batch norm with frozen statistics, its exact folding into the convolutions before it, and of a ResNet's shortcuts and
+ReLUs behind those."""
 
 import functools
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.fx
@@ -49,14 +52,29 @@ class FoldedConv2d(nn.Conv2d):
     bn: FrozenBatchNorm
 
     def forward(self, x: Tensor) -> Tensor:
+        weight, shift = self.weight_and_bias()
+        if x.is_cuda and self.is_stem and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+            return stem_convolution(x, weight, shift)
+        return self._conv_forward(x, weight, shift)
+
+    def with_relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """relu(bn(conv(x)) + shortcut), in one kernel where cuDNN has it: without, what the convolution writes is read
+        and written once more."""
+        if x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1 and self.padding_mode == "zeros":
+            kind = torch.get_autocast_dtype("cuda")
+            weight, shift = self.weight_and_bias()
+            return convolution_relu(x.to(kind), weight.to(kind), shift.to(kind),
+                                    None if shortcut is None else shortcut.to(kind), self.stride, self.padding,
+                                    self.dilation)
+        y = self(x)
+        return F.relu(y if shortcut is None else y + shortcut)
+
+    def weight_and_bias(self) -> tuple[Tensor, Tensor]:
         mean, variance = self.bn.running_mean, self.bn.running_var
         assert mean is not None and variance is not None
         scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
         shift = self.bn.bias + (-mean if self.bias is None else self.bias - mean) * scale
-        weight = self.weight * scale[:, None, None, None]
-        if x.is_cuda and self.is_stem and x.shape[2] % 2 == x.shape[3] % 2 == 0:
-            return stem_convolution(x, weight, shift)
-        return self._conv_forward(x, weight, shift)
+        return self.weight * scale[:, None, None, None], shift
 
     @property
     def is_stem(self) -> bool:
@@ -74,6 +92,77 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     fill = (0, 0, 0, 0, 0, -kernel.shape[1] % 8)
     return F.conv2d(F.pad(blocks, fill), F.pad(kernel, fill), bias)
 
+
+# A ResNet's blocks ----------------------------------------------------------------------------------------------------
+
+@torch.library.custom_op("aidgn::convolution_relu", mutates_args=())
+def convolution_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
+                     padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """relu(conv(x) + bias + shortcut). On CUDA cuDNN's own, which PyTorch has, but without a gradient."""
+    if not x.is_cuda:
+        y = F.conv2d(x, weight, bias, stride, padding, dilation)
+        return F.relu(y if shortcut is None else y + shortcut)
+    x, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x, weight))
+    if shortcut is None:
+        return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
+    shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, dilation, 1)
+
+
+@convolution_relu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
+      padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    y = F.conv2d(x, weight, None, stride, padding, dilation)
+    return y.contiguous(memory_format=torch.channels_last) if x.is_cuda else y
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, _, _, *ctx.geometry = inputs
+    ctx.save_for_backward(x, weight, output)
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, output = ctx.saved_tensors
+    of_x, of_weight, of_bias, of_shortcut = ctx.needs_input_grad[:4]
+    gradient = torch.where(output > 0, gradient, 0)
+    stride, padding, dilation = ctx.geometry
+    grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], 1, [of_x, of_weight, False])
+    return (grad_x, grad_weight, gradient.sum((0, 2, 3)) if of_bias else None, gradient if of_shortcut else None,
+            None, None, None)
+
+
+convolution_relu.register_autograd(_gradients, setup_context=_keep)
+
+
+class FusedBlock(nn.Module):
+    """A residual block of timm's or torchvision's ResNets, each convolution with the ReLU behind it."""
+
+    downsample: nn.Module | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        *first, last = (layer for layer in self.children() if isinstance(layer, FoldedConv2d))
+        for convolution in first:
+            x = convolution.with_relu(x)
+        return last.with_relu(x, shortcut)
+
+
+@functools.cache
+def fused(kind: type[nn.Module]) -> type[FusedBlock]:
+    return type(f"Fused{kind.__name__}", (FusedBlock, kind), {})
+
+
+def is_plain_block(layer: nn.Module) -> bool:
+    """Nothing but convolutions with their batch norms folded, ReLUs, and a shortcut."""
+    kind = type(layer)
+    return (kind.__module__ in ("timm.models.resnet", "torchvision.models.resnet")
+            and kind.__name__ in ("BasicBlock", "Bottleneck")
+            and all(type(part) in (FoldedConv2d, FrozenBatchNorm, nn.ReLU, nn.Identity)
+                    for name, part in layer.named_children() if name != "downsample"))
+
+
+# Folding --------------------------------------------------------------------------------------------------------------
 
 class Tracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -105,12 +194,17 @@ def fold(model: nn.Module) -> int:
             conv.__dict__["bn"] = bn  # not as a submodule, which would list its parameters twice
             bn.folded = True
             folded += 1
+    for layer in model.modules():
+        if is_plain_block(layer):
+            layer.__class__ = fused(type(layer))  # type: ignore[arg-type]
     return folded
 
 
 def unfold(model: nn.Module) -> None:
     """Undo `fold`: every batch norm computes on its own again."""
     for layer in model.modules():
+        if isinstance(layer, FusedBlock):
+            layer.__class__ = type(layer).__bases__[1]
         if isinstance(layer, FoldedConv2d):
             layer.__dict__.pop("bn").folded = False
             layer.__class__ = nn.Conv2d  # type: ignore[assignment]

@@ -26,9 +26,9 @@ from aidgn.data.batches import to_device
 from aidgn.data.dataset import walk
 from aidgn.data.decoding import largest_slot
 from aidgn.data.images import IMAGE_SUFFIXES
-from aidgn.data.streaming import ImageLike, OnBroken, streamed
+from aidgn.data.streaming import ImageLike, OnBroken, Pixels, streamed
 from aidgn.errors import UserError, plural
-from aidgn.novelty import RATE, Novelty, outputs
+from aidgn.novelty import RATE, Novelty, measures, outputs
 from aidgn.training.evaluation import batch_size
 from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
 from aidgn.training.folder import read_weights
@@ -72,25 +72,27 @@ class Model:
         self.image_size, self.device = image_size, device
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
         self.batch_size = batch_size(network, device)
+        self.vectors = None if novelty is None or novelty.weight is None else torch.as_tensor(novelty.weight).to(device)
         self.uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.in_flight = 0 if self.uploads is None else 2  # batches that a GPU has to do while results are read
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Prediction:
         """Label and probabilities of one image or of many."""
         found = [outputs for _, outputs in self.computed(as_list(images))]
-        empty = torch.empty(0, self.network.num_features), torch.empty(0, len(self.classes))
-        features, logits = (torch.cat(parts) for parts in zip(*(found or [empty]), strict=True))
-        return self.prediction(features, logits)
+        none = torch.empty(0, dtype=torch.float64)
+        empty = Outputs(torch.empty(0, self.network.num_features), torch.empty(0, len(self.classes)), none, none)
+        return self.prediction(Outputs(*(torch.cat(parts) for parts in zip(*(found or [empty]), strict=True))))
 
     def logits(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
         """Logits [N, C], float32 on the CPU."""
         return self.predict(images).logits
 
-    def prediction(self, features: Tensor, logits: Tensor) -> Prediction:
-        probabilities = logits.double().softmax(1).numpy()
-        labels = probabilities.argmax(1)
-        warnings = None if self.novelty is None else self.novelty.warnings(features, labels, self.false_alarms)
-        return Prediction([self.classes[c] for c in labels], probabilities, self.classes, logits, features, warnings)
+    def prediction(self, found: "Outputs") -> Prediction:
+        probabilities = found.logits.double().softmax(1).numpy()
+        warnings = None if self.novelty is None else self.novelty.warnings_of(
+            found.norms.numpy(), found.angles.numpy(), self.false_alarms)
+        return Prediction([self.classes[c] for c in probabilities.argmax(1)], probabilities, self.classes, found.logits,
+                          found.features, warnings)
 
     def batches(self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
                 ) -> Iterator[tuple[list[ImageLike], Prediction]]:
@@ -98,59 +100,87 @@ class Model:
         memory holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
         with closing(self.computed(images, on_broken)) as found:
             for kept, outputs in found:
-                yield kept, self.prediction(*outputs)
+                yield kept, self.prediction(outputs)
 
     def computed(self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
-                 ) -> Generator[tuple[list[ImageLike], tuple[Tensor, Tensor]], None, None]:
-        """Images with their features and logits; a GPU already has the next batch when one is given out."""
+                 ) -> Generator[tuple[list[ImageLike], "Outputs"], None, None]:
+        """Images with what the network says of them; a GPU already has the next batch when one is given out."""
         launched: deque[tuple[list[ImageLike], Launched]] = deque()
-        with closing(streamed(images, self.slot, self.batch_size, on_broken)) as batches:
+        on_gpu = self.uploads is not None
+        with closing(streamed(images, self.slot, self.batch_size, on_broken, pinned=on_gpu)) as batches:
             for kept, pixels in batches:
-                launched.append((kept, self.launch(pixels)))
-                if len(launched) > self.in_flight:
-                    kept, oldest = launched.popleft()
-                    yield kept, oldest.outputs()
+                try:
+                    launched.append((kept, self.launch(pixels)))
+                    if len(launched) > self.in_flight:
+                        kept, oldest = launched.popleft()
+                        yield kept, oldest.outputs()
+                finally:
+                    if self.uploads is not None:
+                        self.uploads.synchronize()  # the next batch may overwrite the pixels
         for kept, oldest in launched:
             yield kept, oldest.outputs()
 
     @torch.no_grad()
     def launch(self, pixels: Sequence[np.ndarray]) -> "Launched":
-        """Give decoded images to the device, which computes what evaluation does; a GPU is not waited for."""
+        """Give decoded images to the device, which computes what evaluation does; a GPU is not waited for. It may read
+        the pixels until `uploads` is done."""
         sizes = np.array([image.shape[:2] for image in pixels], np.int32)
-        slot, on_gpu = int(sizes.max()), self.uploads is not None
         exact_fit = bool((sizes == self.image_size).all())
+        largest = int(sizes.max())
         if (sizes == sizes[0]).all():
             sizes = sizes[:1]  # they are all resized alike
-        slots = torch.empty(len(pixels), slot, slot, 3, dtype=torch.uint8, pin_memory=on_gpu)
-        for place, image in zip(slots.numpy(), pixels, strict=True):
-            place[:image.shape[0], :image.shape[1]] = image
         with torch.cuda.stream(self.uploads):  # while the GPU computes the batch before
-            x, geometry = (to_device(each, self.device) for each in (slots, torch.from_numpy(np.tile(sizes, 2))))
+            x = self.upload(pixels, largest)
+            geometry = to_device(torch.from_numpy(np.tile(sizes, 2)), self.device)
         if self.uploads is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_stream(self.uploads)
             x.record_stream(stream)
             geometry.record_stream(stream)
-        x = clean(x, geometry, self.image_size, exact_fit=exact_fit)
-        features, logits = (each.float().to("cpu", non_blocking=True) for each in outputs(self.network, x))
-        return Launched(features, logits, stream.record_event(torch.cuda.Event(blocking=True)) if on_gpu else None)
+        x = clean(x[:, :largest, :largest], geometry, self.image_size, exact_fit=exact_fit)
+        features, logits = outputs(self.network, x)
+        found = Outputs(features.float(), logits.float(), *measures(features, logits, self.vectors))
+        found = Outputs(*(each.to("cpu", non_blocking=True) for each in found))
+        return Launched(found, None if self.uploads is None else stream.record_event(torch.cuda.Event(blocking=True)))
 
-    def forward(self, pixels: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """Features and logits of decoded images, as evaluation computes them."""
+    def upload(self, pixels: Sequence[np.ndarray], largest: int) -> Tensor:
+        """Slots on the device, with each image to the upper left; from where worker processes wrote them, if they did:
+        copying takes this thread longer than all else it does for a batch."""
+        if self.uploads is not None and isinstance(pixels, Pixels) and pixels.memory is not None:
+            memory = torch.from_numpy(pixels.memory)
+            x = memory.new_empty(len(pixels), *memory.shape[1:], device=self.device)
+            for start, stop, row in pixels.consecutive():
+                x[start:stop].copy_(memory[row:row + stop - start], non_blocking=True)
+            return x
+        slots = torch.empty(len(pixels), largest, largest, 3, dtype=torch.uint8, pin_memory=self.uploads is not None)
+        for place, image in zip(slots.numpy(), pixels, strict=True):
+            place[:image.shape[0], :image.shape[1]] = image
+        return to_device(slots, self.device)
+
+    def forward(self, pixels: Sequence[np.ndarray]) -> "Outputs":
+        """What the network says of decoded images, as evaluation computes it."""
         return self.launch(pixels).outputs()
+
+
+class Outputs(NamedTuple):
+    """Of N images, on the CPU."""
+
+    features: Tensor  # float32 [N, n]
+    logits: Tensor  # float32 [N, C]
+    norms: Tensor  # float64 [N], of the features
+    angles: Tensor  # float64 [N], to the vector of the predicted class
 
 
 class Launched(NamedTuple):
     """A batch that the device has been given."""
 
-    features: Tensor  # on the CPU, once it is done
-    logits: Tensor
+    found: Outputs  # once it is done
     done: torch.cuda.Event | None
 
-    def outputs(self) -> tuple[Tensor, Tensor]:
+    def outputs(self) -> Outputs:
         if self.done is not None:
             self.done.synchronize()
-        return self.features, self.logits
+        return self.found
 
 
 # Images ---------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from aidgn.algorithms import Algorithm
@@ -39,7 +40,7 @@ class Novelty:
         """From features [n, features] of images set aside, their predicted classes [n] or logits [n, C], and the
         classifier's class vectors [features, C]."""
         vectors = None if weight is None else as_array(weight)
-        norms, angles = measures(features, predicted, vectors)
+        norms, angles = map(as_array, measures(features, predicted, vectors))
         finite = np.isfinite(norms)
         norms, angles = norms[finite], angles[finite]
         if len(norms) > MOST:
@@ -58,7 +59,8 @@ class Novelty:
 
     def p_values(self, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray) -> np.ndarray:
         """p of every image, float64 [N], from its feature and predicted class (or logits); small: unlike the n."""
-        return self.p_values_of(*measures(features, predicted, self.weight))
+        norms, angles = measures(features, predicted, self.weight)
+        return self.p_values_of(as_array(norms), as_array(angles))
 
     def p_values_of(self, norms: np.ndarray, angles: np.ndarray) -> np.ndarray:
         """The same from norms [N] and angles [N] that were measured elsewhere."""
@@ -99,7 +101,8 @@ class Novelty:
     def warnings(self, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
                  rate: float = RATE) -> list[str | None]:
         """For every image None, or in words what is unusual about it, at this rate of false alarms."""
-        return self.warnings_of(*measures(features, predicted, self.weight), rate)
+        norms, angles = measures(features, predicted, self.weight)
+        return self.warnings_of(as_array(norms), as_array(angles), rate)
 
     def warnings_of(self, norms: np.ndarray, angles: np.ndarray, rate: float = RATE) -> list[str | None]:
         p = self.p_values_of(norms, angles)
@@ -143,24 +146,26 @@ def unusual(norms: np.ndarray, angles: np.ndarray, quantiles: np.ndarray) -> np.
 
 
 def measures(features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
-             weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Norms [N] and angles [N] to the vector of the predicted class, float64; of a feature
+             weight: Tensor | np.ndarray | None) -> tuple[Tensor, Tensor]:
+    """Norms [N] and angles [N] to the vector of the predicted class, float64, where the features are; of a feature
     that is not a number the largest there are."""
-    z, predicted = as_array(features).astype(np.float64), as_array(predicted)
-    labels = predicted.argmax(1) if predicted.ndim == 2 else predicted
-    norms = np.linalg.norm(z, axis=1)
+    z, predicted = torch.as_tensor(features).double(), torch.as_tensor(predicted)
+    norms = torch.linalg.vector_norm(z, dim=1)
     if weight is None:
-        return np.nan_to_num(norms, nan=np.inf), np.zeros(len(z))
-    vectors = np.ascontiguousarray(weight.T, np.float64)
-    with np.errstate(invalid="ignore"):
-        lengths = norms * np.linalg.norm(vectors, axis=1)[labels]
-        cosines = np.einsum("ij,ij->i", z, vectors[labels]) / np.maximum(lengths, 1e-300)  # by one thread, unlike BLAS
-    return np.nan_to_num(norms, nan=np.inf), np.arccos(np.nan_to_num(cosines, nan=-1).clip(-1, 1))
+        angles = torch.zeros_like(norms)
+    else:
+        labels = predicted.argmax(1) if predicted.ndim == 2 else predicted
+        vectors = torch.as_tensor(weight).T.double()[labels]
+        lengths = norms * torch.linalg.vector_norm(vectors, dim=1)
+        cosines = (z * vectors).sum(1) / lengths.clamp(min=1e-300)
+        angles = cosines.nan_to_num(nan=-1).clamp(-1, 1).acos()
+    return norms.nan_to_num(nan=torch.inf, posinf=torch.inf), angles
 
 
 def as_array(values: Tensor | np.ndarray) -> np.ndarray:
-    return values.detach().float().cpu().numpy() if isinstance(values, Tensor) and values.is_floating_point() else (
-        values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    return (values.float() if values.dtype in (torch.bfloat16, torch.float16) else values).detach().cpu().numpy()
 
 
 def outputs(algorithm: Algorithm, x: Tensor) -> tuple[Tensor, Tensor]:

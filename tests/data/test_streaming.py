@@ -95,6 +95,22 @@ def test_images_in_memory_among_many_files(paths: list[str], started: list[subpr
     assert len(started) == 2
 
 
+def test_where_the_pixels_of_processes_lie(paths: list[str], tmp_path: Path) -> None:
+    """In rows of the shared memory, behind each other but where the memory ends or something broken was."""
+    files = [*paths * 3]
+    files[70:70] = [str(tmp_path / "missing.png")]
+    runs = []
+    for _, pixels in streamed(files, SLOT, BATCH, lambda *_: None):
+        assert pixels.memory is not None and pixels.memory.shape[1:] == (SLOT, SLOT, 3)
+        found = [pixels.memory[row + i] for start, stop, row in pixels.consecutive() for i in range(stop - start)]
+        for image, slot in zip(pixels, found, strict=True):
+            np.testing.assert_array_equal(slot[:image.shape[0], :image.shape[1]], image)
+        runs.append(sum(1 for _ in pixels.consecutive()))
+    assert max(runs) <= 4 and 1 in runs
+    for _, pixels in streamed([*files[:FEW], np.zeros((2, 2, 3), np.uint8)], SLOT, FEW + 1, lambda *_: None):
+        assert pixels.memory is None  # one of them is elsewhere
+
+
 @pytest.mark.parametrize("hindered", ["memfd_create", "truncate"])
 def test_threads_where_memory_cannot_be_shared(paths: list[str], started: list[subprocess.Popen], hindered: str,
                                                monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from aidgn.data.images import FORMATS, orientation, read_image
@@ -137,24 +138,23 @@ def decode_one(root: str, file: str, slot: int, limit: int, store: IO[bytes], ro
 
 
 def fill(store: int, slot: int, rows: list[int], files: list[str]) -> list[tuple[int, int] | str]:
-    """Decode images into shared memory, an open file, each to where a row of it begins and without gaps: height and
+    """Decode images into shared memory, an open file, each to the upper left of a row, which is a slot: height and
     width of each, or what is wrong with it."""
-    memory, found = mapped(store), list[tuple[int, int] | str]()
+    memory, found = mapped(store, slot), list[tuple[int, int] | str]()
     for row, file in zip(rows, files, strict=True):
         try:
             image, _ = shrunk(file, slot)
         except UserError as error:
             found.append(str(error))
             continue
-        pixels, start = image.tobytes(), row * slot_bytes(slot)
-        memory[start:start + len(pixels)] = pixels
+        memory[row, :image.height, :image.width] = np.asarray(image)
         found.append((image.height, image.width))
     return found
 
 
 @cache
-def mapped(store: int) -> mmap.mmap:
-    return mmap.mmap(store, 0)
+def mapped(store: int, slot: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(store, 0), np.uint8).reshape(-1, slot, slot, 3)
 
 
 def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],

@@ -7,15 +7,16 @@ import select
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -32,11 +33,26 @@ OnBroken = Callable[[ImageLike, UserError], None]
 loading = threading.Lock()  # a lazily opened image may be in a list twice
 
 
-def streamed(images: Iterable[ImageLike], slot: int, batch_size: int,
-             on_broken: OnBroken | None = None) -> Generator[tuple[list[ImageLike], list[np.ndarray]], None, None]:
+class Pixels(list[np.ndarray]):
+    """Decoded images [h, w, 3]. If processes decoded them all they lie in rows of `memory` [.., slot, slot, 3]."""
+
+    def __init__(self, images: Iterable[np.ndarray], memory: np.ndarray | None = None, rows: Sequence[int | None] = ()):
+        super().__init__(images)
+        self.memory = None if None in rows else memory
+        self.rows = [row for row in rows if row is not None]
+
+    def consecutive(self) -> Iterator[tuple[int, int, int]]:
+        """From which image to which they lie behind each other, and the row of the first of these."""
+        breaks = [0, *(i for i in range(1, len(self)) if self.rows[i] != self.rows[i - 1] + 1), len(self)]
+        return ((start, stop, self.rows[start]) for start, stop in pairwise(breaks))
+
+
+def streamed(images: Iterable[ImageLike], slot: int, batch_size: int, on_broken: OnBroken | None = None,
+             pinned: bool = False) -> Generator[tuple[list[ImageLike], Pixels], None, None]:
     """Images and their pixels, a batch at a time; the pixels may change once the next batch is asked for.
 
-    What cannot be read is left out and told to `on_broken`; without it, it is an error."""
+    What cannot be read is left out and told to `on_broken`; without it, it is an error. pinned: a GPU is to read the
+    memory that processes write to."""
     rest, first = iter(images), list[ImageLike]()
     for image in rest:
         first.append(image)
@@ -47,7 +63,7 @@ def streamed(images: Iterable[ImageLike], slot: int, batch_size: int,
         decoders: Threads | Workers = Threads(stack, slot, batch_size)
         if many_files and usable_cores() > 1 and hasattr(os, "memfd_create"):
             with suppress(OSError):  # memory that cannot be shared, no more processes: threads will do
-                decoders = Workers(stack, slot, batch_size)
+                decoders = Workers(stack, slot, batch_size, pinned)
         waiting: deque[tuple[list[ImageLike], Callable[[], list[Decoded]]]] = deque()
         kept: list[ImageLike] = []
         pixels: list[np.ndarray] = []
@@ -68,11 +84,11 @@ def streamed(images: Iterable[ImageLike], slot: int, batch_size: int,
                     on_broken(image, result)
                 number += 1
                 if len(kept) == batch_size:
-                    yield kept, pixels
+                    yield kept, decoders.given(pixels)
                     decoders.release(batch_size)
                     kept, pixels = [], []
         if kept:
-            yield kept, pixels
+            yield kept, decoders.given(pixels)
 
 
 class Threads:
@@ -90,6 +106,9 @@ class Threads:
 
     def submit(self, part: list[ImageLike]) -> Callable[[], list[Decoded]]:
         return self.pool.submit(decode, part, self.slot).result
+
+    def given(self, pixels: list[np.ndarray]) -> Pixels:
+        return Pixels(pixels)
 
     def release(self, count: int) -> None:
         """Pixels are freed by themselves."""
@@ -127,14 +146,17 @@ class Workers:
 
     together = CHUNK
 
-    def __init__(self, stack: ExitStack, slot: int, batch_size: int):
+    def __init__(self, stack: ExitStack, slot: int, batch_size: int, pinned: bool):
         cores = usable_cores()
         rows = batch_size + max(2 * batch_size, 2 * cores * self.together)  # a batch in use, as much as two ahead
-        self.slot, self.free, self.lent = slot, list(range(rows)), deque[int | None]()
+        # In turn, so that the images of a batch mostly lie behind each other.
+        self.slot, self.free, self.lent = slot, deque(range(rows)), deque[int | None]()
         self.store = os.memfd_create("aidgn")
         stack.callback(os.close, self.store)
         os.truncate(self.store, rows * slot_bytes(slot))
-        self.rows = np.frombuffer(mmap.mmap(self.store, 0), np.uint8).reshape(rows, slot_bytes(slot))
+        self.memory = np.frombuffer(mmap.mmap(self.store, 0), np.uint8).reshape(rows, slot, slot, 3)
+        if pinned:
+            pin(stack, self.memory)
         self.workers: dict[int, Worker] = {}
         self.ready = select.poll()
         for _ in range(cores):
@@ -154,7 +176,7 @@ class Workers:
     def submit(self, part: list[ImageLike]) -> Callable[[], list[Decoded]]:
         if not all(isinstance(image, str | Path) for image in part):  # among files an image in memory
             return partial(self.decoded_here, part)
-        worker, rows = self.idlest(), [self.free.pop() for _ in part]  # the last used: in a cache, perhaps
+        worker, rows = self.idlest(), [self.free.popleft() for _ in part]
         worker.ask(self.store, self.slot, rows, [str(image) for image in part])
         return partial(self.decoded_by, worker, rows)
 
@@ -174,12 +196,22 @@ class Workers:
             else:
                 self.lent.append(row)
                 height, width = each
-                found.append(self.rows[row, :height * width * 3].reshape(height, width, 3))
+                found.append(self.memory[row, :height, :width])
         return found
+
+    def given(self, pixels: list[np.ndarray]) -> Pixels:
+        return Pixels(pixels, self.memory, [*islice(self.lent, len(pixels))])
 
     def release(self, count: int) -> None:
         """The first `count` pixels that were given out are not needed any more."""
         self.free.extend(row for row in (self.lent.popleft() for _ in range(count)) if row is not None)
+
+
+def pin(stack: ExitStack, memory: np.ndarray) -> None:
+    """Have the GPU read memory by itself until the stack ends; where that is refused it is given copies."""
+    runtime = torch.cuda.cudart()
+    if runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0) == runtime.cudaError.success:
+        stack.callback(runtime.cudaHostUnregister, memory.ctypes.data)
 
 
 def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | UserError]:

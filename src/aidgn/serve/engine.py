@@ -131,7 +131,7 @@ class Engine:
                 future.set_result(answer)
 
     def answers(self, pictures: list[np.ndarray]) -> list[dict[str, Any]]:
-        found = self.model.prediction(*self.model.forward(pictures))
+        found = self.model.prediction(self.model.forward(pictures))
         answers = []
         for i, (label, probabilities) in enumerate(zip(found.labels, found.probabilities.tolist(), strict=True)):
             answer: dict[str, Any] = {
