@@ -8,8 +8,8 @@ Aim: at least 0.90 of the speed of the slower of the two. On a CPU both need the
 times is the least possible there; the share of that is printed too. With `none` the device has nothing to do, neither
 to resize images nor to compute features: decoding, collecting batches, warnings and rows remain.
 
-Bare decoding is by threads or by processes that store nothing, whichever is faster. The start of processes counts,
-there as in predicting (0.1 s of a core each): for the speed of many images, measure with many.
+Bare decoding is by threads or by processes that store nothing, whichever is faster at first. The start of processes
+counts, there as in predicting (0.1 s of a core each): for the speed of many images, measure with many.
 
 To see what holds predicting up there are two more figures: the speed from pixels in memory, without any decoding, and
 how long the thread that feeds the network works for a batch.
@@ -117,11 +117,11 @@ def main() -> int:
 
         def threads() -> None:
             with ThreadPoolExecutor(usable_cores()) as pool:
-                assert all(pool.map(decoded, files))
+                assert all(pool.map(decoded, paths))
 
         def processes() -> None:
             with ProcessPoolExecutor(usable_cores(), mp_context=get_context("fork")) as pool:
-                assert all(pool.map(decoded, files, chunksize=16))
+                assert all(pool.map(decoded, paths, chunksize=16))
 
         @torch.no_grad()
         def network() -> None:
@@ -143,11 +143,14 @@ def main() -> int:
                          in zip(names, found.top(1), found.warnings or [], strict=True)], False)
             feeding = min(feeding, time.thread_time() - began)
 
-        works = {"decoding by threads": threads, "decoding by processes": processes, "bare network": network,
-                 "pixels in memory": from_memory, "predict": everything}
+        paths = files[:options.images]
+        decoding = {seconds(work, device)[0]: work for work in (threads, processes)}
+        paths = files
+        works = {"bare decoding": decoding[min(decoding)], "bare network": network, "pixels in memory": from_memory,
+                 "predict": everything}
         feeding = np.inf
-        for work in works.values():
-            work()  # caches and cuDNN's choices
+        for work in (network, from_memory):
+            work()  # cuDNN's choices
         times = {name: np.full(2, np.inf) for name in works}
         began = time.perf_counter()
         for _ in range(options.repeats):
@@ -161,12 +164,11 @@ def main() -> int:
     print(f"  a batch of {model.batch_size} takes {taken:.1f} ms, {worked:.1f} of them work of the thread that "
           "feeds the network")
     wall, cores = (dict(zip(times, each, strict=True)) for each in zip(*times.values(), strict=True))
-    decoding = min(("decoding by threads", "decoding by processes"), key=lambda name: wall[name])
-    slower = {name: max(each[decoding], each["bare network"]) / each["predict"]
+    slower = {name: max(each["bare decoding"], each["bare network"]) / each["predict"]
               for name, each in (("clock", wall), ("work", cores))}
     print(f"  predict has {slower['clock']:.2f} of the speed of the slower of the two by the clock")
     if device.type == "cpu":  # says where time goes on a busy machine; the aim is by the clock
-        both = cores[decoding] + cores["bare network"]
+        both = cores["bare decoding"] + cores["bare network"]
         print(f"  and {slower['work']:.2f} by the work of the cores, {cores['predict'] / both:.2f} times that of both")
     return 0 if slower["clock"] >= 0.9 else 1
 

@@ -26,11 +26,12 @@ from aidgn.backbones import (
     fold,
     freeze,
     says_stride_first,
+    settle,
     stem_convolution,
     unfold,
     weights_identity,
 )
-from aidgn.batch_norm import FusedBlock, convolution_relu
+from aidgn.batch_norm import FoldedConv2d, FusedBlock, convolution_relu
 from aidgn.errors import UserError
 from aidgn.training.featurizer import Featurizer
 
@@ -429,6 +430,20 @@ def test_relus_inside_convolutions_on_cuda(compiled: bool) -> None:
                      in zip(each.network.parameters(), reference.parameters(), strict=True)]
         far.append([((features - wanted).norm() / wanted.norm()).item(), sum(gradients) / len(gradients)])
     assert all(mine < 1.2 * other < 0.3 for mine, other in zip(*far, strict=True)), far
+
+
+def test_settled_weights_are_what_folding_gives() -> None:
+    reference = plain("resnet18")
+    net = featuriser_like(reference, "resnet18")
+    fold(net)
+    settle(net, torch.float32)
+    torch.testing.assert_close(net(images()), reference(images()))
+    for settled in net.modules():
+        if isinstance(settled, FoldedConv2d):
+            assert settled.settled is not None and not settled.settled[0].requires_grad
+    assert list(net.state_dict()) == list(reference.state_dict())
+    unfold(net)
+    assert torch.equal(net(images()), reference(images()))
 
 
 class Awkward(nn.Module):

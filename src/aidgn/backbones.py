@@ -19,6 +19,7 @@ from aidgn.batch_norm import (  # noqa: F401 (a featuriser's batch norm is asked
     FrozenBatchNorm,
     fold,
     freeze,
+    settle,
     stem_convolution,
     unfold,
 )

@@ -50,6 +50,7 @@ class FoldedConv2d(nn.Conv2d):
     """
 
     bn: FrozenBatchNorm
+    settled: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         weight, shift = self.weight_and_bias()
@@ -60,16 +61,19 @@ class FoldedConv2d(nn.Conv2d):
     def with_relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """relu(bn(conv(x)) + shortcut), in one kernel where cuDNN has it: without, what the convolution writes is read
         and written once more."""
-        if x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1 and self.padding_mode == "zeros":
+        if (x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1 and self.padding_mode == "zeros"
+                and not isinstance(self.padding, str)):
             kind = torch.get_autocast_dtype("cuda")
-            weight, shift = self.weight_and_bias()
-            return convolution_relu(x.to(kind), weight.to(kind), shift.to(kind),
-                                    None if shortcut is None else shortcut.to(kind), self.stride, self.padding,
-                                    self.dilation)
+            weight, shift = (each.to(kind) for each in self.weight_and_bias())
+            compute = convolution_relu if torch.is_grad_enabled() or torch.compiler.is_compiling() else cudnn_relu
+            return compute(x.to(kind), weight, shift, None if shortcut is None else shortcut.to(kind), self.stride,
+                           self.padding, self.dilation)
         y = self(x)
         return F.relu(y if shortcut is None else y + shortcut)
 
     def weight_and_bias(self) -> tuple[Tensor, Tensor]:
+        if self.settled is not None:
+            return self.settled
         mean, variance = self.bn.running_mean, self.bn.running_var
         assert mean is not None and variance is not None
         scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
@@ -95,9 +99,8 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 # A ResNet's blocks ----------------------------------------------------------------------------------------------------
 
-@torch.library.custom_op("aidgn::convolution_relu", mutates_args=())
-def convolution_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
-                     padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+def cudnn_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
+               padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """relu(conv(x) + bias + shortcut). On CUDA cuDNN's own, which PyTorch has, but without a gradient."""
     if not x.is_cuda:
         y = F.conv2d(x, weight, bias, stride, padding, dilation)
@@ -107,6 +110,9 @@ def convolution_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor |
         return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
     shortcut = shortcut.contiguous(memory_format=torch.channels_last)
     return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, dilation, 1)
+
+
+convolution_relu = torch.library.custom_op("aidgn::convolution_relu", cudnn_relu, mutates_args=())
 
 
 @convolution_relu.register_fake
@@ -207,4 +213,15 @@ def unfold(model: nn.Module) -> None:
             layer.__class__ = type(layer).__bases__[1]
         if isinstance(layer, FoldedConv2d):
             layer.__dict__.pop("bn").folded = False
+            layer.__dict__.pop("settled", None)
             layer.__class__ = nn.Conv2d  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def settle(model: nn.Module, dtype: torch.dtype) -> None:
+    """For a network that only predicts: compute what folding gives once, in the arithmetic of its convolutions. Weights
+    that change afterwards do not count."""
+    for layer in model.modules():
+        if isinstance(layer, FoldedConv2d):
+            weight, shift = layer.weight_and_bias()
+            layer.__dict__["settled"] = weight.to(dtype), shift.to(dtype)

@@ -72,6 +72,9 @@ class Model:
         self.image_size, self.device = image_size, device
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
         self.batch_size = batch_size(network, device)
+        if device.type == "cuda":
+            precision = getattr(network.featurizer, "precision", "float32")
+            backbones.settle(network, torch.bfloat16 if precision == "bfloat16" else torch.float32)
         self.vectors = None if novelty is None or novelty.weight is None else torch.as_tensor(novelty.weight).to(device)
         self.uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.in_flight = 0 if self.uploads is None else 2  # batches that a GPU has to do while results are read

@@ -149,13 +149,13 @@ def measures(features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
              weight: Tensor | np.ndarray | None) -> tuple[Tensor, Tensor]:
     """Norms [N] and angles [N] to the vector of the predicted class, float64, where the features are; of a feature
     that is not a number the largest there are."""
-    z, predicted = torch.as_tensor(features).double(), torch.as_tensor(predicted)
+    z = torch.as_tensor(features).double()
     norms = torch.linalg.vector_norm(z, dim=1)
     if weight is None:
         angles = torch.zeros_like(norms)
     else:
-        labels = predicted.argmax(1) if predicted.ndim == 2 else predicted
-        vectors = torch.as_tensor(weight).T.double()[labels]
+        predicted, weight = (torch.as_tensor(each).to(z.device) for each in (predicted, weight))
+        vectors = weight.T.double()[predicted.argmax(1) if predicted.ndim == 2 else predicted]
         lengths = norms * torch.linalg.vector_norm(vectors, dim=1)
         cosines = (z * vectors).sum(1) / lengths.clamp(min=1e-300)
         angles = cosines.nan_to_num(nan=-1).clamp(-1, 1).acos()
