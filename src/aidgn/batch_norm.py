@@ -1,5 +1,5 @@
-"""Batch norm with frozen statistics, its exact folding into the convolutions before it, and of a ResNet's shortcuts and
-ReLUs behind those."""
+"""Batch norm with frozen statistics, its exact folding into the convolutions before it, and a ResNet's blocks with
+shortcut and ReLU inside these convolutions."""
 
 import functools
 from collections import Counter
@@ -102,14 +102,18 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def cudnn_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
                padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """relu(conv(x) + bias + shortcut). On CUDA cuDNN's own, which PyTorch has, but without a gradient."""
-    if not x.is_cuda:
-        y = F.conv2d(x, weight, bias, stride, padding, dilation)
-        return F.relu(y if shortcut is None else y + shortcut)
-    x, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x, weight))
-    if shortcut is None:
-        return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
-    shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-    return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, dilation, 1)
+    if x.is_cuda:
+        x, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x, weight))
+        try:
+            if shortcut is None:
+                return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
+            shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+            return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, dilation, 1)
+        except RuntimeError as error:
+            if "engine" not in str(error):  # of which cuDNN has none for this shape
+                raise
+    y = F.conv2d(x, weight, bias, stride, padding, dilation)
+    return F.relu(y if shortcut is None else y + shortcut)
 
 
 convolution_relu = torch.library.custom_op("aidgn::convolution_relu", cudnn_relu, mutates_args=())
