@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from aidgn.errors import UserError
-from aidgn.training.featurizer import Featurizer
+from aidgn.training.featurizer import Compiled, Featurizer
 
 
 def test_updates(toy: SimpleNamespace) -> None:
@@ -99,9 +99,10 @@ def test_compiled_code_is_kept_for_the_next_run(toy: SimpleNamespace) -> None:
     """The same module with the new weights; while training the batch is not padded, which its batch norm would see."""
     featurizer = Featurizer(toy.image_network(4), "float32", compiled=False)
     shapes = []
-    featurizer.compiled = featurizer.compute  # stands for compiled code, which exists on CUDA only
+    # They stand for compiled code, which exists on CUDA only.
+    featurizer.compiled = Compiled(featurizer.compute, featurizer.compute)
     first = toy.make("ARM", featurizer).float()
-    first.context.compiled = lambda x: (shapes.append(len(x)), first.context.compute(x))[1]
+    first.context.compiled = Compiled(*[lambda x: (shapes.append(len(x)), first.context.compute(x))[1]] * 2)
     weights = first.context_net[0].weight.detach().clone()
     second = toy.make("ARM", featurizer).float().train()
     assert second.context is first.context and not torch.equal(second.context_net[0].weight, weights)

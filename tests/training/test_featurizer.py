@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aidgn.training.featurizer import Featurizer
+from aidgn.training.featurizer import EVAL_BATCH, Featurizer
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def compiled_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return run
 
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, *, mode, **options: real(function, backend=backend,
-                                                                                  **options))
+    monkeypatch.setattr(torch, "compile", lambda function, *, mode=None, **options: real(function, backend=backend,
+                                                                                       **options))
     with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):  # PyTorch's, put back
         yield sizes
     torch._dynamo.reset()
@@ -38,3 +38,12 @@ def test_batches_of_every_size_run_compiled_code(compiled_shapes: list[int]) -> 
         x = torch.randn(size, 3, 8, 8)
         assert torch.equal(featurizer(x), featurizer.compute(x.contiguous(memory_format=torch.channels_last)))
     assert [size for size in compiled_shapes if size > 4] == list(range(8, 46))
+
+
+def test_evaluation_runs_code_for_one_size(compiled_shapes: list[int]) -> None:
+    featurizer = Featurizer(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), "float32", compiled=True).eval()
+    with torch.no_grad():
+        for size in (1, EVAL_BATCH, EVAL_BATCH + 7):
+            x = torch.randn(size, 3, 8, 8)
+            torch.testing.assert_close(featurizer(x), featurizer.compute(x))
+    assert [size for size in compiled_shapes if size > 4] == [EVAL_BATCH] * 4

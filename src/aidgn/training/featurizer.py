@@ -6,6 +6,7 @@ Algorithms see a module that maps images to float32 features, and nothing of thi
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,14 @@ SHAPES = 1000  # of batches, that a process compiles a function for
 log = logging.getLogger("aidgn")
 
 
+class Compiled(NamedTuple):
+    """Code for training, by CUDA graphs, and for evaluation, whose large batches need none: graphs of both would share
+    memory, and each would have to wait until nothing of the other's is in use."""
+
+    training: Callable[[Tensor], Tensor]
+    evaluation: Callable[[Tensor], Tensor]
+
+
 class Featurizer(nn.Module):
     """Images [B, channels, H, W] to features [B, num_features] in float32."""
 
@@ -27,9 +36,10 @@ class Featurizer(nn.Module):
         self.network = network
         self.num_features = int(getattr(network, "num_features", 0))
         self.precision = precision
-        self.compiled: Callable[[Tensor], Tensor] | None = None
+        self.compiled: Compiled | None = None
         if compiled:
-            self.compiled = compiled_by_shape(self.compute, mode="reduce-overhead")
+            self.compiled = Compiled(compiled_by_shape(self.compute, mode="reduce-overhead"),
+                                     compiled_by_shape(self.evaluate))
         self.__dict__["beside"] = None  # not a part of this module: see `like`
 
     def __getstate__(self) -> dict[str, object]:
@@ -52,25 +62,22 @@ class Featurizer(nn.Module):
             features = self.network(x)
         return features.float() if features.dtype == torch.bfloat16 else features
 
+    def evaluate(self, x: Tensor) -> Tensor:
+        """The same, compiled on its own."""
+        return self.compute(x)
+
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         if self.compiled is None:
             return self.compute(x)
         try:
             if torch.is_grad_enabled() or self.network.training:
-                return self.compiled(x).clone()  # the graph's own output is overwritten by its next replay
-            return torch.cat([self.evaluated(part) for part in x.split(EVAL_BATCH)])
+                return self.compiled.training(x).clone()  # the graph's own output is overwritten by its next replay
+            return torch.cat([self.compiled.evaluation(padded(part))[:len(part)] for part in x.split(EVAL_BATCH)])
         except torch._dynamo.exc.TorchDynamoException as error:
             log.info("Compilation failed (%s); continuing without it.", str(error).splitlines()[0])
             self.compiled = None
             return self.compute(x)
-
-    def evaluated(self, x: Tensor) -> Tensor:
-        """By compiled code without gradients. Every batch begins anew for CUDA graphs: they would record each that
-        follows another, or a training step, once more."""
-        assert self.compiled is not None
-        torch.compiler.cudagraph_mark_step_begin()
-        return self.compiled(padded(x))[:len(x)].clone()
 
 
 def compiled_by_shape(function: Callable[..., Tensor], mode: str | None = None) -> Callable[..., Tensor]:
