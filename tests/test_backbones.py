@@ -31,7 +31,7 @@ from aidgn.backbones import (
     unfold,
     weights_identity,
 )
-from aidgn.batch_norm import FoldedConv2d, FusedBlock, convolution_relu
+from aidgn.batch_norm import FoldedConv2d, FusedBlock, convolution_relu, product_relu, then_relu
 from aidgn.errors import UserError
 from aidgn.training.featurizer import Featurizer
 
@@ -388,6 +388,24 @@ def test_only_plain_blocks_take_their_relus_in(name: str, blocks: int) -> None:
     torch.testing.assert_close(net(x), reference(x), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["resnet10t", "torchvision/resnet18"])
+def test_a_folded_network_goes_to_another_process(name: str, tmp_path: Path) -> None:
+    reference = plain(name)
+    net = featuriser_like(reference, name)
+    fold(net)
+    (tmp_path / "net").write_bytes(pickle.dumps(net))
+    torch.save(images(), tmp_path / "images")
+    subprocess.run([sys.executable, "-c", "import pickle, torch; net = pickle.load(open('net', 'rb')); "
+                    "torch.save((net(torch.load('images')), type(net.layer1[0]).__name__), 'found')"],
+                   cwd=tmp_path, check=True)
+    found, kind = torch.load(tmp_path / "found")
+    torch.testing.assert_close(found, net(images()))
+    assert kind == "FusedBasicBlock"
+    copied = pickle.loads(pickle.dumps(net))
+    unfold(copied)
+    assert torch.equal(copied(images()), reference(images()))
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("with_shortcut", [False, True])
 def test_convolution_with_relu_and_its_gradients(stride: int, with_shortcut: bool) -> None:
@@ -405,6 +423,31 @@ def test_convolution_with_relu_and_its_gradients(stride: int, with_shortcut: boo
     frozen = [each.detach() if isinstance(each, Tensor) and i == 1 else each for i, each in enumerate(arguments)]
     convolution_relu(*frozen).sum().backward()
     assert arguments[1].grad is None and arguments[0].grad is not None
+
+
+def test_one_by_one_convolution_as_a_product() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(shape, dtype=torch.float64, generator=generator)
+                       for shape in ((2, 5, 3, 4), (7, 5, 1, 1), (7,)))
+    x = x.contiguous(memory_format=torch.channels_last)
+    found = product_relu(x, weight, bias)
+    torch.testing.assert_close(found, F.conv2d(x, weight, bias).relu())
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_what_lay_in_memory_before_does_not_count() -> None:
+    for channels, out, kernel, shortcut in ((64, 64, 3, False), (256, 64, 1, False), (64, 256, 1, True)):
+        x, weight, bias, added = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in (
+            (8, channels, 28, 28), (out, channels, kernel, kernel), (out,), (8, out, 28, 28)))
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        del_me = [torch.full((1 << 22,), torch.nan, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
+        del del_me
+        found = then_relu(x, weight, bias, added if shortcut else None, [1, 1], [kernel // 2] * 2, [1, 1])
+        wanted = F.conv2d(x.float(), weight.float(), bias.float(), padding=kernel // 2) + (added if shortcut else 0)
+        assert found.isfinite().all()
+        assert (found - wanted.relu()).norm() < 0.01 * wanted.norm()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -66,6 +66,10 @@ def test_norm_and_angle_of_features() -> None:
     np.testing.assert_allclose(np.degrees(known.angles), [0, np.degrees(np.arctan2(3, 4)), 90, 180], atol=1e-3)
     logits = torch.tensor([[2.0, 1.0]])
     assert known.p_values(torch.tensor([[3.0, 4.0]]), logits) == known.p_values(np.array([[3.0, 4.0]]), np.array([0]))
+    labels = np.array([0, 1, 1])
+    for kind in (np.uint8, np.uint16, np.int32):  # numbers, never a mask
+        np.testing.assert_array_equal(known.p_values(features[:3], labels.astype(kind)),
+                                      known.p_values(features[:3], labels))
     assert known.p_values(features[4:], np.array([0])) == pytest.approx(0.2)  # the least there is
     assert known.p_values_of(np.array([np.inf]), np.zeros(1)) == pytest.approx(0.2)
 

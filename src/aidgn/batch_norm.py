@@ -59,13 +59,15 @@ class FoldedConv2d(nn.Conv2d):
         return self._conv_forward(x, weight, shift)
 
     def with_relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """relu(bn(conv(x)) + shortcut), in one kernel where cuDNN has it: without, what the convolution writes is read
+        """relu(bn(conv(x)) + shortcut), in one kernel where there is one: without, what the convolution writes is read
         and written once more."""
-        if (x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1 and self.padding_mode == "zeros"
-                and not isinstance(self.padding, str)):
+        one_kernel = shortcut is not None or self.stride == (1, 1) and (
+            self.kernel_size == (1, 1) or self.in_channels == self.out_channels)
+        if (one_kernel and x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1
+                and self.padding_mode == "zeros" and not isinstance(self.padding, str)):
             kind = torch.get_autocast_dtype("cuda")
             weight, shift = (each.to(kind) for each in self.weight_and_bias())
-            compute = convolution_relu if torch.is_grad_enabled() or torch.compiler.is_compiling() else cudnn_relu
+            compute = convolution_relu if torch.is_grad_enabled() or torch.compiler.is_compiling() else then_relu
             return compute(x.to(kind), weight, shift, None if shortcut is None else shortcut.to(kind), self.stride,
                            self.padding, self.dilation)
         y = self(x)
@@ -99,16 +101,23 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 # A ResNet's blocks ----------------------------------------------------------------------------------------------------
 
-def cudnn_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
-               padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """relu(conv(x) + bias + shortcut). On CUDA cuDNN's own, which PyTorch has, but without a gradient."""
+def then_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
+              padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """relu(conv(x) + bias + shortcut), on CUDA in one kernel where PyTorch has it, though without a gradient.
+
+    Its cudnn_convolution_relu is not used: that adds its output, as it lay in memory, times zero, which may be NaN."""
     if x.is_cuda:
         x, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x, weight))
+        plain = set(stride) == {1} and weight.shape[2:] == (1, 1) and set(padding) == {0}
+        same = set(stride) == {1} and weight.shape[0] == weight.shape[1] and all(
+            2 * pad == step * (side - 1) for pad, step, side in zip(padding, dilation, weight.shape[2:], strict=True))
         try:
-            if shortcut is None:
-                return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
-            shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-            return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, dilation, 1)
+            if shortcut is not None:
+                return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, dilation, 1)
+            if plain:
+                return product_relu(x, weight, bias)
+            if same:  # of the output's shape is the input
+                return torch.cudnn_convolution_add_relu(x, weight, x, 0.0, bias, stride, padding, dilation, 1)
         except RuntimeError as error:
             if "engine" not in str(error):  # of which cuDNN has none for this shape
                 raise
@@ -116,7 +125,14 @@ def cudnn_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None,
     return F.relu(y if shortcut is None else y + shortcut)
 
 
-convolution_relu = torch.library.custom_op("aidgn::convolution_relu", cudnn_relu, mutates_args=())
+def product_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(conv(x) + bias) of a 1x1 convolution, which is a matrix product of pixels, channels last, and weights."""
+    pixels = x.permute(0, 2, 3, 1)
+    found = torch.ops.aten._addmm_activation(bias, pixels.reshape(-1, x.shape[1]), weight.flatten(1).t())
+    return found.view(*pixels.shape[:3], len(weight)).permute(0, 3, 1, 2)
+
+
+convolution_relu = torch.library.custom_op("aidgn::convolution_relu", then_relu, mutates_args=())
 
 
 @convolution_relu.register_fake
@@ -157,10 +173,18 @@ class FusedBlock(nn.Module):
             x = convolution.with_relu(x)
         return last.with_relu(x, shortcut)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return blank, (type(self).__bases__[1],), self.__dict__  # by its own name no other process finds the class
+
 
 @functools.cache
 def fused(kind: type[nn.Module]) -> type[FusedBlock]:
     return type(f"Fused{kind.__name__}", (FusedBlock, kind), {})
+
+
+def blank(kind: type[nn.Module]) -> FusedBlock:
+    """A block without anything in it yet, for copies."""
+    return object.__new__(fused(kind))  # type: ignore[arg-type]
 
 
 def is_plain_block(layer: nn.Module) -> bool:

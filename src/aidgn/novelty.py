@@ -155,7 +155,7 @@ def measures(features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
         angles = torch.zeros_like(norms)
     else:
         predicted, weight = (torch.as_tensor(each).to(z.device) for each in (predicted, weight))
-        vectors = weight.T.double()[predicted.argmax(1) if predicted.ndim == 2 else predicted]
+        vectors = weight.T.double()[predicted.argmax(1) if predicted.ndim == 2 else predicted.long()]
         lengths = norms * torch.linalg.vector_norm(vectors, dim=1)
         cosines = (z * vectors).sum(1) / lengths.clamp(min=1e-300)
         angles = cosines.nan_to_num(nan=-1).clamp(-1, 1).acos()

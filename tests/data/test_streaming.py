@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from aidgn.data import streaming
 from aidgn.data.decoding import FEW
-from aidgn.data.streaming import ASKED, CHUNK, ImageLike, streamed
+from aidgn.data.streaming import ASKED, CHUNK, ImageLike, pin, streamed
 from aidgn.errors import UserError
 
 SLOT, BATCH = 16, 40
@@ -109,6 +111,29 @@ def test_where_the_pixels_of_processes_lie(paths: list[str], tmp_path: Path) -> 
     assert max(runs) <= 4 and 1 in runs
     for _, pixels in streamed([*files[:FEW], np.zeros((2, 2, 3), np.uint8)], SLOT, FEW + 1, lambda *_: None):
         assert pixels.memory is None  # one of them is elsewhere
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_refused_pin_does_not_stay_behind(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """CUDA keeps the error of a call and raises it at the next computation, which forgets it."""
+    errors, registered = list[str](), list[int]()
+
+    def register(address: int, size: int, flags: int) -> int:
+        (errors if refused else registered).append("not permitted" if refused else address)
+        return int(refused)
+
+    def compute(*_: object, **__: object) -> None:
+        if errors:
+            raise RuntimeError(errors.pop())
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=registered.remove,
+                              cudaError=SimpleNamespace(success=0))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "ones", compute)
+    with ExitStack() as stack:
+        pin(stack, np.zeros((2, SLOT, SLOT, 3), np.uint8))
+        assert not errors and len(registered) == (not refused)
+    assert not registered
 
 
 @pytest.mark.parametrize("hindered", ["memfd_create", "truncate"])

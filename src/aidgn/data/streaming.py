@@ -212,6 +212,9 @@ def pin(stack: ExitStack, memory: np.ndarray) -> None:
     runtime = torch.cuda.cudart()
     if runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0) == runtime.cudaError.success:
         stack.callback(runtime.cudaHostUnregister, memory.ctypes.data)
+        return
+    with suppress(RuntimeError):  # the refusal stays behind: whatever the GPU is given next would raise it
+        torch.ones(1, device="cuda")
 
 
 def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | UserError]:
