@@ -61,8 +61,8 @@ class FoldedConv2d(nn.Conv2d):
     def with_relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """relu(bn(conv(x)) + shortcut), in one kernel where there is one: without, what the convolution writes is read
         and written once more."""
-        one_kernel = shortcut is not None or self.stride == (1, 1) and (
-            self.kernel_size == (1, 1) or self.in_channels == self.out_channels)
+        one_kernel = shortcut is not None or (self.stride == (1, 1) and (
+            self.kernel_size == (1, 1) or self.in_channels == self.out_channels))
         if (one_kernel and x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1
                 and self.padding_mode == "zeros" and not isinstance(self.padding, str)):
             kind = torch.get_autocast_dtype("cuda")

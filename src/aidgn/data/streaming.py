@@ -209,8 +209,8 @@ class Workers:
 
 def pin(stack: ExitStack, memory: np.ndarray) -> None:
     """Have the GPU read memory by itself until the stack ends; where that is refused it is given copies."""
-    runtime = torch.cuda.cudart()
-    if runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0) == runtime.cudaError.success:
+    runtime, portable = torch.cuda.cudart(), 1  # for every GPU
+    if runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, portable) == runtime.cudaError.success:
         stack.callback(runtime.cudaHostUnregister, memory.ctypes.data)
         return
     with suppress(RuntimeError):  # the refusal stays behind: whatever the GPU is given next would raise it
