@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aidgn import backbones
-from aidgn.batch_norm import FusedBlock
+from aidgn.batch_norm import unfuse
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
 
 
@@ -22,9 +22,7 @@ def build(fused: bool, options: argparse.Namespace, device: torch.device) -> Fea
     net = backbones.create(options.backbone, weights=options.weights, freeze_bn=True)
     backbones.fold(net)
     if not fused:
-        for layer in net.modules():
-            if isinstance(layer, FusedBlock):
-                layer.__class__ = type(layer).__bases__[1]
+        unfuse(net)
     net = net.to(device).to(memory_format=torch.channels_last)
     return Featurizer(net, choose_precision("auto", device), compiled=device.type == "cuda")
 

@@ -2,7 +2,7 @@
 
     python benchmarks/predict.py --backbone resnet18 --images 600
     python benchmarks/predict.py --backbone none --images 8000      # what goes on beside a GPU, without one
-    python benchmarks/predict.py --backbone resnet50 --images 16000 --times 8 --repeats 2   # on a GPU
+    python benchmarks/predict.py --backbone resnet50 --images 6000 --times 10 --repeats 1   # on a GPU
 
 Aim: at least 0.90 of the speed of the slower of the two. On a CPU both need the same cores, so that the sum of the two
 times is the least possible there; the share of that is printed too. With `none` the device has nothing to do, neither

@@ -31,7 +31,7 @@ from aidgn.backbones import (
     unfold,
     weights_identity,
 )
-from aidgn.batch_norm import FoldedConv2d, FusedBlock, convolution_relu, product_relu, then_relu
+from aidgn.batch_norm import FoldedConv2d, FusedBlock, convolution_relu, product_relu, then_relu, unfuse
 from aidgn.errors import UserError
 from aidgn.training.featurizer import Featurizer
 
@@ -425,6 +425,19 @@ def test_convolution_with_relu_and_its_gradients(stride: int, with_shortcut: boo
     assert arguments[1].grad is None and arguments[0].grad is not None
 
 
+def test_which_convolutions_keep_the_size() -> None:
+    def keeps(*arguments: int, **options: int) -> bool:
+        layer = nn.Conv2d(*arguments, **options)
+        layer.__class__ = FoldedConv2d
+        x = torch.zeros(1, layer.in_channels, 9, 9)
+        assert not layer.keeps_size or layer._conv_forward(x, layer.weight, None).shape[2:] == x.shape[2:]
+        return layer.keeps_size
+
+    assert keeps(4, 8, 1) and keeps(4, 4, 3, padding=1) and keeps(4, 4, 3, padding=2, dilation=2)
+    assert not any((keeps(4, 8, 1, stride=2), keeps(4, 8, 1, padding=1), keeps(4, 8, 3, padding=1), keeps(4, 4, 3),
+                    keeps(4, 4, 3, padding=1, stride=2), keeps(4, 4, 2)))
+
+
 def test_one_by_one_convolution_as_a_product() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, dtype=torch.float64, generator=generator)
@@ -458,9 +471,7 @@ def test_relus_inside_convolutions_on_cuda(compiled: bool) -> None:
     net = featuriser_like(reference, "resnet50").cuda()
     fold(net)
     before = copy.deepcopy(net)
-    for layer in before.modules():
-        if isinstance(layer, FusedBlock):
-            layer.__class__ = type(layer).__bases__[1]
+    unfuse(before)
     net, before = (Featurizer(each.to(memory_format=torch.channels_last), "bfloat16", compiled)
                    for each in (net, before))
     x, far = images(64, count=8).cuda(), []
@@ -485,7 +496,13 @@ def test_settled_weights_are_what_folding_gives() -> None:
         if isinstance(settled, FoldedConv2d):
             assert settled.settled is not None and not settled.settled[0].requires_grad
     assert list(net.state_dict()) == list(reference.state_dict())
+    convolution = next(layer for layer in net.modules() if isinstance(layer, FoldedConv2d))
+    with torch.no_grad():
+        convolution.weight.mul_(2)  # does not count any more
+    torch.testing.assert_close(net(images()), reference(images()))
     unfold(net)
+    with torch.no_grad():
+        convolution.weight.mul_(0.5)
     assert torch.equal(net(images()), reference(images()))
 
 

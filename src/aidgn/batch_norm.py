@@ -61,10 +61,8 @@ class FoldedConv2d(nn.Conv2d):
     def with_relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """relu(bn(conv(x)) + shortcut), in one kernel where there is one: without, what the convolution writes is read
         and written once more."""
-        one_kernel = shortcut is not None or (self.stride == (1, 1) and (
-            self.kernel_size == (1, 1) or self.in_channels == self.out_channels))
-        if (one_kernel and x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1
-                and self.padding_mode == "zeros" and not isinstance(self.padding, str)):
+        if (x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1 and self.padding_mode == "zeros"
+                and not isinstance(self.padding, str) and (shortcut is not None or self.keeps_size)):
             kind = torch.get_autocast_dtype("cuda")
             weight, shift = (each.to(kind) for each in self.weight_and_bias())
             compute = convolution_relu if torch.is_grad_enabled() or torch.compiler.is_compiling() else then_relu
@@ -81,6 +79,13 @@ class FoldedConv2d(nn.Conv2d):
         scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
         shift = self.bn.bias + (-mean if self.bias is None else self.bias - mean) * scale
         return self.weight * scale[:, None, None, None], shift
+
+    @property
+    def keeps_size(self) -> bool:
+        """Pixel for pixel and, unless each is computed from one, channel for channel."""
+        return self.stride == (1, 1) and self.padding == tuple(
+            step * (side - 1) / 2 for step, side in zip(self.dilation, self.kernel_size, strict=True)) and (
+            self.kernel_size == (1, 1) or self.in_channels == self.out_channels)
 
     @property
     def is_stem(self) -> bool:
@@ -103,21 +108,17 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def then_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
               padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """relu(conv(x) + bias + shortcut), on CUDA in one kernel where PyTorch has it, though without a gradient.
+    """relu(conv(x) + bias + shortcut), on CUDA in one kernel, if there is a shortcut or the convolution keeps the size.
 
-    Its cudnn_convolution_relu is not used: that adds its output, as it lay in memory, times zero, which may be NaN."""
+    PyTorch's cudnn_convolution_relu is not used: it adds its output, as it lay in memory, times zero, which may be
+    NaN. Here that is the input, which has the same shape."""
     if x.is_cuda:
         x, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x, weight))
-        plain = set(stride) == {1} and weight.shape[2:] == (1, 1) and set(padding) == {0}
-        same = set(stride) == {1} and weight.shape[0] == weight.shape[1] and all(
-            2 * pad == step * (side - 1) for pad, step, side in zip(padding, dilation, weight.shape[2:], strict=True))
+        if shortcut is None and weight.shape[2:] == (1, 1):
+            return product_relu(x, weight, bias)
+        added, times = (x, 0.0) if shortcut is None else (shortcut, 1.0)
         try:
-            if shortcut is not None:
-                return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, dilation, 1)
-            if plain:
-                return product_relu(x, weight, bias)
-            if same:  # of the output's shape is the input
-                return torch.cudnn_convolution_add_relu(x, weight, x, 0.0, bias, stride, padding, dilation, 1)
+            return torch.cudnn_convolution_add_relu(x, weight, added, times, bias, stride, padding, dilation, 1)
         except RuntimeError as error:
             if "engine" not in str(error):  # of which cuDNN has none for this shape
                 raise
@@ -196,6 +197,13 @@ def is_plain_block(layer: nn.Module) -> bool:
                     for name, part in layer.named_children() if name != "downsample"))
 
 
+def unfuse(model: nn.Module) -> None:
+    """Blocks as they were, with their convolutions as they are."""
+    for layer in model.modules():
+        if isinstance(layer, FusedBlock):
+            layer.__class__ = type(layer).__bases__[1]
+
+
 # Folding --------------------------------------------------------------------------------------------------------------
 
 class Tracer(torch.fx.Tracer):
@@ -236,9 +244,8 @@ def fold(model: nn.Module) -> int:
 
 def unfold(model: nn.Module) -> None:
     """Undo `fold`: every batch norm computes on its own again."""
+    unfuse(model)
     for layer in model.modules():
-        if isinstance(layer, FusedBlock):
-            layer.__class__ = type(layer).__bases__[1]
         if isinstance(layer, FoldedConv2d):
             layer.__dict__.pop("bn").folded = False
             layer.__dict__.pop("settled", None)
