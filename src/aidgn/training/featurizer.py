@@ -22,7 +22,7 @@ log = logging.getLogger("aidgn")
 
 class Compiled(NamedTuple):
     """Code for training, by CUDA graphs, and for evaluation, whose large batches need none: graphs of both would share
-    memory, and mixing them is known to go wrong now and then (pytorch/pytorch#128218)."""
+    memory, and mixing them has been seen to crash (pytorch/pytorch#128218)."""
 
     training: Callable[[Tensor], Tensor]
     evaluation: Callable[[Tensor], Tensor]
