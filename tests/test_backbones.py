@@ -31,7 +31,17 @@ from aidgn.backbones import (
     unfold,
     weights_identity,
 )
-from aidgn.batch_norm import FoldedConv2d, FusedBlock, convolution_relu, product_relu, then_relu, unfuse
+from aidgn.batch_norm import (
+    Done,
+    FoldedConv2d,
+    FusedBlock,
+    Halved,
+    PoolingFirst,
+    convolution_relu,
+    product_relu,
+    then_relu,
+    unfuse,
+)
 from aidgn.errors import UserError
 from aidgn.training.featurizer import Featurizer
 
@@ -386,6 +396,33 @@ def test_only_plain_blocks_take_their_relus_in(name: str, blocks: int) -> None:
     assert sum(isinstance(layer, FusedBlock) for layer in net.modules()) == blocks
     x = images(64, count=2, dtype=torch.float64)
     torch.testing.assert_close(net(x), reference(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("resnet18", True), ("torchvision/resnet18", True), ("resnetblur18", True), ("resnet18d", True),
+    ("efficientnet_lite0", False)])
+def test_pooling_comes_before_shift_and_relu(name: str, expected: bool) -> None:
+    net = featuriser_like(plain(name), name)
+    fold(net)
+    pools = [layer for layer in net.modules() if isinstance(layer, PoolingFirst)]
+    assert len(pools) == expected == sum(isinstance(layer, Done) for layer in net.modules())
+    unfuse(net)
+    assert not any(isinstance(layer, PoolingFirst | Done) for layer in net.modules())
+    assert all(layer.adds_shift for layer in net.modules() if isinstance(layer, FoldedConv2d))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_halved_is_pooling(ties: bool) -> None:
+    drawn = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drawn = (drawn.round() if ties else drawn).contiguous(memory_format=torch.channels_last)
+    x, y = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
+    found, wanted = Halved.apply(x), F.max_pool2d(y, 3, 2, 1)
+    assert torch.equal(found, wanted)
+    gradient = torch.randn(wanted.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found.backward(gradient)
+    wanted.backward(gradient)
+    torch.testing.assert_close(x.grad, y.grad)
+    assert x.grad.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "torchvision/resnet18"])

@@ -4,6 +4,7 @@ shortcut and ReLU inside these convolutions."""
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -51,34 +52,39 @@ class FoldedConv2d(nn.Conv2d):
 
     bn: FrozenBatchNorm
     settled: tuple[Tensor, Tensor] | None = None
+    adds_shift = True  # or who reads what this gives does so: fewer numbers, or in a pass that there is anyway
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight, shift = self.weight_and_bias()
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        """bn(conv(x)), with `more` added to b."""
+        weight, shift = self.weight_and_bias(more)
+        bias = shift if self.adds_shift else None
         if x.is_cuda and self.is_stem and x.shape[2] % 2 == x.shape[3] % 2 == 0:
-            return stem_convolution(x, weight, shift)
-        return self._conv_forward(x, weight, shift)
+            return stem_convolution(x, weight, bias)
+        return self._conv_forward(x, weight, bias)
 
-    def with_relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """relu(bn(conv(x)) + shortcut), in one kernel where there is one: without, what the convolution writes is read
-        and written once more."""
+    def with_relu(self, x: Tensor, shortcut: Tensor | None = None, more: Tensor | None = None) -> Tensor:
+        """relu(bn(conv(x)) + shortcut), with `more` added to b, in one kernel where there is one: without, what the
+        convolution writes is read and written once more."""
         if (x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1 and self.padding_mode == "zeros"
                 and not isinstance(self.padding, str) and (shortcut is not None or self.keeps_size)):
             kind = torch.get_autocast_dtype("cuda")
-            weight, shift = (each.to(kind) for each in self.weight_and_bias())
+            weight, shift = (each.to(kind) for each in self.weight_and_bias(more))
             compute = convolution_relu if torch.is_grad_enabled() or torch.compiler.is_compiling() else then_relu
             return compute(x.to(kind), weight, shift, None if shortcut is None else shortcut.to(kind), self.stride,
                            self.padding, self.dilation)
-        y = self(x)
+        y = self(x, more)
         return F.relu(y if shortcut is None else y + shortcut)
 
-    def weight_and_bias(self) -> tuple[Tensor, Tensor]:
+    def weight_and_bias(self, more: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if self.settled is not None:
-            return self.settled
-        mean, variance = self.bn.running_mean, self.bn.running_var
-        assert mean is not None and variance is not None
-        scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
-        shift = self.bn.bias + (-mean if self.bias is None else self.bias - mean) * scale
-        return self.weight * scale[:, None, None, None], shift
+            weight, shift = self.settled
+        else:
+            mean, variance = self.bn.running_mean, self.bn.running_var
+            assert mean is not None and variance is not None
+            scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
+            shift = self.bn.bias + (-mean if self.bias is None else self.bias - mean) * scale
+            weight = self.weight * scale[:, None, None, None]
+        return weight, shift if more is None else shift + more
 
     @property
     def keeps_size(self) -> bool:
@@ -93,7 +99,7 @@ class FoldedConv2d(nn.Conv2d):
             (7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros") and self.in_channels <= 4
 
 
-def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The 7x7 convolution of stride 2 that a ResNet starts with, as a 4x4 one of stride 1 on 2x2 blocks of pixels.
 
     Three channels leave tensor cores mostly idle; the same sum over twelve, padded to sixteen, does not.
@@ -102,6 +108,61 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     kernel = F.pixel_unshuffle(F.pad(weight, (1, 0, 1, 0)), 2)
     fill = (0, 0, 0, 0, 0, -kernel.shape[1] % 8)
     return F.conv2d(F.pad(blocks, fill), F.pad(kernel, fill), bias)
+
+
+# What a ResNet starts with: convolution, batch norm, ReLU, pooling ---------------------------------------------------
+
+class PoolingFirst(nn.MaxPool2d):
+    """Pooling, then shift and ReLU: the same numbers as in the order of the network, for neither changes which of two
+    is greater, from a quarter of the work."""
+
+    convolution: FoldedConv2d
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.convolution.weight_and_bias()[1].to(x.dtype)[:, None, None]
+        halves = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode) == (3, 2, 1, 1, False)
+        if halves and torch.compiler.is_compiling() and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+            return F.relu(Halved.apply(x) + shift)
+        return F.relu(super().forward(x) + shift)
+
+
+class Done(nn.ReLU):
+    """A ReLU that another layer computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Halved(torch.autograd.Function):
+    """The largest of 3x3 pixels around every second one, in operations that a compiler makes one kernel of, forward and
+    backward. Its own gradient of pooling takes longer on a GPU than that of any convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        framed = F.pad(x, (1, 0, 1, 0), value=-torch.inf)
+        pixels = [framed[:, :, row:row + height:2, column:column + width:2]
+                  for row, column in product(range(3), range(3))]
+        largest = functools.reduce(torch.maximum, pixels)
+        where = torch.full((), 8, dtype=torch.int8, device=x.device)
+        for place in reversed(range(8)):  # of the first, if several are the largest
+            where = torch.where(pixels[place] == largest, place, where)
+        ctx.save_for_backward(where)
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        where, = ctx.saved_tensors
+        # Pixels 2p and 2p + 1 are in window p, in its rows 1 and 2; 2p + 1 also in window p + 1, in its row 0.
+        number = torch.arange(2, dtype=torch.int8, device=where.device)
+        places = number + 1, 9 * number - 9
+        found = torch.zeros((), dtype=gradient.dtype, device=where.device)
+        for down, right in product(range(2), range(2)):
+            place = 3 * places[down][:, None, None, None] + places[right][:, None]  # [2, 1, 2, 1]
+            window, given = (F.pad(each, (0, right, 0, down))[:, :, down:, right:].permute(0, 2, 3, 1)
+                             for each in (where, gradient))
+            found = found + torch.where(window[:, :, None, :, None] == place, given[:, :, None, :, None], 0)
+        return found.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
 
 
 # A ResNet's blocks ----------------------------------------------------------------------------------------------------
@@ -172,7 +233,15 @@ class FusedBlock(nn.Module):
         *first, last = (layer for layer in self.children() if isinstance(layer, FoldedConv2d))
         for convolution in first:
             x = convolution.with_relu(x)
-        return last.with_relu(x, shortcut)
+        of_shortcut = self.of_shortcut()
+        return last.with_relu(x, shortcut, None if of_shortcut is None else of_shortcut.weight_and_bias()[1])
+
+    def of_shortcut(self) -> FoldedConv2d | None:
+        """The convolution that the shortcut ends with."""
+        match [*(self.downsample or nn.Sequential()).children()]:
+            case [*_, FoldedConv2d() as convolution, bn] if type(bn) is FrozenBatchNorm:
+                return convolution
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return blank, (type(self).__bases__[1],), self.__dict__  # by its own name no other process finds the class
@@ -198,10 +267,17 @@ def is_plain_block(layer: nn.Module) -> bool:
 
 
 def unfuse(model: nn.Module) -> None:
-    """Blocks as they were, with their convolutions as they are."""
+    """All in its order again; convolutions stay folded."""
     for layer in model.modules():
         if isinstance(layer, FusedBlock):
             layer.__class__ = type(layer).__bases__[1]
+        elif isinstance(layer, FoldedConv2d):
+            layer.__dict__.pop("adds_shift", None)
+        elif isinstance(layer, Done):
+            layer.__class__ = nn.ReLU  # type: ignore[assignment]
+        elif isinstance(layer, PoolingFirst):
+            layer.__dict__.pop("convolution")
+            layer.__class__ = nn.MaxPool2d  # type: ignore[assignment]
 
 
 # Folding --------------------------------------------------------------------------------------------------------------
@@ -224,21 +300,32 @@ def fold(model: nn.Module) -> int:
     except Exception:  # tracing runs the network's own code on symbols, which may fail in any way
         return 0
     runs = Counter(node.target for node in nodes if node.op == "call_module")
-    folded = 0
+    before: dict[nn.Module, nn.Module] = {}  # of two layers that run once, where nothing else sees what the first gives
     for node in nodes:
-        before = node.args[0] if node.op == "call_module" and node.args else None
-        if not isinstance(before, torch.fx.Node) or before.op != "call_module" or len(before.users) > 1:
-            continue
-        conv, bn = model.get_submodule(str(before.target)), model.get_submodule(str(node.target))
-        if (type(conv) is nn.Conv2d and isinstance(bn, FrozenBatchNorm) and bn.affine and bn.track_running_stats
-                and runs[before.target] == runs[node.target] == 1):
+        first = node.args[0] if node.op == "call_module" and node.args else None
+        if (isinstance(first, torch.fx.Node) and first.op == "call_module" and len(first.users) == 1
+                and runs[first.target] == runs[node.target] == 1):
+            before[model.get_submodule(str(node.target))] = model.get_submodule(str(first.target))
+    folded = 0
+    for bn, conv in before.items():
+        if type(conv) is nn.Conv2d and isinstance(bn, FrozenBatchNorm) and bn.affine and bn.track_running_stats:
             conv.__class__ = FoldedConv2d
             conv.__dict__["bn"] = bn  # not as a submodule, which would list its parameters twice
             bn.folded = True
             folded += 1
+    for pool, relu in before.items():
+        if type(pool) is nn.MaxPool2d and not pool.return_indices and type(relu) is nn.ReLU and relu in before:
+            norm = before[relu]
+            first_layer = before.get(norm)
+            if type(norm) is FrozenBatchNorm and isinstance(first_layer, FoldedConv2d):
+                first_layer.adds_shift = False
+                relu.__class__, pool.__class__ = Done, PoolingFirst  # type: ignore[assignment]
+                pool.__dict__["convolution"] = first_layer
     for layer in model.modules():
         if is_plain_block(layer):
             layer.__class__ = fused(type(layer))  # type: ignore[arg-type]
+        if isinstance(layer, FusedBlock) and (convolution := layer.of_shortcut()) is not None:
+            convolution.adds_shift = False
     return folded
 
 

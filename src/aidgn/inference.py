@@ -118,8 +118,8 @@ class Model:
                         kept, oldest = launched.popleft()
                         yield kept, oldest.outputs()
                 finally:
-                    if self.uploads is not None:
-                        self.uploads.synchronize()  # the next batch may overwrite the pixels
+                    if self.uploads is not None:  # the next batch may overwrite the pixels; the core is not kept busy
+                        self.uploads.record_event(torch.cuda.Event(blocking=True)).synchronize()
         for kept, oldest in launched:
             yield kept, oldest.outputs()
 

@@ -98,6 +98,16 @@ def test_killed_and_continued_is_uninterrupted(toy: SimpleNamespace, name: str, 
     assert_identical(continued.training_state(), states)
 
 
+def test_a_state_with_parameters_in_another_order_is_refused(toy: SimpleNamespace) -> None:
+    algorithm = build(toy, "ERM")
+    algorithm.update(batches(toy, 0))
+    state = algorithm.training_state()
+    kept = state["optimizers"]["main"]["state"]
+    state["optimizers"]["main"]["state"] = dict(zip(kept, reversed(kept.values()), strict=True))
+    with pytest.raises(ValueError, match="another order"):
+        build(toy, "ERM").load_training_state(state)
+
+
 def assert_identical(a: object, b: object, where: str = "state") -> None:
     assert type(a) is type(b), where
     if isinstance(a, dict):

@@ -143,6 +143,7 @@ class Algorithm(nn.Module):
              betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
         """Adam over the parameters of `modules`, its rate and decay taken from the hyper-parameters of these names."""
         parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+        parameters.sort(key=Tensor.numel, reverse=True)  # a GPU is given some 36 at a time; small ones leave it idle
         rate = self.number(lr)
         optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=self.number(weight_decay), betas=betas,
                                      fused=True)
@@ -201,6 +202,10 @@ class Algorithm(nn.Module):
         self.updates, self.lr_factor = int(state["updates"]), float(state["lr_factor"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+            for parameter, kept in optimizer.state.items():
+                if any(value.dim() and value.shape != parameter.shape for value in kept.values()
+                       if isinstance(value, Tensor)):
+                    raise ValueError(f"the optimiser {name} had other parameters, or in another order")
 
     # Hyper-parameters ----------------------------------------------------------------------------------------------
 

@@ -155,8 +155,6 @@ class Workers:
         stack.callback(os.close, self.store)
         os.truncate(self.store, rows * slot_bytes(slot))
         self.memory = np.frombuffer(mmap.mmap(self.store, 0), np.uint8).reshape(rows, slot, slot, 3)
-        if pinned:
-            pin(stack, self.memory)
         self.workers: dict[int, Worker] = {}
         self.ready = select.poll()
         for _ in range(cores):
@@ -164,6 +162,8 @@ class Workers:
             stack.callback(process.kill)  # at the end idle; after Ctrl-C not waited for
             self.workers[connection.fileno()] = Worker(process, connection)
             self.ready.register(connection, select.POLLIN)
+        if pinned:  # while they start
+            pin(stack, self.memory)
 
     def room(self, waiting: int) -> bool:
         for connection, _ in self.ready.poll(0):
