@@ -91,7 +91,7 @@ class Model:
         return self.predict(images).logits
 
     def prediction(self, found: "Outputs") -> Prediction:
-        probabilities = found.logits.double().softmax(1).numpy()
+        probabilities = softmax(found.logits.numpy())
         warnings = None if self.novelty is None else self.novelty.warnings_of(
             found.norms.numpy(), found.angles.numpy(), self.false_alarms)
         return Prediction([self.classes[c] for c in probabilities.argmax(1)], probabilities, self.classes, found.logits,
@@ -184,6 +184,14 @@ class Launched(NamedTuple):
         if self.done is not None:
             self.done.synchronize()
         return self.found
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Along axis 1, in float64. PyTorch's wakes a thread on every core, and each waits 10 ms for more to do: a fifth of
+    all that predicting from files costs."""
+    logits = logits.astype(np.float64)
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    return shares / shares.sum(axis=1, keepdims=True)
 
 
 # Images ---------------------------------------------------------------------------------------------------------------

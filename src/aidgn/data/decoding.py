@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import IO, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 from aidgn.data.images import FORMATS, orientation, read_image
 from aidgn.errors import UserError
@@ -239,6 +239,7 @@ def ended(process: subprocess.Popen, files: Sequence[str], remedy: str) -> UserE
 
 def work() -> None:
     """A worker: what to do comes in, its result goes out."""
+    ImageFile.MAXBLOCK = 1 << 20  # in how large pieces Pillow gives pixels away, which it joins by copying
     tasks: dict[str, Callable[..., list]] = {"decode": decode, "fill": fill}
     with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
         while True:
