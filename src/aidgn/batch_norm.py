@@ -167,6 +167,9 @@ class Halved(torch.autograd.Function):
 
 # A ResNet's blocks ----------------------------------------------------------------------------------------------------
 
+WITHOUT_ENGINE: set[tuple[object, ...]] = set()  # shapes that cuDNN has searched for one in vain
+
+
 def then_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
               padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """relu(conv(x) + bias + shortcut), on CUDA in one kernel, if there is a shortcut or the convolution keeps the size.
@@ -178,11 +181,14 @@ def then_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, 
         if shortcut is None and weight.shape[2:] == (1, 1):
             return product_relu(x, weight, bias)
         added, times = (x, 0.0) if shortcut is None else (shortcut, 1.0)
-        try:
-            return torch.cudnn_convolution_add_relu(x, weight, added, times, bias, stride, padding, dilation, 1)
-        except RuntimeError as error:
-            if "engine" not in str(error):  # of which cuDNN has none for this shape
-                raise
+        shape = x.shape, weight.shape, x.dtype, *stride, *padding, *dilation
+        if shape not in WITHOUT_ENGINE:
+            try:
+                return torch.cudnn_convolution_add_relu(x, weight, added, times, bias, stride, padding, dilation, 1)
+            except RuntimeError as error:
+                if "engine" not in str(error):
+                    raise
+                WITHOUT_ENGINE.add(shape)
     y = F.conv2d(x, weight, bias, stride, padding, dilation)
     return F.relu(y if shortcut is None else y + shortcut)
 

@@ -183,6 +183,14 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
     assert not list(tmp_path.glob("aidgn-serve-*"))
 
 
+def test_a_closed_terminal_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:
+    with served(run, "--map", "0", TMPDIR=str(tmp_path)) as server:
+        assert len(list(tmp_path.glob("aidgn-serve-*"))) == 1
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.wait(120) == 0
+    assert not list(tmp_path.glob("aidgn-serve-*"))
+
+
 # A browser ------------------------------------------------------------------------------------------------------------
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import importlib.util
 import ipaddress
 import logging
+import signal
 import socket
 from pathlib import Path
 from types import FrameType
@@ -104,6 +105,9 @@ def run(listening: socket.socket, model: str, host: str, data: str | None, count
 
     server = Server(uvicorn.Config(app, log_level=logging.WARNING, access_log=False, server_header=False,
                                    limit_concurrency=256, timeout_keep_alive=5, timeout_graceful_shutdown=3))
+    closed = getattr(signal, "SIGHUP", None)  # the terminal was, without Ctrl-C; `nohup` has it ignored
+    if closed is not None and signal.getsignal(closed) is signal.SIG_DFL:
+        signal.signal(closed, server.handle_exit)
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     click.echo(f"Serving {name} at http://{shown}:{listening.getsockname()[1]}/   (Ctrl-C stops)", err=True)
     if not is_loopback(host):
