@@ -15,9 +15,9 @@ from aidgn.training.spec import RunSpec
 # Measured (benchmarks/algorithms.py): ResNet-50, bfloat16, batches of 3 x 32 images of 224 pixels, which lie ready.
 GPU = "NVIDIA H200"
 STEP_MS = {
-    "ERM": 11.5, "IRM": 11.7, "GroupDRO": 11.5, "Mixup": 11.7, "MLDG": 38.2, "CORAL": 12.0, "MMD": 11.8, "DANN": 7.9,
+    "ERM": 11.5, "IRM": 11.7, "GroupDRO": 11.5, "Mixup": 11.7, "MLDG": 41.3, "CORAL": 12.0, "MMD": 11.8, "DANN": 7.9,
     "CDANN": 7.9, "MTL": 11.5, "SagNet": 27.0, "VREx": 11.5, "RSC": 11.5, "AIDGN": 11.5, "AIDGN-noR": 11.6,
-    "AIDGN-noD": 11.6, "AIDGN-noRD": 11.6, "AIDGN-release": 11.8, "SD": 11.4, "Fishr": 11.7, "EQRM": 12.5,
+    "AIDGN-noD": 11.6, "AIDGN-noRD": 11.6, "AIDGN-release": 11.8, "SD": 11.4, "Fishr": 11.7, "EQRM": 12.1,
     "ARM": 18.9,
 }
 INPUT_MS = 0.4  # to gather and augment them (benchmarks/training.py)
