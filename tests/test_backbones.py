@@ -411,6 +411,35 @@ def test_pooling_comes_before_shift_and_relu(name: str, expected: bool) -> None:
     assert all(layer.adds_shift for layer in net.modules() if isinstance(layer, FoldedConv2d))
 
 
+class HalfShortcut(nn.Module):
+    """Ends with a convolution and its batch norm, but does more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * self.bn(self.conv(x))
+
+
+def test_only_a_plain_shortcut_leaves_its_shift_to_the_block() -> None:
+    reference = randomise(torchvision.models.resnet.BasicBlock(3, 8, downsample=HalfShortcut())).double().eval()
+    net = copy.deepcopy(reference)
+    freeze(net)
+    assert fold(net) == 3 and isinstance(net, FusedBlock)
+    x = images(16, count=2, dtype=torch.float64)
+    torch.testing.assert_close(net(x), reference(x))
+
+
+def test_a_network_with_activations_in_its_batch_norms_can_be_pickled() -> None:
+    net = featuriser_like(plain("mobilenetv3_small_050"), "mobilenetv3_small_050")
+    for _ in range(2):
+        copied = pickle.loads(pickle.dumps(net))
+        assert [type(layer) for layer in copied.modules()] == [type(layer) for layer in net.modules()]
+        assert torch.equal(copied.eval()(images()), net.eval()(images()))
+        fold(net)
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_halved_is_pooling(ties: bool) -> None:
     drawn = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

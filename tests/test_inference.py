@@ -19,7 +19,7 @@ from aidgn import backbones
 from aidgn.data import load_dataset, streaming
 from aidgn.data.splits import split
 from aidgn.errors import UserError
-from aidgn.inference import Model, find_images, load_model
+from aidgn.inference import Model, find_images, load_model, softmax
 from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
 
@@ -327,3 +327,12 @@ def test_loading_a_model_imports_no_compiler(run: Path) -> None:
     script = f"import sys; from aidgn.inference import load_model; load_model({str(run)!r}, 'cpu'); " \
              "sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("logits", [
+    [1.0, 2.0, 3e38], [torch.inf, 0.0, 1.0], [torch.nan, 0.0, 1.0], [-torch.inf, -torch.inf, -torch.inf],
+    [-torch.inf, 5.0, 5.0], [-1e3, 0.0, 1e3]])
+def test_probabilities_are_those_of_pytorch(logits: list[float]) -> None:
+    given = torch.tensor([logits])
+    torch.testing.assert_close(torch.from_numpy(softmax(given.numpy())), given.double().softmax(1), equal_nan=True)
+    assert softmax(given[:0].numpy()).shape == (0, 3)

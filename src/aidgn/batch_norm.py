@@ -3,7 +3,7 @@ shortcut and ReLU inside these convolutions."""
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -30,10 +30,18 @@ class FrozenBatchNorm(nn.BatchNorm2d):
             return super().forward(x)
         return self.act(self.drop(x)) if hasattr(self, "act") else x
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return blank, (frozen, type(self).__bases__[-1]), self.__dict__
+
 
 @functools.cache
 def frozen(kind: type[nn.BatchNorm2d]) -> type[FrozenBatchNorm]:
     return FrozenBatchNorm if kind is nn.BatchNorm2d else type(f"Frozen{kind.__name__}", (FrozenBatchNorm, kind), {})
+
+
+def blank(derived: Callable[[type[nn.Module]], type[nn.Module]], kind: type[nn.Module]) -> nn.Module:
+    """A layer without anything in it yet, for copies: no other process finds a class that was made by its name."""
+    return object.__new__(derived(kind))
 
 
 def freeze(net: nn.Module) -> None:
@@ -73,7 +81,9 @@ class FoldedConv2d(nn.Conv2d):
             return compute(x.to(kind), weight, shift, None if shortcut is None else shortcut.to(kind), self.stride,
                            self.padding, self.dilation)
         y = self(x, more)
-        return F.relu(y if shortcut is None else y + shortcut)
+        if shortcut is not None:
+            y += shortcut
+        return F.relu_(y)
 
     def weight_and_bias(self, more: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if self.settled is not None:
@@ -123,7 +133,7 @@ class PoolingFirst(nn.MaxPool2d):
         halves = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode) == (3, 2, 1, 1, False)
         if halves and torch.compiler.is_compiling() and x.shape[2] % 2 == x.shape[3] % 2 == 0:
             return F.relu(Halved.apply(x) + shift)
-        return F.relu(super().forward(x) + shift)
+        return F.relu_(super().forward(x).add_(shift))
 
 
 class Done(nn.ReLU):
@@ -244,23 +254,18 @@ class FusedBlock(nn.Module):
 
     def of_shortcut(self) -> FoldedConv2d | None:
         """The convolution that the shortcut ends with."""
-        match [*(self.downsample or nn.Sequential()).children()]:
+        match [*self.downsample.children()] if type(self.downsample) is nn.Sequential else []:
             case [*_, FoldedConv2d() as convolution, bn] if type(bn) is FrozenBatchNorm:
                 return convolution
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return blank, (type(self).__bases__[1],), self.__dict__  # by its own name no other process finds the class
+        return blank, (fused, type(self).__bases__[-1]), self.__dict__
 
 
 @functools.cache
 def fused(kind: type[nn.Module]) -> type[FusedBlock]:
     return type(f"Fused{kind.__name__}", (FusedBlock, kind), {})
-
-
-def blank(kind: type[nn.Module]) -> FusedBlock:
-    """A block without anything in it yet, for copies."""
-    return object.__new__(fused(kind))  # type: ignore[arg-type]
 
 
 def is_plain_block(layer: nn.Module) -> bool:
@@ -297,7 +302,8 @@ def fold(model: nn.Module) -> int:
     """Fold every frozen batch norm into the convolution before it; how many were.
 
     Parameters, buffers and their names stay. A pair is folded when each of the two runs once and nothing else sees
-    what the convolution gives; a network that cannot be traced stays as it is.
+    what the convolution gives; a network that cannot be traced stays as it is. The whole gives what it gave; a layer
+    inside may leave its shift or ReLU to one behind it.
     """
     if not any(isinstance(layer, FrozenBatchNorm) for layer in model.modules()):
         return 0

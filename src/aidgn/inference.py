@@ -190,8 +190,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Along axis 1, in float64. PyTorch's wakes a thread on every core, and each waits 10 ms for more to do: a fifth of
     all that predicting from files costs."""
     logits = logits.astype(np.float64)
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
-    return shares / shares.sum(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # of infinite logits: not a number, as PyTorch has it
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+        return shares / shares.sum(axis=1, keepdims=True)
 
 
 # Images ---------------------------------------------------------------------------------------------------------------

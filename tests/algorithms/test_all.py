@@ -108,6 +108,17 @@ def test_a_state_with_parameters_in_another_order_is_refused(toy: SimpleNamespac
         build(toy, "ERM").load_training_state(state)
 
 
+def test_a_state_of_another_shape_than_its_parameter_is_kept(toy: SimpleNamespace) -> None:
+    class Factored(ALGORITHMS["ERM"]):  # type: ignore[misc]
+        def build_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+            return {"main": torch.optim.Adafactor(self.parameters())}
+
+    algorithm, continued = (Factored(toy.image_network(3), toy.CLASSES, 3) for _ in range(2))
+    algorithm.update(batches(toy, 0))
+    continued.load_training_state(algorithm.training_state())
+    assert_identical(continued.training_state(), algorithm.training_state())
+
+
 def assert_identical(a: object, b: object, where: str = "state") -> None:
     assert type(a) is type(b), where
     if isinstance(a, dict):

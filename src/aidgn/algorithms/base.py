@@ -202,10 +202,9 @@ class Algorithm(nn.Module):
         self.updates, self.lr_factor = int(state["updates"]), float(state["lr_factor"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-            for parameter, kept in optimizer.state.items():
-                if any(value.dim() and value.shape != parameter.shape for value in kept.values()
-                       if isinstance(value, Tensor)):
-                    raise ValueError(f"the optimiser {name} had other parameters, or in another order")
+            if isinstance(optimizer, torch.optim.Adam) and any(
+                    kept["exp_avg"].shape != parameter.shape for parameter, kept in optimizer.state.items() if kept):
+                raise ValueError(f"the optimiser {name} had other parameters, or in another order")
 
     # Hyper-parameters ----------------------------------------------------------------------------------------------
 
