@@ -148,8 +148,8 @@ class Workers:
 
     def __init__(self, stack: ExitStack, slot: int, batch_size: int, pinned: bool):
         cores, ahead = usable_cores(), 2 * batch_size
-        if pinned:  # a GPU is fast: leave cores to the thread that feeds it, and let one late worker not hold up all
-            cores, ahead = cores - cores // 8, 4 * batch_size
+        if pinned:  # a GPU is fast: leave a core to the thread that feeds it, and let one late worker not hold up all
+            cores, ahead = cores - cores // 16, 4 * batch_size
         rows = batch_size + max(ahead, 2 * cores * self.together)  # a batch in use, the others ahead
         # In turn, so that the images of a batch mostly lie behind each other.
         self.slot, self.free, self.lent = slot, deque(range(rows)), deque[int | None]()
