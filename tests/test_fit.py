@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,10 +36,12 @@ def test_small_pictures_get_a_small_network(tmp_path: Path, side: int, size: int
     dataset = folder(tmp_path / "pictures", side)
     assert fit.choose_size(dataset) == size
     job = fit.plan(replace(dataset, image_size=size), str(dataset.root), "AIDGN", device="cpu")
-    assert (job.finals["AIDGN"].backbone, job.finals["AIDGN"].weights) == (backbone, weights)
+    final = job.finals[job.preferred]
+    assert (final.backbone, final.weights) == (backbone, weights)
     quick = fit.plan(replace(dataset, image_size=size), str(dataset.root), "AIDGN", device="cpu", quick=True)
-    assert quick.finals["AIDGN"].train_only == (None if weights == "none" else "last-stage")
-    assert (quick.finals["AIDGN"].steps or 0) < (job.finals["AIDGN"].steps or 0)
+    first = quick.finals[quick.preferred]
+    assert first.train_only == (None if weights == "none" else "last-stage")
+    assert (first.steps or 0) < (final.steps or 0)
 
 
 @pytest.mark.parametrize(("images", "steps", "quick"), [
@@ -46,9 +49,14 @@ def test_small_pictures_get_a_small_network(tmp_path: Path, side: int, size: int
 def test_steps_grow_with_the_data(images: int, steps: int, quick: int) -> None:
     many = replace(DIGITS, name="own", files=[str(number) for number in range(images)],
                    labels=np.arange(images) % 10, domain_of=np.arange(images) * 4 // images, pixels=None)
-    assert fit.plan(many, "own/", "AIDGN").finals["AIDGN"].steps == steps
-    assert fit.plan(many, "own/", "AIDGN", quick=True).finals["AIDGN"].steps == quick
-    assert fit.plan(many, "own/", "AIDGN", steps=7).finals["AIDGN"].steps == 7
+
+    def planned(**settings: Any) -> int | None:
+        job = fit.plan(many, "own/", "AIDGN", **settings)
+        return job.finals[job.preferred].steps
+
+    assert planned() == steps
+    assert planned(quick=True) == quick
+    assert planned(steps=7) == 7
 
 
 def test_the_plan_leaves_each_domain_out_once_and_compares_with_erm() -> None:
@@ -64,6 +72,21 @@ def test_the_plan_leaves_each_domain_out_once_and_compares_with_erm() -> None:
     one = replace(DIGITS, domains=["ink"], letters=["I"], domain_of=np.zeros_like(DIGITS.domain_of))
     job = fit.plan(one, "digits", "AIDGN")
     assert not job.estimates and "One model: 1 run of" in fit.describe(job)
+
+
+def test_weights_are_averaged_where_they_start_from_a_trained_network() -> None:
+    def planned(**settings: Any) -> fit.Job:
+        return fit.plan(DIGITS, "digits", "AIDGN", backbone="resnet18", **settings)
+
+    job = planned(weights="hub", steps=200)
+    assert list(job.finals) == ["AIDGN+SMA", "ERM+SMA"] and {spec.average for spec in job.estimates} == {"sma"}
+    assert "averaged over steps" in fit.describe(job)
+    for settings in ({"weights": "none", "steps": 200}, {"weights": "hub", "steps": 199}, {"weights": "hub", "quick": True},
+                     {"weights": "hub", "average": "none"}):
+        job = planned(**settings)
+        assert list(job.finals) == ["AIDGN", "ERM"] and "averaged" not in fit.describe(job)
+    assert list(planned(weights="none", average="swad").finals) == ["AIDGN+SWAD", "ERM+SWAD"]
+    assert list(fit.plan(DIGITS, "digits", "ERM", average="sma").finals) == ["ERM+SMA"]
 
 
 def test_what_is_said_is_what_the_numbers_say() -> None:
@@ -157,7 +180,7 @@ def test_the_estimate_is_honest(tmp_path: Path) -> None:
 def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
     """Someone adds pictures, or moves some away, while runs are trained."""
     dataset = folder(tmp_path / "pictures", 28)
-    spec = fit.plan(dataset, str(dataset.root), "ERM", device="cpu").finals["ERM"]
+    spec = fit.plan(dataset, str(dataset.root), "ERM", device="cpu", weights="none").finals["ERM"]
     before = spec.identity(dataset, "digest")
     for name, identity in (("same", before), ("other", spec.identity(dataset.without([0]), "digest"))):
         (tmp_path / name).mkdir()

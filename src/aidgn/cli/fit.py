@@ -27,6 +27,8 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
 @click.option("--backbone", metavar="NAME", help="A timm name with weights tag, torchvision/NAME, or small  [default: "
               "resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures].")
 @click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small].")
+@click.option("--average", type=click.Choice(["sma", "swad", "none"]), help="Average the weights over steps, which "
+              "makes better and steadier models  [default: sma; none from scratch, with --quick and for few steps].")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
               help="A hyper-parameter of the algorithm; repeatable.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N",
@@ -37,8 +39,9 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
               help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU.")
 @click.option("--no-report", is_flag=True, help="Leave out the report page, which takes some time.")
 def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | None, batch_size: int | None,
-        image_size: int | None, backbone: str | None, weights: str | None, settings: tuple[str, ...],
-        workers: int | None, data_dir: str | None, device: str, precision: str, no_report: bool) -> None:
+        image_size: int | None, backbone: str | None, weights: str | None, average: str | None,
+        settings: tuple[str, ...], workers: int | None, data_dir: str | None, device: str, precision: str,
+        no_report: bool) -> None:
     """Make a classifier from FOLDER/<domain>/<class>/<picture> and say how well it will do on a domain it never saw.
 
     Looks the folder through, leaves each domain out in turn to see how well it is predicted unseen, and trains the
@@ -71,7 +74,7 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
         click.echo(sentence)
     job = fitting.plan(dataset, folder, algorithm, quick=quick, device=device,
                        hyper_parameters=parse_settings(settings, batch_size), steps=steps, backbone=backbone,
-                       weights=weights)
+                       weights=weights, average=average)
     specs = [*job.estimates, job.finals[job.preferred]]
     click.echo(fitting.describe(job))
     fitting.fetch_weights(job)
