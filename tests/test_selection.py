@@ -388,6 +388,18 @@ def test_runs_of_ours_are_told_apart_by_their_identity(tmp_path: Path) -> None:
     assert (len(records.runs), records.twice) == (2, 1)
 
 
+def test_runs_on_other_images_do_not_compete(tmp_path: Path) -> None:
+    """The folder of pictures changed between two runs that are the same otherwise."""
+    for name, data, trial in (("before", "one", 0), ("after", "two", 0), ("another trial", "three", 1)):
+        folder = our_run(tmp_path / name, last=30, trial=trial)
+        about = json.loads((folder / "run.json").read_text())
+        about["identity"]["data"] = data
+        (folder / "run.json").write_text(json.dumps(about))
+    assert len(select(read_runs(tmp_path / "after", tmp_path / "another trial"))) == 2
+    with pytest.raises(UserError, match=r"after and .*before were trained on different images of PACS"):
+        select(read_runs(tmp_path))
+
+
 def test_many_files_are_read_by_all_cores_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, run in enumerate(random_sweep(0)):
         write(tmp_path / f"{number:03d}", run)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from aidgn import backbones
 from aidgn.algorithms import find
@@ -45,10 +46,14 @@ def survey(prepared: Prepared) -> list[str]:
         if total < LEAST:
             raise UserError(f"The domain {domain} has {total} images that can be read; at least {LEAST} are needed, as "
                             "a fifth is set aside for validation. Add some, or move the folder away.")
+    for name, total in zip(dataset.classes, counts.sum(0).tolist(), strict=True):
+        if not total:
+            raise UserError(f"The class {name} has no image that can be read: mend its files, or remove its folders.")
     few, many = int(counts.sum(0).min()), int(counts.sum(0).max())
     told = [f"{dataset.name}: {len(dataset)} images, {plural(len(dataset.domains), 'domain')} "
             f"({some((f'{name} {n}' for name, n in zip(dataset.domains, counts.sum(1), strict=True)), 6)}), "
-            f"{len(dataset.classes)} classes of {f'{few} to {many} images' if few < many else f'{few} images each'}."]
+            f"{len(dataset.classes)} classes of {f'{few} to {many} images' if few < many else f'{few} images each'} "
+            f"({some(dataset.classes, 6)})."]
     if prepared.skipped:
         told.append(f"{plural(len(prepared.skipped), 'file')} left out, unreadable: "
                     + some((f"{file} {reason}".rstrip(". ") for file, reason in
@@ -72,6 +77,10 @@ def survey(prepared: Prepared) -> list[str]:
     if len(dataset.domains) == 1:
         told.append("One domain only: what to expect on an unseen one cannot be estimated. Two or more are needed, "
                     "such as cameras, places or days.")
+        deeper = [file.split("/") for file in dataset.files if file.count("/") > 2]
+        if deeper:
+            top, domain, name, *_ = deeper[0]
+            told.append(f"If {domain} is a domain and {name} a class, give {Path(dataset.root or '', top)} instead.")
     elif len(dataset.domains) == 2:
         told.append("Two domains only: each estimate comes from a model of a single one. With three or more it is far "
                     "nearer to the truth.")
@@ -212,13 +221,15 @@ def best(found: Sequence[Estimate], preferred: str) -> str:
 
 
 def compared(found: Sequence[Estimate], chosen: str) -> str:
-    """How the chosen algorithm does beside the other, domain by domain: t = mean difference / its standard error."""
+    """How the chosen algorithm does beside the other, domain by domain; clear is a difference of more than a point that
+    a paired t test at 5 % finds."""
     one = next(each for each in found if each.algorithm == chosen)
     other = next(each for each in found if each.algorithm != chosen)
     gaps = [one.accuracies[name] - other.accuracies[name] for name in one.accuracies]
     mean, text = statistics.fmean(gaps), f"{other.algorithm}: {other.mean:.1%}"
     error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.inf
-    clear = "a clear difference" if abs(mean) > 2 * error and len(gaps) > 2 else "no clear difference"
+    widest = max(float(stdtrit(len(gaps) - 1, 0.975)) * error, 0.01) if len(gaps) > 2 else math.inf
+    clear = "a clear difference" if abs(mean) > widest else "no clear difference"
     return (f"{text} in the same way; {chosen} is {100 * mean:+.1f} points beside it, {clear} over {len(gaps)} "
             "domains, and makes the model.")
 
@@ -236,6 +247,43 @@ def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]
         if json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))["identity"]["data"] != identity["data"]:
             raise UserError(f"The images of {identity['dataset']} changed while runs were trained on them, so that "
                             "these cannot be compared. Run the same command again, which keeps the right ones.")
+
+
+def read_summary(out: Path) -> dict[str, Any]:
+    """What an earlier fit left in this folder; {} if there was none."""
+    try:
+        found = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def check_place(out: Path, dataset: Dataset) -> None:
+    """An error if the folder holds the model of another folder of pictures, which happens to bear the same name."""
+    earlier = read_summary(out)
+    other = earlier.get("root", root_of(dataset)) != root_of(dataset)
+    if other and (earlier.get("domains"), earlier.get("classes")) != (dataset.domains, dataset.classes):
+        raise UserError(f"{out} holds a model of {earlier['root']}, which are other pictures: choose another folder "
+                        "with --out.")
+
+
+def root_of(dataset: Dataset) -> str | None:
+    return None if dataset.root is None else str(dataset.root.resolve())
+
+
+def replaced(out: Path, final: RunSpec, dataset: Dataset) -> list[str]:
+    """A sentence, if the model of an earlier fit goes."""
+    earlier = read_summary(out)
+    facts = {**about(final), "images": count(dataset).tolist()}
+    if not earlier or all(earlier.get(key) == value for key, value in facts.items()):
+        return []
+    return [f"It replaces the model of an earlier fit ({earlier.get('algorithm')}, {earlier.get('steps')} steps, "
+            f"{np.sum(earlier.get('images', 0))} images), which the command of then would bring back."]
+
+
+def about(final: RunSpec) -> dict[str, Any]:
+    return {"algorithm": final.label(), "backbone": final.backbone, "image_size": final.image_size,
+            "steps": final.steps, "train_only": final.train_only}
 
 
 def keep_model(run: Path, out: Path) -> Path:
@@ -267,12 +315,11 @@ def write_summary(out: Path, told: Sequence[str], found: Sequence[Estimate], fin
                   model: Path, dataset: Dataset) -> None:
     """REPORT.md for people and summary.json for programs, beside the model."""
     counts = count(dataset)
-    value = {"dataset": dataset.name, "domains": dataset.domains, "classes": dataset.classes,
-             "images": counts.tolist(), "estimates": [{**asdict(each), "mean": each.mean, "spread": each.spread,
-                                                       "worst": list(each.worst)} for each in found],
-             "algorithm": final.label(), "seen_domains": seen, "model": model.name, "backbone": final.backbone,
-             "image_size": final.image_size, "steps": final.steps, "train_only": final.train_only,
-             "said": list(told)}
+    value = {"dataset": dataset.name, "root": root_of(dataset), "domains": dataset.domains,
+             "classes": dataset.classes, "images": counts.tolist(),
+             "estimates": [{**asdict(each), "mean": each.mean, "spread": each.spread, "worst": list(each.worst)}
+                           for each in found],
+             **about(final), "seen_domains": seen, "model": model.name, "said": list(told)}
     write_text(out / "summary.json", json.dumps(value, indent=1) + "\n")
     lines = [f"# {markdown(dataset.name)}", "", *(f"- {markdown(sentence)}" for sentence in told), ""]
     if found:

@@ -53,6 +53,7 @@ class Run:
         if not isinstance(identity, dict):
             identity = {**{key: self.args.get(key) for key in SETTING}, "hparams": self.hparams}
         self.setting = json.dumps({key: identity[key] for key in identity if key != "target"}, sort_keys=True)
+        self.data = identity.get("data")  # a digest of the images it was trained on, where that is known
 
     def __len__(self) -> int:
         return self.length

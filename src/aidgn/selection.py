@@ -92,6 +92,7 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
             groups.setdefault(key, []).append(run)
     rows = []
     for (dataset, algorithm, target, trial), runs in sorted(groups.items(), key=lambda group: group[0]):
+        check_same_images(runs)
         best = choose(target, runs, method)
         if best is None:
             continue
@@ -104,6 +105,16 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
         names = domain_names(runs[0].args)
         rows.append(row | ({"target_name": names[target]} if target < len(names) else {}))
     return rows
+
+
+def check_same_images(runs: list[Run]) -> None:
+    """An error if runs that selection would choose from were trained on different images: someone changed the folder
+    between them, and their accuracies cannot be compared."""
+    of_images = {run.data: run for run in runs if run.data is not None}
+    if len(of_images) > 1:
+        one, other, *_ = of_images.values()
+        raise UserError(f"{one} and {other} were trained on different images of {one.args['dataset']}: the folder "
+                        "changed between them. Give the folders of runs that belong together, or move the others away.")
 
 
 def domain_names(args: Mapping[str, Any]) -> list[str]:

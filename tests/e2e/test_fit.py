@@ -56,7 +56,8 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
     assert again.returncode == 0, error
     lines = out.splitlines()
     assert len(lines) <= 12
-    assert lines[0] == "pictures: 61 images, 3 domains (hall a 20, shop 21, yard 20), 2 classes of 30 to 31 images."
+    assert lines[0] == ("pictures: 61 images, 3 domains (hall a 20, shop 21, yard 20), 2 classes of 30 to 31 images "
+                        "(dark, light).")
     for words in ("1 file left out, unreadable: yard/dark/zero.png is empty (0 bytes).", "1 image in several domains",
                   "1 other file ignored", "AIDGN and ERM with each of 3 domains unseen once",
                   "7 runs of 30 steps, small (from scratch) at 28 pixels",

@@ -63,6 +63,7 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     dataset = load_dataset(folder, data_dir)
     place = Path(out or f"runs/fit-{dataset.name}")
     check_apart(dataset, place)
+    fitting.check_place(place, dataset)
     size = image_size or fitting.choose_size(dataset)
     dataset = replace(dataset, image_size=fitting.quick_size(size, device) if quick and not image_size else size)
     with RunDisplay() as display:
@@ -97,7 +98,9 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
         train(len(job.estimates), 1)
     run = Path(progress.folders[len(job.estimates)])
     model, seen = fitting.keep_model(run, place), fitting.seen_accuracy(run)
-    sentences = fitting.answer(found, chosen, seen, len(dataset.classes))
+    sentences = [*fitting.answer(found, chosen, seen, len(dataset.classes)),
+                 *fitting.replaced(place, specs[-1], dataset)]
+    (place / "report.html").unlink(missing_ok=True)  # of an earlier fit
     fitting.write_summary(place, [*told, fitting.describe(job), *sentences], found, specs[-1], seen, model, dataset)
     for sentence in sentences:
         click.echo(sentence)
