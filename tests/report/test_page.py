@@ -185,6 +185,48 @@ def test_a_tie_is_called_one(tmp_path: Path, images: Path) -> None:
     assert "no more than CORAL. It is ahead in none of two trials" in text and "ahead on none of two." in text
 
 
+def made_up(sweep: Path, images: Path, accuracies: dict[tuple[str, int, int], float]) -> dict[str, Any]:
+    """A sweep of these accuracies by algorithm, target and trial; what its report says of them."""
+    for (algorithm, target, trial), value in accuracies.items():
+        folder = make_run(sweep, images, algorithm, target, trial, with_features=False)
+        text = (folder / "results.jsonl").read_text()
+        (folder / "results.jsonl").write_text(re.sub(rf'("env{target}_in_acc": )[\d.]+', rf"\g<1>{value}", text))
+    page = report(sweep.parent, sweep)
+    found, text = payload(page)["bars"]["training"][0]["rows"], page.read_text()
+    return {"bars": {row["head"]: row["cells"][-1] for row in found}, "text": visible(page),
+            "answer": re.findall(r'class="answer"[^>]*>([^<]*)<', text)[0]}
+
+
+def test_algorithms_are_compared_in_the_trials_that_both_have(tmp_path: Path, images: Path) -> None:
+    erm = {("ERM", target, trial): 0.5 + 0.1 * trial for target in range(3) for trial in range(3)}
+    coral = {("CORAL", target, 0): value for target, value in enumerate((0.4, 0.5, 0.45))}
+    said = made_up(tmp_path / "one", images, erm | coral)["answer"]
+    assert said == ("ERM classifies 60.0 % of the images rightly on average over three unseen domains (three trials). "
+                    "In the one trial that both have, it is 5.0 points ahead of CORAL, the next in the table. One "
+                    "trial cannot tell a difference of the algorithms from chance. Domain by domain it is ahead on two "
+                    "of three.")
+    coral = {("CORAL", target, trial): 0.55 for target in range(3) for trial in range(2)}
+    said = made_up(tmp_path / "two", images, erm | coral)["answer"]
+    assert "In the two trials that both have, it is level with CORAL" in said
+    assert "ahead in one of two trials; the difference is -5.0 to +5.0 points" in said
+    coral = {("CORAL", target, 3): 0.9 for target in range(3)}
+    said = made_up(tmp_path / "none", images, erm | coral)["answer"]
+    assert said == ("CORAL classifies 90.0 % of the images rightly on average over three unseen domains (one trial). "
+                    "It has no trial with all domains in common with ERM, the next in the table, so the two cannot be "
+                    "compared yet.")
+
+
+def test_an_average_of_different_trials_says_so(tmp_path: Path, images: Path) -> None:
+    holes = {("ERM", target, trial): 0.5 + 0.3 * trial for target, trial in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))}
+    found = made_up(tmp_path / "sweep", images, holes)
+    # The targets' means are 65, 50 and 65 %: 60 % on average. The one trial with all of them has 50 %.
+    assert found["bars"]["ERM"]["mean"] == pytest.approx(60) and found["bars"]["ERM"]["values"] == []
+    assert found["answer"].startswith("ERM classifies 60.0 % of the images rightly on average over three unseen "
+                                      "domains (whose trials differ).")
+    assert "its number in brackets are of the trials that have every target: ERM." in found["text"]
+    assert "photos has no finished run for 1 of its places: ERM, dusk, trial 1." in found["text"]
+
+
 def test_the_latent_space_is_that_of_the_features(tmp_path: Path, images: Path) -> None:
     folder = make_run(tmp_path / "sweep", images, "ERM", 2)
     found = payload(report(tmp_path, folder))
@@ -306,7 +348,8 @@ def test_unfinished_runs_holes_and_missing_data_are_said(tmp_path: Path, images:
     assert "photos-AIDGN-dusk-trial0-draw0: step 2 of 4" in text
     assert re.search(r"AIDGN 60.0 X", text) and "night" not in payload(page)["bars"]["training"][0]["columns"]
     assert "is neither in photos-AIDGN-day-trial0-draw0." in text
-    assert "AIDGN has no trial with all of these domains, and so no average to compare." in text
+    assert "AIDGN lacks some of these domains, and so has no average to compare." in text
+    assert "photos has no finished run for 1 of its places: AIDGN, dusk, trial 0." in text
     assert [view["algorithm"] for view in payload(page)["views"]] == ["ERM", "ERM"]
     assert payload(page)["runs"][-1]["finished"] is False
 

@@ -127,8 +127,12 @@ def test_missing_cells_and_uneven_trials() -> None:
     assert texts(table) == {"ERM": ["85.0 ± 7.1 (2)", "70.0 ± 0.0 (2)", "50.0 ± 0.0 (2)", "60.0 (1)", "66.2 (1)"],
                             "IRM": ["80.0 (1)", "70.0 (1)", "50.0 (1)", "X", "X"]}
     assert "number in brackets" in table.notes[0] and "X: no result" in table.notes[0]
+    assert table.notes[1].endswith("are of the trials that have every target: ERM.")
+    assert table.notes[-1] == ("PACS has no finished run for 6 of its places: ERM, sketch, trial 1; IRM, art_painting, "
+                               "trial 1; IRM, cartoon, trial 1 and 3 more.")
     (table,) = tables(grid("PACS", "ERM", [[0.8], [0.7], [0.5], [0.6]]))
     assert texts(table) == {"ERM": ["80.0", "70.0", "50.0", "60.0", "65.0"]} and "one trial" in table.notes[0]
+    assert len(table.notes) == 2  # the other says what the letters are
 
 
 def test_over_data_sets_targets_are_averaged_within_a_trial_first() -> None:

@@ -15,8 +15,8 @@ from aidgn.records import Run
 from aidgn.report.export import to_parquet
 from aidgn.report.forms import Table
 from aidgn.report.paper import dataset_order, paper_notes, paper_order
-from aidgn.report.table import SPREADS, benchmark_table, caption, dataset_table, in_order, target_heads
-from aidgn.selection import choose, domain_names, read_runs
+from aidgn.report.table import SPREADS, benchmark_table, caption, dataset_table, holes, in_order, target_heads
+from aidgn.selection import choose, read_runs
 
 ORDER = ("none", "T3A", "Tent-BN", "Tent-C", "Tent")  # as in the paper
 
@@ -150,23 +150,8 @@ def chosen_runs(folders: Sequence[str | Path],
         if without:
             notes.append(f"{len(without)} runs have records but no model.safetensors, so they cannot be adapted: "
                          f"{some(without)}.")
-        notes += _holes(groups)
+        notes += holes(found.finished().runs)
         if not runs:
             raise UserError("\n".join([f"There is no finished run with one unseen domain and its model in "
                                        f"{', '.join(map(str, sweeps))}.", *notes]))
     return list(dict.fromkeys(runs)), notes
-
-
-def _holes(groups: dict[tuple[str, str, int, int], list[Run]]) -> list[str]:
-    """Places of the table (algorithms x targets x trials of a data set) that no finished run fills."""
-    notes = []
-    for dataset in dict.fromkeys(key[0] for key in groups):
-        keys = [key for key in groups if key[0] == dataset]
-        names = domain_names(groups[keys[0]][0].args)
-        holes = [f"{algorithm}, {names[target] if target < len(names) else target}, trial {trial}"
-                 for algorithm in sorted({key[1] for key in keys}) for target in sorted({key[2] for key in keys})
-                 for trial in sorted({key[3] for key in keys}) if (dataset, algorithm, target, trial) not in groups]
-        if holes:
-            notes.append(f"{dataset} has no finished run for {len(holes)} of its places: "
-                         f"{some(holes, separator='; ')}.")
-    return notes

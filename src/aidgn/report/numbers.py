@@ -62,16 +62,23 @@ def averages(trials: Trials, targets: Iterable[int]) -> dict[int, float]:
     return {trial: float(np.mean([trials[target][trial] for target in targets])) for trial in sorted(common)}
 
 
+def alike(*trials: Trials) -> bool:
+    """Whether every target of every algorithm has the same trials."""
+    return len({frozenset(each) for of in trials for each in of.values()}) < 2
+
+
 def bars(table: Table, records: Records, accuracies: Mapping[tuple[str, str], Trials]) -> dict[str, Any]:
     """A table as numbers for the bars: per algorithm and column mean, spread and the trials' values, in percent; and
-    mean and spread as the table says them, for of 41.25 Python makes 41.2 and a browser 41.3."""
+    mean and spread as the table says them, for of 41.25 Python makes 41.2 and a browser 41.3. An average over targets
+    with different trials is no mean of trials, so it has no values of them."""
     dataset = table.title.rpartition(", ")[0]
     targets = targets_of(records, dataset)
     rows = []
     for row in [row for row in table.rows if row.kind == "ours"]:
         trials = accuracies.get((dataset, row.head), {})
         values = [list(trials.get(target, {}).values()) for target in targets]
-        values += [list(averages(trials, targets).values())] * (len(table.columns) > len(targets))
+        values += [list(averages(trials, targets).values()) if alike(trials) else []] * (
+            len(table.columns) > len(targets))
         values += [[] for _ in range(len(table.columns) - len(values))]  # a table of all data sets
         rows.append({"head": row.head, "cells": [
             cell and {"mean": cell.mean, "spread": cell.spread, "values": [100 * value for value in some],

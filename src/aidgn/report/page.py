@@ -25,6 +25,7 @@ from aidgn.report.numbers import (
     MANY_RUNS,
     Trials,
     adaptation,
+    alike,
     averages,
     bars,
     curves,
@@ -190,6 +191,10 @@ def _count(number: int) -> str:
     return COUNTS[number] if number < len(COUNTS) else str(number)
 
 
+def _trials(number: int) -> str:
+    return f"{_count(number)} trial" + "s" * (number != 1)
+
+
 def _part(number: int, of: int) -> str:
     return f"{_count(number) if number else 'none'} of {_count(of)}"
 
@@ -266,45 +271,60 @@ def _results(records: Records, finished: Records) -> tuple[list[Result], list[st
 
 
 def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trials]) -> str:
-    """The result in words: who is ahead, by how much, and whether in every trial."""
+    """The result in words: whose average in the table is highest, and how much it is ahead of the next in the trials
+    that both have, and whether in every one."""
     of = {name: accuracies[entry["name"], name] for name in entry["algorithms"] if (entry["name"], name) in accuracies}
     if not of:
         return ""
     targets = sorted({target for trials in of.values() for target in trials})
     names = entry["domains"]
-    full = {name: found for name, trials in of.items() if (found := averages(trials, targets))}
-    if not full:
+    means = {name: {target: 100 * float(np.mean(list(trials[target].values()))) for target in targets}
+             for name, trials in of.items() if trials.keys() == {*targets}}
+    if not means:
         return "No algorithm has a result for every target yet, so nothing is averaged."
-    ranked = sorted(full, key=lambda name: -float(np.mean(list(full[name].values()))))
-    best = ranked[0]
-    mean, number = 100 * float(np.mean(list(full[best].values()))), len(full[best])
+    best, *others = sorted(means, key=lambda name: -sum(means[name].values()))
     where = f"on average over {_count(len(targets))} unseen domains" if len(targets) > 1 \
         else f"on {names[targets[0]]}, which it never saw"
-    trials_ = "one trial" if number == 1 else f"{_count(number)} trials"
-    others = [name for name in of if name not in full]
-    absent = f" {_listed(others)} {'has' if len(others) == 1 else 'have'} no trial with all of these domains, and so " \
-             "no average to compare." if others else ""
-    if len(ranked) == 1:
-        text = f"{best} classifies {mean:.1f} % of the images rightly {where} ({trials_})."
-        means = {target: 100 * float(np.mean(list(of[best][target].values()))) for target in targets}
+    text = f"{best} classifies {sum(means[best].values()) / len(targets):.1f} % of the images rightly {where}"
+    over = f" ({_trials(len(of[best][targets[0]])) if alike(of[best]) else 'whose trials differ'})."
+    if others:
+        text += _ahead(best, others[0], of, over)
+    else:
+        text += over
         if len(targets) > 1:
-            low, high = min(targets, key=means.__getitem__), max(targets, key=means.__getitem__)
-            text += f" It ranges from {means[low]:.1f} % on {names[low]} to {means[high]:.1f} % on {names[high]}."
-        return text + absent
-    second = ranked[1]
-    both = sorted(full[best].keys() & full[second].keys())
-    differences = [100 * (full[best][trial] - full[second][trial]) for trial in both]
-    text = f"{best} classifies {mean:.1f} % of the images rightly {where}, "
-    more = mean - 100 * float(np.mean(list(full[second].values())))
-    text += f"{more:.1f} points more than {second}." if more >= 0.05 else f"no more than {second}."
+            low, high = (chosen(targets, key=means[best].__getitem__) for chosen in (min, max))
+            text += f" It ranges from {means[best][low]:.1f} % on {names[low]} to {means[best][high]:.1f} % on " \
+                    f"{names[high]}."
+    if absent := [name for name in of if name not in means]:
+        text += f" {_listed(absent)} {'lacks' if len(absent) == 1 else 'lack'} some of these domains, and so " \
+                f"{'has' if len(absent) == 1 else 'have'} no average to compare."
+    return text
+
+
+def _ahead(best: str, second: str, of: Mapping[str, Trials], over: str) -> str:
+    """How `best` compares with `second`, in the trials that have every target of both; `over` says which trials the
+    average of `best` is over, where these are not all."""
+    targets = sorted(of[best])
+    mine, theirs = (averages(of[name], targets) for name in (best, second))
+    both = sorted(mine.keys() & theirs.keys())
+    if not both:
+        return f"{over} It has no trial with all domains in common with {second}, the next in the table, so the two " \
+               "cannot be compared yet."
+    differences = [100 * (mine[trial] - theirs[trial]) for trial in both]
+    more = float(np.mean(differences))
+    if alike(of[best], of[second]):
+        text = f", {more:.1f} points more than {second}." if more >= 0.05 else f", no more than {second}."
+    else:
+        apart = f"{abs(more):.1f} points {'ahead of' if more > 0 else 'behind'}" if abs(more) >= 0.05 else "level with"
+        text = f"{over} In the {_trials(len(both))} that both have, it is {apart} {second}, the next in the table."
     if len(both) > 1:
         ahead = sum(difference > 0 for difference in differences)
         in_all = "in every trial" if ahead == len(both) else f"in {_part(ahead, len(both))} trials"
         text += f" It is ahead {in_all}; the difference is {min(differences):+.1f} to {max(differences):+.1f} points."
-    elif both:
-        text += " This is one trial: it cannot tell a difference of the algorithms from chance."
+    else:
+        text += " One trial cannot tell a difference of the algorithms from chance."
     if len(targets) > 1:
-        wins = sum(np.mean(list(of[best][target].values())) > np.mean(list(of[second][target].values()))
+        wins = sum(sum(of[best][target][trial] - of[second][target][trial] for trial in both) > 0
                    for target in targets)
-        text += f" Domain by domain it is ahead on {_part(int(wins), len(targets))}."
-    return text + absent
+        text += f" Domain by domain it is ahead on {_part(wins, len(targets))}."
+    return text

@@ -1,13 +1,14 @@
 """Tables of results: mean and spread over trials, per target and per data set."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from aidgn.data.catalogue import CATALOGUE
 from aidgn.errors import UserError, did_you_mean, short, some
-from aidgn.records import Record, Records, as_records
+from aidgn.records import Record, Records, Run, as_records
 from aidgn.report.forms import Cell, Row, Table
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
 from aidgn.selection import domain_names, select
@@ -51,7 +52,7 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         heads, notes = target_heads(dataset, [domain_names(run.args) for run in runs],
                                     1 + max(i for run in runs for i in [*run.domains, *run.targets]))
         made.append(dataset_table(f"{dataset}, {METHOD_TITLES[method]}", dataset, heads, ran, results, spread, paper))
-        made[-1].notes += notes
+        made[-1].notes += [*notes, *holes(runs)]
     if len(datasets) > 1:
         title = f"All data sets, {METHOD_TITLES[method]}"
         made.append(benchmark_table(title, datasets, algorithms, results, spread, paper))
@@ -65,7 +66,7 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
 def dataset_table(title: str, dataset: str, heads: Sequence[str], names: Sequence[str], results: Results, spread: str,
                   paper: bool) -> Table:
     """Algorithms x targets. Avg is the mean of the target means, its spread that of the trials' averages."""
-    rows = []
+    rows, uneven = [], []
     for name in names:
         of = results.get((dataset, name), {})
         cells = [_cell(list(of.get(target, {}).values()), spread) for target in range(len(heads))]
@@ -75,8 +76,11 @@ def dataset_table(title: str, dataset: str, heads: Sequence[str], names: Sequenc
             complete = set.intersection(*(set(trials) for trials in of.values()))
             averages = [float(np.mean([of[target][trial] for target in sorted(of)])) for trial in sorted(complete)]
             average = Cell(sum(cell.mean for cell in known) / len(known), _spread(averages, spread), len(complete))
+            uneven += [name] * any(set(trials) != complete for trials in of.values())
         rows += [Row(name, [*cells, average]), *(paper_rows(name, dataset, heads, [*cells, average]) if paper else [])]
-    return Table(title, [*heads, "Avg"], rows)
+    notes = ["Avg is the mean of the targets' means; where these are of different trials, its ± and its number in "
+             f"brackets are of the trials that have every target: {', '.join(uneven)}."] if uneven else []
+    return Table(title, [*heads, "Avg"], rows, notes)
 
 
 def benchmark_table(title: str, datasets: Sequence[str], names: Sequence[str], results: Results, spread: str,
@@ -156,6 +160,26 @@ def caption(table: Table, spread: str) -> str:
         text += f", mean over trials, their number in brackets; ± {SPREADS[spread]}."
     missing = any(cell is None for row in table.rows if row.kind == "ours" for cell in row.cells)
     return text + (" X: no result yet; nor is there an average with an X in it." if missing else "")
+
+
+def holes(runs: Iterable[Run]) -> list[str]:
+    """Places of the tables (algorithms x targets x trials of a data set) that no finished run fills."""
+    found: dict[str, dict[tuple[str, int, int], Run]] = {}
+    for run in runs:
+        if len(run.targets) == 1:
+            key = run.args["algorithm"], run.targets[0], run.args["trial_seed"]
+            found.setdefault(run.args["dataset"], {})[key] = run
+    notes = []
+    for dataset, of in found.items():
+        names = domain_names(next(iter(of.values())).args)
+        algorithms, targets, trials = (sorted(set(each)) for each in zip(*of, strict=True))
+        missing = [f"{algorithm}, {names[target] if target < len(names) else target}, trial {trial}"
+                   for algorithm, target, trial in product(algorithms, targets, trials)
+                   if (algorithm, target, trial) not in of]
+        if missing:
+            notes.append(f"{dataset} has no finished run for {len(missing)} of its places: "
+                         f"{some(missing, separator='; ')}.")
+    return notes
 
 
 def _reading_notes(records: Records) -> list[str]:
