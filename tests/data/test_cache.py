@@ -282,6 +282,53 @@ def test_a_vanished_file_is_named(tmp_path: Path) -> None:
     check_exact(prepare(many(tmp_path / "d")))
 
 
+# The same pixels -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("image_size", [224, 28])  # stored exactly, shrunk to slots
+def test_the_same_pixels_in_other_files(tmp_path: Path, image_size: int) -> None:
+    image, exif = picture(0, 90, 70), Image.Exif()
+    exif[0x0110] = "a camera"
+    nearly = []
+    for row in (40, 89):  # not the middle one, nor one of every 16th
+        nearly.append(image.copy())
+        nearly[-1].paste("red", (0, row, 70, row + 1))
+    files = {"a/x/0.png": as_bytes(image, compress_level=0), "b/x/1.png": as_bytes(image, compress_level=9),
+             "b/x/2.bmp": as_bytes(image, "BMP"), "b/y/3.png": as_bytes(image, compress_level=0),
+             "a/y/4.jpg": as_bytes(image, "JPEG", exif=exif), "b/y/5.jpg": as_bytes(image, "JPEG"),
+             "a/y/6.png": nearly[0], "a/y/7.png": nearly[1], "b/y/8.png": image.transpose(Image.Transpose.ROTATE_90)}
+    prepared = prepare(fill(tmp_path / "d", files, image_size))
+    groups: dict[str, set[str]] = {}
+    for file, digest in zip(prepared.dataset.files, prepared.pixel_digests, strict=True):
+        groups.setdefault(digest, set()).add(Path(file).stem)
+    assert sorted(map(sorted, groups.values())) == [["0", "1", "2", "3"], ["4", "5"], ["6"], ["7"], ["8"]]
+    # Files of the same content that two versions of Pillow have decoded.
+    pixels = np.array(prepared.pixels)
+    pixels[prepared.rows[prepared.dataset.files.index("b/y/3.png")]] += 1
+    again = replace(prepared, pixels=pixels)
+    assert again.pixel_digests == prepared.pixel_digests
+
+
+def test_little_is_read_to_compare_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepare(fill(tmp_path / "d", {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i}.png": noise(i, 100 + i // 8, 120)
+                                             for i in range(16)} | {"a/x/copy.bmp": as_bytes(noise(3, 100, 120), "BMP"),
+                                                                    "b/x/alone.png": noise(99, 30, 30)}))
+    steps: list[int] = []
+    read = Prepared.rows_digest
+    monkeypatch.setattr(Prepared, "rows_digest", lambda self, index, step: (steps.append(step), read(
+        self, index, step))[1])
+    assert len(set(prepared.pixel_digests)) == 17 and prepared.pixel_digests is prepared.pixel_digests
+    assert sorted(steps) == [1, 1, 16, 16, *[prepared.slot] * 17]  # nothing of the one whose size no other has
+
+
+def test_the_same_pixels_among_embedded_images() -> None:
+    digits = load_dataset("digits")
+    assert digits.pixels is not None
+    pixels = digits.pixels.copy()
+    pixels[5] = pixels[1]
+    digests = prepare(replace(digits, pixels=pixels)).pixel_digests
+    assert digests[5] == digests[1] and len(set(digests)) == len(digits) - 1
+
+
 # Where it is stored --------------------------------------------------------------------------------------------------
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -309,8 +356,32 @@ def test_a_folder_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_disk_too_small_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
-    with pytest.raises(UserError, match=r"need 2\.92e-06 GB in .*aidgn-cache, where 1e-06 GB are free.*AIDGN_CACHE"):
+    with pytest.raises(UserError, match=r"need 2\.92 kB in .*aidgn-cache, where 1 kB are free.*AIDGN_CACHE"):
         prepare(many(tmp_path / "d"))
+
+
+def test_amounts_have_the_unit_that_suits_them() -> None:
+    assert list(map(cache.amount, (0, 999, 8210, 999_600, 1_500_000, 117_964_800_000, 2 * 10**15))) == [
+        "0 bytes", "999 bytes", "8.21 kB", "1 MB", "1.5 MB", "118 GB", "2e+03 TB"]
+
+
+def test_files_that_cannot_be_read_need_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = many(tmp_path / "d")
+    prepare(dataset)
+    for name in ("a/x/dead.png", "b/y/dead.png"):
+        (tmp_path / "d" / name).symlink_to("nowhere")
+    dataset = load_dataset(tmp_path / "d")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 0))
+    prepared = prepare(dataset, skip_broken=True)
+    check_exact(prepared)
+    assert prepared.skipped == ["a/x/dead.png", "b/y/dead.png"]
+    assert prepare(dataset, skip_broken=True).decoded == 0  # known by now: nothing is written
+    Image.new("RGB", (9, 9)).save(tmp_path / "d" / "nowhere.png")
+    (tmp_path / "d" / "a/x/dead.png").unlink()
+    (tmp_path / "d" / "a/x/dead.png").symlink_to("../../nowhere.png")
+    with pytest.raises(UserError, match=r"need 243 bytes in .* 0 bytes are free"):
+        prepare(dataset, skip_broken=True)
 
 
 def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

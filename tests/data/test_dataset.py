@@ -357,6 +357,17 @@ def test_check_counts_and_finds_broken_files_and_copies(tmp_path):
     assert check(dataset.without(broken + leak)).fine
 
 
+def test_check_finds_the_same_pixels_in_other_files(tmp_path):
+    root = make(tmp_path / "own", images=1)
+    image = Image.open(root / "camera" / "cat" / "0.png")
+    image.save(root / "phone" / "cat" / "0.bmp")
+    image.save(root / "phone" / "cat" / "larger.png", compress_level=0)
+    Image.frombytes("RGB", (6, 8), image.tobytes()).save(root / "phone" / "dog" / "same numbers, other size.png")
+    image.convert("RGBA").save(root / "phone" / "dog" / "opaque.tif")
+    assert check(load_dataset(root)).duplicates == [
+        ["camera/cat/0.png", "phone/cat/0.bmp", "phone/cat/larger.png", "phone/dog/opaque.tif"]]
+
+
 def test_check_compares_with_the_published_counts(tmp_path):
     make_pacs(tmp_path / "PACS")
     result = check(load_dataset("PACS", tmp_path))

@@ -5,14 +5,17 @@ half a second of work at most, and a run that has mapped the file never sees it 
 """
 
 import json
+import mmap
 import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -61,6 +64,50 @@ class Prepared:
     @property
     def slot(self) -> int:
         return self.pixels.shape[1]
+
+    @cached_property
+    def pixel_digests(self) -> list[str]:
+        """Of each image the digest of the first one of the same pixels, whatever the format of their files.
+
+        Images that are alike so far are compared by more and more: size, middle row, every 16th row, all rows. So of
+        most of them no more than a page of the pixel file is read.
+        """
+        first: dict[str, int] = {}
+        for index, digest in enumerate(self.digests):
+            first.setdefault(digest, index)
+        sizes = list(map(tuple, self.geometry.tolist()))
+        groups = alike(first.values(), sizes.__getitem__)
+        self.read_ahead(list(chain.from_iterable(groups)))
+        for step in (self.slot, 16, 1):
+            groups = [closer for group in groups for closer in alike(group, partial(self.rows_digest, step=step))]
+        same = {self.digests[index]: self.digests[group[0]] for group in groups for index in group}
+        return [same.get(digest, digest) for digest in self.digests]
+
+    def rows_digest(self, index: int, step: int) -> bytes:
+        """Of the middle row of an image and each `step` rows from it."""
+        height, width = self.geometry[index, :2].tolist()
+        image = self.pixels[self.rows[index], :height, :width]
+        return blake2b(image[height // 2 % step::step].tobytes(), digest_size=16).digest()
+
+    def read_ahead(self, indices: list[int]) -> None:
+        """Have the middle rows of images read from the disk all at once. Otherwise they are waited for one by one, and
+        with each come 128 kB around it."""
+        mapped = getattr(self.pixels.base, "_mmap", None)
+        if mapped is None:
+            return
+        with suppress(OSError):  # a file system that cannot
+            for row, height in zip(self.rows[indices].tolist(), self.geometry[indices, 0].tolist(), strict=True):
+                start = (row * self.slot + height // 2) * self.slot * 3
+                page = start - start % mmap.PAGESIZE
+                mapped.madvise(mmap.MADV_WILLNEED, page, start + self.slot * 3 - page)
+
+
+def alike(indices: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    """Groups of two or more of the same key."""
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for index in indices:
+        groups[key(index)].append(index)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | None = None, skip_broken: bool = False,
@@ -240,15 +287,16 @@ def rewrite(path: Path, slot: int, kept: Iterable[Entry] | None = None) -> Index
 # Bringing it up to date ---------------------------------------------------------------------------------------------
 
 def outdated(dataset: Dataset, entries: dict[str, Entry]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Files that are not known with their present size and mtime."""
+    """Files that are not known with their present size and mtime, or as ones that are not there."""
     prefix = f"{dataset.root}{os.sep}"
     for file in dataset.files:
+        entry = entries.get(file)
         try:
             stat = os.stat(prefix + file)  # noqa: PTH116, for half a million files
         except OSError:
-            yield file, None
+            if entry is None or entry.size != -1:
+                yield file, None
             continue
-        entry = entries.get(file)
         if entry is None or entry.mtime != stat.st_mtime_ns or entry.size != stat.st_size:
             yield file, stat
 
@@ -295,10 +343,12 @@ def bring_up_to_date(dataset: Dataset, path: Path, limit: int, workers: int, on_
     decoded = 0
     slot = min(limit, max((longest_side(root + file) for file in todo[::max(1, len(todo) // SAMPLE)]), default=1))
     while todo:
+        readable = sum(os.access(root + file, os.R_OK) for file in todo)  # others, such as dead links, need no space
         if index is None or slot > index.slot:
-            check_space(dataset, path.parent, slot, len(todo) + (len(index.entries) if index else 0))
+            stored = sum(entry.row != BROKEN for entry in index.entries.values()) if index else 0
+            check_space(dataset, path.parent, slot, readable + stored)
             index = rewrite(path, slot)
-        check_space(dataset, path.parent, index.slot, len(todo))
+        check_space(dataset, path.parent, index.slot, readable)
         larger: list[str] = []
         pending: list[Entry] = []
         committed = time.monotonic()
@@ -342,5 +392,13 @@ def drop_removed(path: Path, root: str, members: set[str]) -> None:
 def check_space(dataset: Dataset, folder: Path, slot: int, count: int) -> None:
     needed, free = count * slot_bytes(slot), shutil.disk_usage(folder).free
     if needed > free:
-        raise UserError(f"The decoded images of {dataset.name} need {needed / 1e9:.3g} GB in {folder}, where "
-                        f"{free / 1e9:.3g} GB are free. Free some, or set AIDGN_CACHE to a folder on another disk.")
+        raise UserError(f"The decoded images of {dataset.name} need {amount(needed)} in {folder}, where {amount(free)} "
+                        "are free. Free some, or set AIDGN_CACHE to a folder on another disk.")
+
+
+def amount(size: float) -> str:
+    """A number of bytes in the unit that suits it."""
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 999.5 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"

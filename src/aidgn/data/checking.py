@@ -25,7 +25,7 @@ class Check:
     expected: str | None  # what it was compared with; None where no counts are known
     differences: list[str]  # from the expected counts, one sentence each
     broken: list[tuple[str, str]]  # (file, what is wrong with it)
-    duplicates: list[list[str]]  # files of the same content in different domains: a target image among the sources
+    duplicates: list[list[str]]  # files of the same pixels in different domains: a target image among the sources
     copies: list[list[str]] = field(default_factory=list)  # ... in one domain, on both sides of its split in trial 0
     contradictions: list[list[str]] = field(default_factory=list)  # ... in different classes
 
@@ -39,10 +39,9 @@ def check(dataset: Dataset, on_progress: Callable[[int, int], None] | None = Non
     def examine(index: int) -> tuple[bytes, str]:
         if dataset.pixels is not None:
             return hashlib.sha256(dataset.pixels[index].tobytes()).digest(), ""
-        path = Path(dataset.root or "") / dataset.files[index]
         try:
-            read_image(path)
-            return hashlib.sha256(path.read_bytes()).digest(), ""
+            image, size = read_image(Path(dataset.root or "") / dataset.files[index])
+            return hashlib.sha256(image.tobytes()).digest() + str(size).encode(), ""
         except UserError as error:
             return b"", str(error)
 
@@ -67,7 +66,7 @@ def count(dataset: Dataset) -> np.ndarray:
 
 
 def same_images(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[list[list[str]], ...]:
-    """Groups of files of the same content (digests; an empty one is of no image): in different domains; in one domain
+    """Groups of files of the same pixels (digests; an empty one is of no image): in different domains; in one domain
     but on both sides of its split in trial 0, so that validation sees training images; in different classes."""
     same: dict[bytes | str, list[int]] = defaultdict(list)
     for index, digest in enumerate(digests):
