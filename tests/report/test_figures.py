@@ -42,6 +42,10 @@ def adaptation(algorithms: tuple[str, ...] = ("ERM", "AIDGN")) -> list[dict[str,
             for method in figures.ORDER for selected in (True, False)]
 
 
+def names(number: int) -> tuple[str, ...]:
+    return ("ERM", *(f"an algorithm of one's own, number {i}" for i in range(number - 1)))
+
+
 def records(algorithm: str = "AIDGN") -> list[dict[str, Any]]:
     args = {"dataset": "PACS", "algorithm": algorithm, "test_envs": [3], "trial_seed": 0,
             "domains": ["art_painting", "cartoon", "photo", "sketch"]}
@@ -58,6 +62,8 @@ DRAWN = {
     "latent space, 65 classes": lambda: figures.latent_space([space(make(65, 4)), space(make(65, 4))]),
     "adaptation": lambda: figures.adaptation_bars(adaptation()),
     "adaptation of three": lambda: figures.adaptation_bars(adaptation(("ERM", "AIDGN", "AIDGN-noR"))),
+    "adaptation of seven": lambda: figures.adaptation_bars(adaptation(names(7))),
+    "adaptation of 25": lambda: figures.adaptation_bars(adaptation(names(25))),
     "norms": lambda: figures.norm_distributions(make()),
     "angles": lambda: figures.angle_distributions(make()),
     "angles, 65 classes of long names": lambda: figures.angle_distributions(make(65, 4, "a class of a long name {}")),
@@ -156,6 +162,23 @@ def test_bars_are_means_over_data_sets_of_means_over_targets() -> None:
     assert labels == ["66.0"] * 5 + ["67.0"] * 5
     with pytest.raises(UserError, match="aidgn adapt"):
         figures.adaptation_bars([row for row in rows if not row["selected"]])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [4, 7, 15, 20, 25])
+def test_bars_of_many_algorithms_are_told_apart(number: int) -> None:
+    figure = figures.adaptation_bars(adaptation(names(number)))
+    axis = figure.axes[0]
+    said = [text.get_text() for text in texts(figure)]
+    assert len(axis.get_yticks()) == number and "ERM" in said and figure.get_figwidth() <= figures.WIDTH
+    assert axis.get_window_extent().width / figure.dpi > 3  # inches
+    colours = {container.get_label(): container.patches[0].get_facecolor() for container in axis.containers
+               if hasattr(container, "patches")}
+    assert list(colours) == ["no adaptation", *figures.ORDER[1:]] and len(set(colours.values())) == 5
+    assert {"no adaptation", *figures.ORDER[1:]} <= set(said)
+    # Targets 0.70 and 0.80, trials +0 and +0.02: 76 %.
+    assert all(patch.get_x() + patch.get_width() == pytest.approx(76) for patch in axis.patches)
+    assert len(axis.patches) == 5 * number
 
 
 def test_angles_are_those_to_the_mean_direction_of_the_sources() -> None:

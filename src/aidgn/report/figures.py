@@ -27,7 +27,9 @@ TARGET_COLOURS = ("#D55E00", "#E69F00")
 SOURCE_COLOURS = ("#0072B2", "#009E73", "#333333", "#CC79A7", "#56B4E9")
 CLASS_COLOURS = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499",
                  "#777777")
+METHOD_COLOURS = ("#888888", "#D55E00", "#0072B2", "#56B4E9", "#E69F00")  # of adaptation, as in ORDER
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+SIDE_BY_SIDE = 3  # algorithms whose bars two columns of a paper hold beside each other
 LISTED, LINES = 40, 14  # classes that a legend lists at most, and lines of its column
 WIDTH, PAGE = 7.0, 9.0  # inches, two columns of a paper and their height
 STYLE: Any = {"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
@@ -109,7 +111,7 @@ def latent_space(spaces: Sequence[Space]) -> Figure:
 def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Figure 3: average accuracy on unseen domains under each adaptation method, per algorithm, from the rows of
     adaptation.jsonl whose setting was selected. Targets are averaged within a trial and data set, then data sets; the
-    bar is the mean over trials, its whisker their standard deviation."""
+    bar is the mean over trials, its whisker their standard deviation. Many algorithms stand one below the other."""
     chosen: dict[tuple[str, str], dict[int, dict[str, list[float]]]] = {}
     for row in rows:
         if row["selected"]:
@@ -125,6 +127,9 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     spreads = {key: float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for key, each in values.items()}
     lowest = min(means[key] - spreads[key] for key in means)
     base = max(0.0, 5 * np.floor((lowest - 5) / 5))
+    unit = "accuracy on unseen domains (%)"
+    if len(algorithms) > SIDE_BY_SIDE:
+        return _many_bars(algorithms, methods, means, spreads, base, unit)
     width = 0.8 / len(algorithms)
     figure, axes = grid(1, 1, max(3.4, 1.2 + 0.42 * len(methods) * len(algorithms)), 2.4)
     axis = axes[0, 0]
@@ -139,8 +144,35 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
             axis.annotate(f"{height:.1f}", (x, height + error), (0, 1.5), textcoords="offset points", ha="center",
                           va="bottom", fontsize=6)
     axis.set_xticks(range(len(methods)), ["no\nadaptation" if method == "none" else method for method in methods])
-    axis.set_ylabel("accuracy on unseen domains (%)" + (f",\naxis from {base:.0f}" if base else ""))
+    axis.set_ylabel(unit + (f",\naxis from {base:.0f}" if base else ""))
     axis.margins(y=0.12)
+    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def _many_bars(algorithms: Sequence[str], methods: Sequence[str], means: Mapping[tuple[str, str], float],
+               spreads: Mapping[tuple[str, str], float], base: float, unit: str) -> Figure:
+    """The same for more algorithms: one below the other, with a colour per method; numbers at bars that are high enough
+    for them."""
+    room = min(0.13 * (len(methods) + 1), (PAGE - 0.8) / len(algorithms))  # inches for an algorithm
+    figure, axes = grid(1, 1, WIDTH, 0.8 + room * len(algorithms))
+    axis, height = axes[0, 0], 1 / (len(methods) + 1)
+    for number, method in enumerate(methods):
+        here = [(y, (algorithm, method)) for y, algorithm in enumerate(algorithms) if (algorithm, method) in means]
+        places = [y + (number - (len(methods) - 1) / 2) * height for y, _ in here]
+        lengths, errors = [means[key] for _, key in here], [spreads[key] for _, key in here]
+        axis.barh(places, [length - base for length in lengths], height * 0.9, left=base,
+                  color=METHOD_COLOURS[ORDER.index(method)], label="no adaptation" if method == "none" else method,
+                  xerr=errors if any(errors) else None, error_kw={"linewidth": 0.6}, capsize=1)
+        for y, length, error in zip(places, lengths, errors, strict=True) if room * height > 0.1 else ():
+            axis.annotate(f"{length:.1f}", (length + error, y), (2, 0), textcoords="offset points", va="center",
+                          fontsize=6)
+    axis.set_yticks(range(len(algorithms)), [shorten(name) for name in algorithms])
+    axis.set_ylim(len(algorithms) - 0.5, -0.5)
+    axis.set_xlabel(unit + (f", axis from {base:.0f}" if base else ""))
+    axis.margins(x=0.08)
+    axis.grid(axis="x", linewidth=0.3, alpha=0.6)
+    axis.set_axisbelow(True)
     axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
