@@ -189,6 +189,12 @@ def test_what_is_no_image(image: object, words: str, model: Model) -> None:
     assert "nowhere" in words or "Image 1" in str(error.value)
 
 
+@pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (7, "int"), (b"a.png", "bytes")])
+def test_what_is_neither_an_image_nor_many(given: object, kind: str, model: Model) -> None:
+    with pytest.raises(UserError, match=rf"Image 0\b.* it is a {kind}; expected a path, a PIL image"):
+        model.predict(given)  # type: ignore[arg-type]
+
+
 def test_broken_files_are_told_and_left_out(model: Model, tmp_path: Path) -> None:
     paths = [str(tmp_path / f"{number}.png") for number in range(200)]
     for number, path in enumerate(paths):
@@ -234,6 +240,13 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
     assert find_images([f"{here}/b/*", f"{here}/odd[1].png", f"{here}/b/notes.txt", f"{here}/no*"]) == [
         f"{here}/{name}" for name in ("b/1.JPG", "b/2.png", "odd[1].png", "b/notes.txt", "no*")]
     assert find_images([f"{here}/**/1.JPG"])[0] == f"{here}/b/1.JPG"
+    for name in ("c/1.jfif", "c/2.HEIC", "c/3.mov"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for given in (f"{here}/c", f"{here}/c/*", f"{here}/[c]/**"):
+        ignored: list[str] = []
+        assert find_images([given], ignored) == [f"{here}/c/1.jfif"]
+        assert ignored == [f"{here}/c/2.HEIC", f"{here}/c/3.mov"]
 
 
 # Loading --------------------------------------------------------------------------------------------------------------

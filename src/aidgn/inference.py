@@ -201,22 +201,30 @@ def as_list(images: ImageLike | Iterable[ImageLike]) -> Iterable[ImageLike]:
     """One image as a list of one; an array or tensor of four dimensions is many."""
     if isinstance(images, np.ndarray | Tensor):
         return [images] if images.ndim < 4 else images
-    return [images] if isinstance(images, str | Path | Image.Image) else images
+    if isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable):
+        return [images]  # what is no image is said when it is read
+    return images
 
 
-def find_images(names: Iterable[str]) -> list[str]:
-    """Image files: those named, those below the folders named, sorted, and those that match a pattern.
+def find_images(names: Iterable[str], ignored: list[str] | None = None) -> list[str]:
+    """Image files: those named, those below the folders named, sorted, and those that match a pattern. Other files
+    there are added to `ignored`.
 
     A name that is nothing of this stays, so that reading it says what is wrong."""
     files: list[str] = []
+    ignored = [] if ignored is None else ignored
     for name in names:
         if os.path.isdir(name):  # noqa: PTH112, here and below for lists of 100,000 names
-            files += sorted(str(Path(name, below, file)) for below, file in walk(Path(name), ".", [], ()))
+            others: list[str] = []
+            files += sorted(str(Path(name, below, file)) for below, file in walk(Path(name), ".", others, ()))
+            ignored += sorted(str(Path(name, other)) for other in others)
         elif not glob.has_magic(name) or os.path.lexists(name):
             files.append(name)
         else:
             matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207
-            files += [match for match in matches if Path(match).suffix.lower() in IMAGE_SUFFIXES] if matches else [name]
+            images = [match for match in matches if Path(match).suffix.lower() in IMAGE_SUFFIXES]
+            files += images if matches else [name]
+            ignored += [match for match in sorted({*matches} - {*images}) if not os.path.isdir(match)]  # noqa: PTH112
     return files
 
 

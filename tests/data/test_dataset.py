@@ -271,6 +271,7 @@ def test_a_domain_may_lack_a_class_but_not_spell_it_otherwise(tmp_path):
 
 def test_the_same_name_in_two_forms_of_unicode(tmp_path):
     composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert "differently in bytes" in error_of(make(tmp_path / "short", domains=("\u00e9", "e\u0301")))
     root = make(tmp_path / "own", domains=("camera", "phone"), classes=("cat", composed))
     (root / "phone" / composed).rename(root / "phone" / decomposed)
     (root / "phone").rename(root / decomposed)
@@ -281,6 +282,18 @@ def test_the_same_name_in_two_forms_of_unicode(tmp_path):
     assert all((root / file).is_file() for file in dataset.files)
     (root / "camera").rename(root / composed)
     assert "written differently in bytes" in error_of(root)
+
+
+@pytest.mark.parametrize(("one", "other"), [("north", "North"), ("a", "a "), ("a", " A"), ("bay  2", "bay 2"),
+                                            ("bay\u00a02", "bay 2")])
+def test_one_domain_written_in_two_ways(tmp_path, one, other):
+    first, second = sorted((one, other))
+    assert f"has the domain folders '{first}' and '{second}'" in error_of(make(tmp_path / "own", (one, other, "far")))
+
+
+def test_domains_that_differ_in_signs(tmp_path):
+    names = ["1-11", "11-1", "111", "bay 2", "bay2", "bay_2"]
+    assert load_dataset(make(tmp_path / "own", domains=names)).domains == names
 
 
 def test_a_name_that_is_not_utf_8_is_taken_for_latin_1(tmp_path):

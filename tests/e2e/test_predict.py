@@ -110,9 +110,22 @@ def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path, here: Aidg
     assert "Warnings about images unlike the training ones are not available" in result.stderr
 
 
+def test_files_that_are_passed_over_are_named(place: Path, here: Aidgn) -> None:
+    folder = place / "mixed"
+    folder.mkdir()
+    first = next((place / "pictures" / "ink").glob("*.png"))
+    Image.open(first).convert("RGB").save(folder / "from a browser.jfif", "JPEG")
+    for name in ("1.HEIC", "2.HEIC", "3.HEIC", "notes.txt"):
+        (folder / name).touch()
+    result = here("run", "mixed", "--json")
+    assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == ["mixed/from a browser.jfif"]
+    assert "4 other files ignored: mixed/1.HEIC, mixed/2.HEIC, mixed/3.HEIC and 1 more." in result.stderr
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (("run", "missing.png"), "missing.png does not exist"),
     (("run", "run"), "No image found in run"),
+    (("run", "run/*.json*"), "3 other files ignored: run/novelty.json, run/results.jsonl, run/run.json."),
     (("run", "-"), "No image found"),
     (("nowhere", "pictures"), "The model nowhere does not exist"),
     (("run", "pictures", "--csv", "-", "--json"), "choose one"),

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import click
 
-from aidgn.errors import UserError, plural
+from aidgn.errors import UserError, plural, some
 from aidgn.files import written_aside
 
 # Files, each with its most probable classes and, from a model that can tell, '' or what is unlike the training images.
@@ -50,11 +50,13 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
     from aidgn.inference import find_images, load_model
     from aidgn.training.run import Interrupted
 
-    files = find_images(name for given in images for name in (_listed(sys.stdin.read()) if given == "-" else [given])
-                        if name)
+    ignored: list[str] = []
+    files = find_images((name for given in images for name in (_listed(sys.stdin.read()) if given == "-" else [given])
+                         if name), ignored)
+    passed_over = f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}." if ignored else ""
     if not files:
         raise UserError(f"No image found in {', '.join(images)}: expected the model, then image files, folders with "
-                        "some, or quoted patterns.")
+                        f"some, or quoted patterns. {passed_over}".rstrip())
     loaded = load_model(model, device, algorithm, false_alarms)
     top = min(top, len(loaded.classes))
     broken = done = warned = 0
@@ -96,6 +98,8 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
         except KeyboardInterrupt:
             kept = f"; {csv} was not written" if csv not in (None, "-") else ""
             raise Interrupted(f"Stopped after {done + broken} of {len(files)} images{kept}.") from None
+        if passed_over:
+            click.echo(passed_over, err=True)
         if not done:
             raise UserError(f"None of the {broken} images could be read." if broken > 1 else
                             "The image could not be read.")

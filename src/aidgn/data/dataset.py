@@ -167,9 +167,7 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     if any(squash(known) == squash(own_name) for known in CATALOGUE):
         own_name = f"own-{own_name}"  # its results must not be taken for those of the published data set
     names = list(map(as_text, folders))
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{root} has two folders that read {twice}, written differently in bytes: merge them.")
+    check_domains(root, names)
     settings = entry or Entry(own_name, "", tuple(names), short_names(names), len(classes), {}, eval_every=100)
     return Dataset(
         name=settings.name, root=root, domains=list(settings.domains), classes=classes, letters=list(settings.letters),
@@ -207,6 +205,20 @@ def check_names(root: Path, class_folders: Mapping[str, Mapping[str, Sequence[st
             if other != name:
                 raise UserError(f"{root} has the class folders {where}/{other} and {folder}/{name}: rename one, to the "
                                 "same name if they are one class, or to one that differs by more if not.")
+
+
+def check_domains(root: Path, names: Sequence[str]) -> None:
+    """Names that differ only in case and white space are taken for one domain, which must not be seen and unseen."""
+    seen: dict[str, str] = {}
+    for name in names:
+        key = " ".join(name.split()).casefold()
+        other = seen.get(key)
+        if other == name:
+            raise UserError(f"{root} has two folders that read {name}, written differently in bytes: merge them.")
+        if other is not None:
+            raise UserError(f"{root} has the domain folders '{other}' and '{name}', which differ only in case or "
+                            "spaces: merge them if they are one domain, or rename one if not.")
+        seen[key] = name
 
 
 def scan(root: Path, below: str) -> list[os.DirEntry[str]]:

@@ -10,7 +10,7 @@ from PIL import Image, ImageFile
 
 from aidgn.errors import UserError
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 # Only these are tried, whatever the file's name says: Pillow also opens formats that start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 MAX_PIXELS = 178_956_970  # where Pillow too sees a decompression bomb: 512 MiB of RGB
