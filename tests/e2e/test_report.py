@@ -299,6 +299,31 @@ def test_prints_light_and_whole(sweep: Path, browser: Any) -> None:
         assert page.pdf(format="A4").startswith(b"%PDF")
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_ticks_differ_however_near_and_print_says_which_run_is_drawn(tmp_path: Path, browser: Any, width: int) -> None:
+    for draw in (0, 1):
+        (tmp_path / str(draw)).mkdir()
+        args = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [3], "trial_seed": 1, "hparams_seed": draw}
+        lines = [{"step": 300 * i, "loss": 12.001 + 1e-4 * i, "far": 54321 + 150 * i, "small": 3e-4 + 1e-9 * i,
+                  **{f"env{d}_{split}_acc": 0.98 + 0.001 * i for d in range(4) for split in ("in", "out")},
+                  "args": args, "hparams": {"lr": 0.5 + 1e-4 * draw}} for i in range(9)]
+        (tmp_path / str(draw) / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report([tmp_path], tmp_path / "report.html")
+    with Opened(browser, page, width) as opened:
+        for panel in opened.page.locator("#curve-charts .chart, #search-charts .panel").all():
+            for side in ("end", "middle"):  # of the axes
+                labels = panel.locator(f"svg text[text-anchor={side}]").all_text_contents()
+                assert len(set(labels)) == len(labels), (panel.inner_text(), labels)
+            assert len(panel.locator("svg text").all()) > 5
+        accuracy = opened.page.locator("#curve-charts .chart").first.inner_text()
+        assert "92.5 %" in accuracy and "12.0012" in opened.page.locator("#curve-charts").inner_text()
+        assert opened.page.evaluate(OVERLAPS) == {"found": [], "outside": [], "scrolls": False}
+        opened.page.emulate_media(media="print")
+        opened.page.wait_for_timeout(200)
+        heads = opened.page.locator("#curve-charts > h3:visible, #search-charts > div > h3:visible").all_inner_texts()
+        assert "ERM on PACS, sketch unseen, trial 1" in heads and "ERM on PACS, accuracy on the unseen domain" in heads
+
+
 def test_without_scripts_there_are_the_tables_the_diagnosis_and_the_commands(sweep: Path, browser: Any) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
@@ -363,7 +388,7 @@ def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browse
             assert page.evaluate(OVERLAPS) == {"found": [], "outside": [], "scrolls": False}
             assert page.locator("img").count() == 0 and hostile in page.title()
             charts = [each.get_attribute("aria-label") for each in page.locator("#curve-charts svg").all()]
-            assert charts[2] == "margin (degrees): margin (degrees) from 28.6 to 28.6"
+            assert charts[2] == "margin (degrees): margin (degrees) from 28.65 to 28.65"
             assert charts[3].startswith(f"norm: mean from 3 to 3; {domains[1]} from 2 to 2; {domains[2]} from 4")
             table = page.locator("#result .scroll:visible")
             first = table.locator("td").nth(2).bounding_box()  # that of the domain of a long name

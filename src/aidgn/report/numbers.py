@@ -157,7 +157,7 @@ def _differing(run: Run, alike: list[Run]) -> str:
 def _rounded(value: Any, digits: int | None) -> float | None:
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    return round(value, digits) if digits else float(f"{value:.4g}")
+    return round(value, digits) if digits else float(f"{value:.7g}")  # what a float32 holds
 
 
 def search(finished: Records) -> list[dict[str, Any]]:
