@@ -431,7 +431,9 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
     about = json.loads((own / "run.json").read_text())
     about["identity"]["augment_validation"] = True
     (own / "run.json").write_text(json.dumps(about))
-    commands = [shlex.split(line) for line in rerun.commands(read_runs(sweep).runs, "my runs")]
+    note, *lines = rerun.commands(read_runs(sweep).runs, "my runs")
+    assert note == "# the sweep below also trains runs missing here"  # other draws
+    commands = [shlex.split(line) for line in lines]
     assert [command[:3] for command in commands] == [["aidgn", "sweep", "photos"], ["aidgn", "train", "photos"]]
     swept, single = commands
     assert swept[3:9] == ["--algorithm", "ERM", "--trials", "2", "--draws", "4"]  # every domain: no --target
@@ -439,6 +441,34 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
     assert {swept[i + 1] for i, part in enumerate(swept) if part == "--set"} == {"batch_size=4"}
     assert single[3:9] == ["--algorithm", "Own", "--target", "day", "--trial", "0"]
     assert "tau=0.123456789" in single and "--augment-validation" in single and "--augment-validation" not in swept
+
+
+def test_commands_say_where_they_train_more_than_these_runs(tmp_path: Path, images: Path) -> None:
+    def note(*places: tuple[int, int]) -> str:
+        sweep = tmp_path / str(places)
+        for target, trial in places:
+            make_run(sweep, images, "ERM", target, trial, with_features=False)
+        return rerun.commands(read_runs(sweep).runs, "runs")[0]
+
+    whole = [*product(range(3), (0, 1))]
+    assert note(*whole).startswith("aidgn sweep ")
+    assert note(*product(range(3), (1, 3))) == "# the sweep below also trains trial 0 and trial 2"
+    assert note(*whole[1:]) == "# the sweep below also trains runs missing here"
+    assert note((0, 1), (1, 2)) == "# the sweep below also trains trial 0 and runs missing here"
+
+
+def test_commands_of_one_run_make_the_page_of_that_run(tmp_path: Path, digits_run: Callable[..., Path],
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    run = digits_run(tmp_path / "runs")
+    renamed = run.rename(tmp_path / "runs" / "mine")
+    for place, given in ((tmp_path, renamed), (tmp_path, Path("runs/mine")), (tmp_path, renamed / "results.jsonl"),
+                         (renamed, Path())):
+        monkeypatch.chdir(place)
+        text = write_report([given], tmp_path / "page.html", points=50, permutations=19).read_text()
+        text = text.partition('aria-label="Commands">')[2].partition("</pre>")[0]
+        commands = [shlex.split(line) for line in html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()]
+        assert [command[1] for command in commands] == ["train", "report"]
+        assert commands[0][-2:] == ["--out", "runs"] and commands[1][2:] == [f"runs/{run.name}"]
 
 
 def test_commands_of_runs_in_several_folders_put_each_where_it_was(tmp_path: Path, images: Path) -> None:

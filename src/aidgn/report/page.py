@@ -95,8 +95,11 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
               [result.method for result in results]}
     adapted, adaptation_paper, adaptation_notes = adaptation(finished)
     places: dict[str, list[Path]] = {}
+    given: dict[str, None] = {}  # the folders as the commands that are shown make them
     for folder in map(Path, folders):
-        places.setdefault(_place_name(folder), []).append(folder)
+        name = _place_name(folder)
+        places.setdefault(name, []).append(folder)
+        given[str(Path(name, rerun.folder(folder)))] = None
     payload = {
         "datasets": _datasets(records), "letters": _letters(results),
         "bars": {result.method: [bars(table, records, result.accuracies) for table in result.tables]
@@ -111,7 +114,7 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         many=len(records.runs) > MANY_RUNS,
         commands=[line for name, members in places.items() for line in rerun.commands(
             [run for run in records.runs if run.path and any(map(run.path.is_relative_to, members))], name)],
-        again=_again(list(places), adapted),
+        again=_again(list(given), adapted),
         versions=rerun.versions(records.runs),
         hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
         letters=payload["letters"])
@@ -149,18 +152,19 @@ def _place_name(folder: str | Path) -> str:
     """The folder that runs are in, as it was given; of a path from the root the last part, as those above it are
     nobody's business."""
     path = Path(folder).parent if Path(folder).is_file() else Path(folder)
-    path = path.parent if (path / "run.json").exists() else path
+    if (path / "run.json").exists():
+        path = (path.resolve() if path.name in ("", "..") else path).parent
     return path.resolve().name if path.is_absolute() or path.name in ("", "..") else str(path)
 
 
-def _again(places: Sequence[str], adapted: Sequence[Table]) -> list[str]:
+def _again(folders: Sequence[str], adapted: Sequence[Table]) -> list[str]:
     """The commands that make the page of the runs."""
     from aidgn.adaptation.runs import DEFAULT
 
     methods = {head[1] for table in adapted for row in table.rows if len(head := row.head.split(" + ")) > 1}
     chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods - {*DEFAULT} else []
-    adapt = [["aidgn", "adapt", *places, *chosen]] if methods else []
-    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *places])]
+    adapt = [["aidgn", "adapt", *folders, *chosen]] if methods else []
+    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders])]
 
 
 def _datasets(records: Records) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -34,15 +36,28 @@ class Group:
 
 def about(run: Run) -> dict[str, Any]:
     """run.json of a run, {} where there is none that says what the run is (DomainBed's folders)."""
+    return _about(run.path.parent) if run.path else {}
+
+
+def _about(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((run.path.parent / "run.json").read_bytes()) if run.path else {}
+        found = json.loads((path / "run.json").read_bytes())
         return found if isinstance(found["identity"]["hyper_parameters"], dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
+def folder(path: Path) -> str:
+    """What training calls the folder of this run, whatever it is called by now; '' if it is no folder of one run."""
+    from aidgn.training.spec import folder_name
+
+    made = _about(path.parent if path.is_file() else path)
+    return folder_name(made["identity"]) if made else ""
+
+
 def commands(runs: Iterable[Run], out: str) -> list[str]:
-    """The commands that make these runs below the folder `out`; holes in a sweep are filled by them too."""
+    """The commands that make these runs below the folder `out`; holes in a sweep are filled by them too,
+    which a comment says."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[tuple[str, Group]]] = {}
     quick: dict[tuple[str, tuple[str, ...]], dict[str, Settings]] = {}
     files: dict[str, str] = {}
@@ -109,7 +124,7 @@ def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
     swept = {run for run in group.runs if len(run[0]) == 1}
     if len(swept) * len(algorithms) < 2:
         swept = set()
-    lines = []
+    lines, besides = [], []
     if swept:
         targets = [name for name in group.domains if (name,) in {run[0] for run in swept}]
         some = [] if targets == list(group.domains) else [part for name in targets for part in ("--target", name)]
@@ -118,9 +133,13 @@ def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
         if pairs <= group.runs:
             swept |= pairs
             some.append("--leave-one-out")
-        draws = 1 + max(run[2] for run in swept)
+        trials, draws = 1 + max(run[1] for run in swept), 1 + max(run[2] for run in swept)
+        more = set(product(((name,) for name in targets), range(trials), range(draws))) - swept
+        absent = sorted({trial for _, trial, _ in more} - {trial for _, trial, _ in swept})
+        besides = [*(f"trial {trial}" for trial in absent),
+                   *(["runs missing here"] if any(trial not in absent for _, trial, _ in more) else [])]
         lines.append(["aidgn", "sweep", data, *(part for name in algorithms for part in ("--algorithm", name)), *some,
-                      "--trials", str(1 + max(run[1] for run in swept)),
+                      "--trials", str(trials),
                       *(["--draws", str(draws)] if draws > 1 else []), *options])
         if group.plan:
             lines[:0] = [["echo", group.plan]]
@@ -129,7 +148,8 @@ def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
         lines += [["aidgn", "train", data, "--algorithm", algorithm,
                    *(part for name in unseen or ("none",) for part in ("--target", name)), "--trial", str(trial),
                    *(["--draw", str(draw)] if draw else []), *options] for algorithm in algorithms]
-    return [shlex.join(line) + " > values.yaml" * (line[0] == "echo") for line in lines]
+    return [*([f"# the sweep below also trains {' and '.join(besides)}"] if besides else []),
+            *(shlex.join(line) + " > values.yaml" * (line[0] == "echo") for line in lines)]
 
 
 def _name(identity: Mapping[str, Any]) -> str:
