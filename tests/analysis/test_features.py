@@ -183,7 +183,11 @@ def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_run_that_is_not_finished_or_none(copy: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"is not finished.*`aidgn train` command that started it goes on"):
+    with pytest.raises(UserError, match=r"is not finished.*`aidgn report .*` shows its curves so far\. The `aidgn "
+                                        "train` command that started it goes on"):
+        extract(copy, device="cpu")
+    (copy / "results.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"is not finished.*It has no records yet either\. The `aidgn train` command"):
         extract(copy, device="cpu")
     with pytest.raises(UserError, match="does not exist"):
         extract(tmp_path / "nowhere")
