@@ -248,6 +248,15 @@ def test_what_is_said_and_kept(synthetic: Make, tmp_path: Path) -> None:
     assert rows["angular invariance"] == ["does not hold"] * 2
 
 
+def test_an_interval_that_reaches_0_is_not_passed_over(synthetic: Make) -> None:
+    found = diagnose(synthetic(), permutations=99)
+    norm = replace(found.norm, effect=0.45, high=0.72, p_holm=0.034)
+    for low, words in ((0.0, "perhaps more than chance explains: the permutations say so (p = 0.034), the interval, "
+                             "which reaches 0, does not."), (0.11, "more than chance explains (p = 0.034).")):
+        said = " ".join(replace(found, norm=replace(norm, low=low)).sentences())
+        assert f"differ by 0.45 [{low:.2f}, 0.72] standard deviations, {words}" in said
+
+
 def test_a_diagnosis_read_back_says_the_same(synthetic: Make, tmp_path: Path) -> None:
     for features in (synthetic(turn=1.2, images=10), replace(synthetic(domains=2), weight=None)):
         found = diagnose(features, permutations=19)

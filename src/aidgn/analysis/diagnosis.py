@@ -358,6 +358,9 @@ def _interval(each: Shift) -> str:
 
 
 def _chance(each: Shift) -> str:
+    if each.p_holm < LEVEL and each.low < 0.005:  # printed as 0.00
+        return (f"perhaps more than chance explains: the permutations say so (p = {each.p_holm:.3f}), the interval, "
+                "which reaches 0, does not")
     return f"{'more than' if each.p_holm < LEVEL else 'no more than'} chance explains (p = {each.p_holm:.3f})"
 
 
