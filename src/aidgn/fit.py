@@ -58,7 +58,7 @@ def survey(prepared: Prepared) -> list[str]:
         told.append(f"{plural(len(prepared.skipped), 'file')} left out, unreadable: "
                     + some((f"{file} {reason}".rstrip(". ") for file, reason in
                             zip(prepared.skipped, prepared.reasons, strict=True)), separator="; ") + ".")
-    across, straddling, contradictory = same_images(dataset, prepared.digests)
+    across, straddling, contradictory = same_images(dataset, prepared.pixel_digests)
     if across:
         told.append(f"{plural(len(across), 'image')} in several domains, so that an unseen domain is not quite unseen "
                     f"and the estimate too high: {some(' = '.join(group) for group in across)}. Remove the copies.")
