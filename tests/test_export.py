@@ -1,7 +1,9 @@
 """Exported files say what the model says, wherever they are, and carry nothing that they should not."""
 
+import errno
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -251,6 +253,26 @@ def test_code_in_the_card_runs(exported: Path, tmp_path: Path) -> None:
     assert first[0] == second[0] and float(first[1]) == pytest.approx(float(second[1]), abs=0.02)
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "CMYK", "L"])
+def test_code_in_the_card_converts_as_the_model_does(mode: str, exported: Path, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    place = Path(shutil.copytree(exported, tmp_path / "place"))
+    digit = Image.fromarray(DIGITS.pixels[3]).resize((28, 28))
+    picture = digit.convert(mode)
+    if mode.endswith("A"):  # a digit that only its transparency shows, on black for whom does not look at that
+        picture = Image.new(mode, digit.size)
+        picture.putalpha(digit.convert("L"))
+    with (place / "photo.jpg").open("wb") as file:
+        picture.save(file, "TIFF" if mode == "CMYK" else "PNG", **({"transparency": 0} if mode == "P" else {}))
+    monkeypatch.chdir(place)
+    _, block = re.findall(r"```python\n(.*?)```", Path("MODEL_CARD.md").read_text(), re.DOTALL)
+    exec(block, {})
+    label, probability = capsys.readouterr().out.split()
+    found = load_model("model.safetensors", "cpu").predict("photo.jpg")
+    assert label == found.labels[0] and float(probability) == pytest.approx(found.probabilities.max(), abs=1e-3)
+
+
 def test_what_was_compared_and_trained_is_said(run: Path) -> None:
     from aidgn.model_card import training
 
@@ -266,6 +288,19 @@ def test_names_do_not_become_markup() -> None:
     from aidgn.model_card import table
 
     assert table(["a"], [["<b>|x|\n*y*"]]).splitlines()[2:] == ["| \\<b\\>\\|x\\| \\*y\\* |"]
+
+
+def test_a_full_disk_leaves_no_empty_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    before = tmp_path / "before"
+    before.mkdir()
+    for out in (tmp_path / "out", before):
+        with pytest.raises(UserError, match="disk is full"):
+            export.export(run, out, onnx=False)
+    assert list(tmp_path.rglob("*")) == [before]
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,20 @@ def export(run: str | Path, out: str | Path | None = None, *, onnx: bool = True,
         if data is not None:
             raise
         dataset = None
-    check, files = None, []
-    if onnx:
-        say("writing ONNX and comparing it with the model")
-        check = write_onnx(model, about, folder / "model.onnx", dataset)
-        files.append(folder / "model.onnx")
-    say("writing safetensors and the model card")
-    files.append(write_safetensors(run, about, folder / "model.safetensors"))
-    card = folder / "MODEL_CARD.md"
-    write_text(card, model_card(run, about, model, dataset, str(check) if check else None))
+    check, files, card, made = None, [], folder / "MODEL_CARD.md", not folder.exists()
+    try:
+        if onnx:
+            say("writing ONNX and comparing it with the model")
+            check = write_onnx(model, about, folder / "model.onnx", dataset)
+            files.append(folder / "model.onnx")
+        say("writing safetensors and the model card")
+        files.append(write_safetensors(run, about, folder / "model.safetensors"))
+        write_text(card, model_card(run, about, model, dataset, str(check) if check else None))
+    except BaseException:
+        if made:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+        raise
     return Exported([*files, card], check)
 
 

@@ -48,11 +48,14 @@ def loading(run: Path, check: str | None) -> str:
     if check is None:
         return own + "\n\nThere is no ONNX file of this model."
     return (own + "\n\nWith onnxruntime alone. The graph takes 8-bit RGB pictures of any size, upright as a viewer "
-            "shows them, and resizes and normalises them itself; it gives `logits` and `probabilities`.\n\n" + fenced(
+            "shows them and with white behind what is transparent, and resizes and normalises them itself; it gives "
+            "`logits` and `probabilities`. Grey pictures of 16 bits must be scaled to 8 first.\n\n" + fenced(
                 "import json, numpy, onnxruntime, PIL.Image, PIL.ImageOps",
                 'session = onnxruntime.InferenceSession("model.onnx")',
                 'classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])',
-                'picture = PIL.ImageOps.exif_transpose(PIL.Image.open("photo.jpg")).convert("RGB")',
+                'picture = PIL.ImageOps.exif_transpose(PIL.Image.open("photo.jpg")).convert("RGBA")',
+                'white = PIL.Image.new("RGBA", picture.size, "white")',
+                'picture = PIL.Image.alpha_composite(white, picture).convert("RGB")',
                 'probabilities = session.run(["probabilities"], {"images": numpy.asarray(picture)[None]})[0][0]',
                 "print(classes[probabilities.argmax()], probabilities.max())")
             + f"\n\nChecked when it was exported: {check}. aidgn decodes large JPEG files at a fraction of their size "

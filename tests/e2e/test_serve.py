@@ -315,4 +315,5 @@ def test_help_documents_the_endpoint() -> None:
 
     text = CliRunner().invoke(app, ["serve", "--help"]).output
     assert "POST /api/predict" in text and "curl -F images=@photo.jpg" in text and "--max-megapixels" in text
+    assert "a quarter of that" in " ".join(text.split())
     assert json.dumps("nearest") in text

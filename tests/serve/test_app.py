@@ -113,7 +113,7 @@ def test_good_and_bad_pictures_together(client: TestClient) -> None:
     (bomb(60_000), 413, "too many pixels"),
     (bomb(9000), 413, "9,000 x 9,000"),
     (encoded(Image.new("1", (12_000, 12_000))), 413, "12,000 x 12,000"),
-    (encoded(Image.new("LA", (5000, 5000))), 413, "up to 16 million"),
+    (encoded(Image.new("LA", (5000, 5000))), 413, "up to 16 million are taken with transparency or 16-bit grey"),
     (encoded(Image.new("RGB", (10_000, 300), "teal"), "JPEG"), 200, ""),
     (encoded(Image.new("RGB", (10_000, 2000), "teal"), "JPEG"), 200, ""),
     (encoded(Image.new("RGBA", (10_000, 500), "teal")), 200, ""),
@@ -197,6 +197,8 @@ def test_answers_fit_the_schema(client: TestClient) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = client.get("/api/schema").json()
     assert schema["openapi"] == "3.1.0" and schema["x-limits"]["images"] == 4
+    assert "64 million pixels (16 million with transparency or 16-bit grey)" in schema["paths"]["/api/predict"]["post"][
+        "responses"]["413"]["description"]
     answers = {"200": send(client, ("a.png", digit(0)), ("b.txt", b"x")), "415": send(client, ("b.txt", b"x")),
                "413": send(client, ("b.png", bytes(2_500_000))),
                "422": client.post("/api/predict", files={"a": (None, "")}),

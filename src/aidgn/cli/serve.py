@@ -38,7 +38,7 @@ of this as OpenAPI, GET /api/health says how busy the server is.""")
 @click.option("--max-images", default=16, show_default=True, type=click.IntRange(1, 256), metavar="N",
               help="Pictures in a request.")
 @click.option("--max-megapixels", default=64, show_default=True, type=click.IntRange(1, 170), metavar="N",
-              help="Pixels of a picture, in millions.")
+              help="Pixels of a picture, in millions; with transparency or 16-bit grey a quarter of that.")
 @click.option("--max-seconds", default=30, show_default=True, type=click.IntRange(1, 3600), metavar="N",
               help="Time for a request.")
 @click.option("--max-requests", default=8, show_default=True, type=click.IntRange(1, 256), metavar="N",

@@ -26,8 +26,9 @@ DECODERS = 2
 DECODED = 64
 BATCH = 32  # pictures that go through the network together
 LARGE = 4_000_000  # pixels; decoded one after the other
-# Modes that need few bytes a pixel on their way to RGB; for others (transparency, 16 bits) a quarter of the pixels.
+# Modes that need few bytes a pixel on their way to RGB. Of others, with transparency or 16-bit grey, fewer are taken.
 LEAN = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
+OTHERS = 1 / 4  # of the pixels
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ class Engine:
             pixels, lean, size = 1 << 62, True, "by far"
         except Exception as error:  # decoders fail on damaged files with exceptions of every kind
             raise Refused(422, f"This picture is damaged: {str(error) or type(error).__name__}.") from None
-        most = self.limits.megapixels if lean else self.limits.megapixels / 4
+        most = self.limits.megapixels * (1 if lean else OTHERS)
         if pixels > most * 1e6:
-            raise Refused(413, f"This picture has too many pixels ({size}): up to {most:g} million are taken. Make it "
-                               "smaller.")
+            raise Refused(413, f"This picture has too many pixels ({size}): up to {most:g} million are taken"
+                               f"{'' if lean else ' with transparency or 16-bit grey'}. Make it smaller.")
         with self.large if pixels > LARGE else contextlib.nullcontext():
             [found] = streaming.decode([path], self.model.slot)
         if isinstance(found, UserError):

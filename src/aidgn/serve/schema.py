@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 import aidgn
-from aidgn.serve.engine import Limits
+from aidgn.serve.engine import OTHERS, Limits
 
 
 def schema(limits: Limits) -> dict[str, Any]:
@@ -64,7 +64,8 @@ def schema(limits: Limits) -> dict[str, Any]:
                                 refusal),
                     "408": json("The request was not complete in time.", refusal),
                     "413": json(f"More than {limits.megabytes} MB or {limits.images} files, or a picture of more than "
-                                f"{limits.megapixels} million pixels" + files_alone + ".", either),
+                                f"{limits.megapixels} million pixels ({limits.megapixels * OTHERS:g} million with "
+                                "transparency or 16-bit grey)" + files_alone + ".", either),
                     "415": json("The request is not multipart/form-data, or a file is not a picture" + files_alone
                                 + ".", either),
                     "422": json("No file, a malformed request, or a damaged picture" + files_alone + ".", either),
