@@ -179,13 +179,12 @@ def test_the_model_of_other_pictures_is_kept(tmp_path: Path) -> None:
 
 
 def test_copies_in_another_format_are_found(tmp_path: Path, prepared_of: Callable[[Dataset], Any]) -> None:
-    dataset = digits_folder(tmp_path / "own", [0, 1], 20)
+    dataset = digits_folder(tmp_path / "own", [0, 1], 150)
     first, last = dataset.files[0], dataset.files[-1]
     copy = f"{Path(last).parent}/copy.bmp"
     Image.open(tmp_path / "own" / first).save(tmp_path / "own" / copy)
     said = " ".join(fit.survey(prepared_of(load_dataset(tmp_path / "own"))))
-    assert f"1 image in several domains, so that an unseen domain is not quite unseen and the estimate too high: {first} " \
-           f"= {copy}. Remove the copies." in said
+    assert "1 image in several domains" in said and f"{first} = {copy}. Remove the copies." in said
 
 
 def test_what_the_survey_says_of_names(tmp_path: Path, prepared_of: Callable[[Dataset], Any]) -> None:

@@ -324,6 +324,21 @@ def test_ticks_differ_however_near_and_print_says_which_run_is_drawn(tmp_path: P
         assert "ERM on PACS, sketch unseen, trial 1" in heads and "ERM on PACS, accuracy on the unseen domain" in heads
 
 
+def test_an_average_over_different_trials_has_no_dots_and_says_so(tmp_path: Path, browser: Any) -> None:
+    for algorithm, target, trial in [*product(("ERM", "CORAL"), range(4), (0, 1))][:-1]:  # CORAL lacks a run
+        folder = tmp_path / f"{algorithm}{target}{trial}"
+        folder.mkdir()
+        args = {"dataset": "PACS", "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
+                "hparams_seed": 0}
+        values = {f"env{d}_{split}_acc": 0.5 + 0.1 * trial for d in range(4) for split in ("in", "out")}
+        (folder / "results.jsonl").write_text(json.dumps({"step": 1, **values, "args": args, "hparams": {}}) + "\n")
+    with Opened(browser, write_report([tmp_path], tmp_path / "report.html")) as opened:
+        *domains, average = opened.page.locator("#bars .panel").all()
+        assert [panel.locator("circle").count() for panel in (*domains, average)] == [4, 4, 4, 3, 2]
+        assert "No dots where domains have different trials." in average.inner_text()
+        assert not any("No dots" in panel.inner_text() for panel in domains)
+
+
 def test_without_scripts_there_are_the_tables_the_diagnosis_and_the_commands(sweep: Path, browser: Any) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
