@@ -32,3 +32,11 @@ def plural(number: int, word: str) -> str:
 def short(value: object) -> str:
     """A number without needless digits; anything else as it is."""
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def amount(size: float) -> str:
+    """A number of bytes in the unit that suits it."""
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 999.5 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"

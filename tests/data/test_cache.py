@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 
 from aidgn.data import Dataset, cache, decoding, load_dataset
 from aidgn.data.cache import Index, Prepared, line_of, prepare
-from aidgn.errors import UserError
+from aidgn.errors import UserError, amount
 
 
 @pytest.fixture(autouse=True)
@@ -361,7 +361,7 @@ def test_a_disk_too_small_is_said_before(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_amounts_have_the_unit_that_suits_them() -> None:
-    assert list(map(cache.amount, (0, 999, 8210, 999_600, 1_500_000, 117_964_800_000, 2 * 10**15))) == [
+    assert list(map(amount, (0, 999, 8210, 999_600, 1_500_000, 117_964_800_000, 2 * 10**15))) == [
         "0 bytes", "999 bytes", "8.21 kB", "1 MB", "1.5 MB", "118 GB", "2e+03 TB"]
 
 

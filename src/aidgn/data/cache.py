@@ -37,7 +37,7 @@ from aidgn.data.decoding import (
     settled,
     slot_bytes,
 )
-from aidgn.errors import UserError
+from aidgn.errors import UserError, amount
 from aidgn.files import lock, storage_error, written_aside
 
 VERSION = 1
@@ -394,11 +394,3 @@ def check_space(dataset: Dataset, folder: Path, slot: int, count: int) -> None:
     if needed > free:
         raise UserError(f"The decoded images of {dataset.name} need {amount(needed)} in {folder}, where {amount(free)} "
                         "are free. Free some, or set AIDGN_CACHE to a folder on another disk.")
-
-
-def amount(size: float) -> str:
-    """A number of bytes in the unit that suits it."""
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    while size >= 999.5 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.3g} {units[0]}"

@@ -19,7 +19,7 @@ from email.message import Message
 from html.parser import HTMLParser
 from pathlib import Path
 
-from aidgn.errors import UserError
+from aidgn.errors import UserError, amount
 from aidgn.files import storage_error, write_text
 
 OnProgress = Callable[[int, int | None], None]  # bytes of the file that are here, bytes of the whole (None: not known)
@@ -161,8 +161,8 @@ def receive(url: str, file: File, part: Path, on_progress: OnProgress | None) ->
             raise MirrorError(f"has {total} bytes, expected {file.size}")
         free = shutil.disk_usage(part.parent).free
         if total is not None and total - done > free:
-            raise UserError(f"The disk is full: {part.parent} has {free / 1e9:.1f} GB left and {file.name} needs "
-                            f"{(total - done) / 1e9:.1f} GB more. Free some space or choose another --data-dir.")
+            raise UserError(f"The disk is full: {part.parent} has {amount(free)} left and {file.name} needs "
+                            f"{amount(total - done)} more. Free some space or choose another --data-dir.")
         with storing(part):
             output = part.open("ab" if resumed else "wb")
         with output:
