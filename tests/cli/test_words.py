@@ -23,7 +23,7 @@ from aidgn.cli.options import parse_settings
 from aidgn.cli.predict import Rows
 from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.serve import name_of
-from aidgn.cli.sweep import say_end
+from aidgn.cli.sweep import finished_tables, say_end
 from aidgn.errors import UserError
 from aidgn.report.forms import Cell, Row, Table
 from aidgn.training import RunSpec
@@ -162,6 +162,13 @@ def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: py
 def test_a_table_is_named_where_there_is_one(done: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     say_end(SimpleNamespace(specs=[0, 0], count=lambda kind: done, others=0, items=[]), "out")  # type: ignore[arg-type]
     assert capsys.readouterr().out == said
+
+
+def test_a_sweep_ends_with_its_table_beside_the_paper_s(tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "docs" / "results" / "pacs-resnet50-he2015"
+    ours, ablation = finished_tables(str(results))
+    assert {"paper", "difference"} < {row.kind for row in ours.rows} and "table 2" in ablation.title
+    assert finished_tables(str(tmp_path)) == []
 
 
 def test_a_batch_size_is_given_once() -> None:

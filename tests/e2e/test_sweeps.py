@@ -42,6 +42,7 @@ def test_start_add_continue_and_look(tmp_path: Path) -> None:
     assert "1 run: 1 data set, 1 algorithm, 1 draw, 1 trial. 0 finished, 1 to do." in first.output
     assert "unknown until the first run has finished" in first.output
     assert "1 of 1 run is finished. `aidgn table runs` shows it." in first.output
+    assert aidgn("table", "runs").output in first.output
     done, = runs()
     before = (Path("runs") / done / "last.safetensors").stat().st_mtime_ns
 

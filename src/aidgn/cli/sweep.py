@@ -12,6 +12,7 @@ from aidgn.cli.options import launcher_options, parse_settings, run_options
 from aidgn.errors import UserError, plural
 
 if TYPE_CHECKING:
+    from aidgn.report.forms import Table
     from aidgn.sweep.agenda import Agenda
     from aidgn.sweep.planfile import Plan
     from aidgn.training import RunSpec
@@ -248,11 +249,31 @@ def say_end(todo: "Agenda", out: str) -> None:
     if todo.others:
         click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {quote(str(todo.folder.yaml))}` "
                    "goes on with them.")
-    if done == len(todo.specs) and any(item.varied for item in todo.items):
+    if done < len(todo.specs):
+        return
+    if any(item.varied for item in todo.items):
         from aidgn.report.sensitivity import write_sensitivity
 
         click.echo("Accuracy against each hyper-parameter that was varied: "
                    + ", ".join(map(str, write_sensitivity(out))))
+    for made in finished_tables(out):
+        click.echo(f"\n{made.to_terminal()}")
+
+
+def finished_tables(out: str) -> "list[Table]":
+    """What `aidgn table` shows of a sweep, beside the paper's numbers where it has some; nothing where it would say why
+    there is none."""
+    from aidgn.report.paper import dataset_order, paper_ablation
+    from aidgn.report.table import tables
+    from aidgn.selection import read_runs
+
+    try:
+        records = read_runs(out)
+        paper = any(run.args["dataset"] in dataset_order() for run in records.runs)
+        made = tables(records, paper=paper)
+    except UserError:
+        return []
+    return [*made, *(paper_ablation(made) if paper else [])]
 
 
 def failures(todo: "Agenda", out: str) -> str:
