@@ -184,10 +184,14 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
 
 
 def test_a_closed_terminal_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:
-    with served(run, "--map", "0", TMPDIR=str(tmp_path)) as server:
-        assert len(list(tmp_path.glob("aidgn-serve-*"))) == 1
-        server.process.send_signal(signal.SIGHUP)
-        assert server.process.wait(120) == 0
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the server would rightly stay
+    try:
+        with served(run, "--map", "0", TMPDIR=str(tmp_path)) as server:
+            assert len(list(tmp_path.glob("aidgn-serve-*"))) == 1
+            server.process.send_signal(signal.SIGHUP)
+            assert server.process.wait(120) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert not list(tmp_path.glob("aidgn-serve-*"))
 
 
