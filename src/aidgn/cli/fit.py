@@ -28,7 +28,8 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
               "resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures].")
 @click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small].")
 @click.option("--average", type=click.Choice(["sma", "swad", "none"]), help="Average the weights over steps, which "
-              "makes better and steadier models  [default: sma; none from scratch, with --quick and for few steps].")
+              "makes steadier models and, for ERM, better ones  [default: sma; none from scratch, with --quick and for "
+              "few steps].")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
               help="A hyper-parameter of the algorithm; repeatable.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N",
