@@ -20,7 +20,7 @@ from aidgn.algorithms.own import is_own
 from aidgn.data import CATALOGUE, Dataset
 from aidgn.data.cache import Prepared
 from aidgn.data.catalogue import SMALL_SIDE
-from aidgn.data.checking import count, same_images
+from aidgn.data.checking import count, pixel_digests, same_images
 from aidgn.data.decoding import longest_side
 from aidgn.errors import UserError, plural, some
 from aidgn.files import write_text, written_aside
@@ -58,7 +58,7 @@ def survey(prepared: Prepared) -> list[str]:
         told.append(f"{plural(len(prepared.skipped), 'file')} left out, unreadable: "
                     + some((f"{file} {reason}".rstrip(". ") for file, reason in
                             zip(prepared.skipped, prepared.reasons, strict=True)), separator="; ") + ".")
-    across, straddling, contradictory = same_images(dataset, prepared.pixel_digests)
+    across, straddling, contradictory = same_images(dataset, pixel_digests(prepared))
     if across:
         told.append(f"{plural(len(across), 'image')} in several domains, so that an unseen domain is not quite unseen "
                     f"and the estimate too high: {some(' = '.join(group) for group in across)}. Remove the copies.")

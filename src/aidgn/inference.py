@@ -4,6 +4,7 @@ import glob
 import json
 import logging
 import os
+import shlex
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -320,8 +321,11 @@ def path_to_run(path: Path, weights: Path) -> Path:
                         f"{weights.parent} is not the folder of a run: it has no run.json, which says what network "
                         f"weights are of; {expected}.")
     if not weights.exists():
-        raise UserError(f"The run {path} is not finished: it has no {weights.name} yet. The `aidgn train` command that "
-                        "started it goes on with it.")
+        records = weights.with_name("results.jsonl")
+        curves = f"`aidgn report {shlex.quote(str(weights.parent))}` shows its curves so far." \
+            if records.is_file() and records.stat().st_size else "It has no records yet either."
+        raise UserError(f"The run {path} is not finished: it has no {weights.name} yet. {curves} The `aidgn train` "
+                        "command that started it goes on with it.")
     return about
 
 

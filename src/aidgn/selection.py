@@ -92,7 +92,7 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
             groups.setdefault(key, []).append(run)
     rows = []
     for (dataset, algorithm, target, trial), runs in sorted(groups.items(), key=lambda group: group[0]):
-        check_same_images(runs)
+        check_comparable(runs)
         best = choose(target, runs, method)
         if best is None:
             continue
@@ -107,7 +107,7 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
     return rows
 
 
-def check_same_images(runs: list[Run]) -> None:
+def check_comparable(runs: list[Run]) -> None:
     """An error if runs that selection would choose from were trained on different images: someone changed the folder
     between them, and their accuracies cannot be compared."""
     of_images = {run.data: run for run in runs if run.data is not None}

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from aidgn.data import Dataset, cache, decoding, load_dataset
+from aidgn.data import Dataset, cache, checking, decoding, load_dataset
 from aidgn.data.cache import Index, Prepared, line_of, prepare
+from aidgn.data.checking import pixel_digests
 from aidgn.errors import UserError, amount
 
 
@@ -298,14 +299,14 @@ def test_the_same_pixels_in_other_files(tmp_path: Path, image_size: int) -> None
              "a/y/6.png": nearly[0], "a/y/7.png": nearly[1], "b/y/8.png": image.transpose(Image.Transpose.ROTATE_90)}
     prepared = prepare(fill(tmp_path / "d", files, image_size))
     groups: dict[str, set[str]] = {}
-    for file, digest in zip(prepared.dataset.files, prepared.pixel_digests, strict=True):
+    for file, digest in zip(prepared.dataset.files, pixel_digests(prepared), strict=True):
         groups.setdefault(digest, set()).add(Path(file).stem)
     assert sorted(map(sorted, groups.values())) == [["0", "1", "2", "3"], ["4", "5"], ["6"], ["7"], ["8"]]
     # Files of the same content that two versions of Pillow have decoded.
     pixels = np.array(prepared.pixels)
     pixels[prepared.rows[prepared.dataset.files.index("b/y/3.png")]] += 1
     again = replace(prepared, pixels=pixels)
-    assert again.pixel_digests == prepared.pixel_digests
+    assert pixel_digests(again) == pixel_digests(prepared)
 
 
 def test_little_is_read_to_compare_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,10 +314,10 @@ def test_little_is_read_to_compare_pixels(tmp_path: Path, monkeypatch: pytest.Mo
                                              for i in range(16)} | {"a/x/copy.bmp": as_bytes(noise(3, 100, 120), "BMP"),
                                                                     "b/x/alone.png": noise(99, 30, 30)}))
     steps: list[int] = []
-    read = Prepared.rows_digest
-    monkeypatch.setattr(Prepared, "rows_digest", lambda self, index, step: (steps.append(step), read(
-        self, index, step))[1])
-    assert len(set(prepared.pixel_digests)) == 17 and prepared.pixel_digests is prepared.pixel_digests
+    read = checking.rows_digest
+    monkeypatch.setattr(checking, "rows_digest", lambda prepared, step, index: (steps.append(step), read(
+        prepared, step, index))[1])
+    assert len(set(pixel_digests(prepared))) == 17
     assert sorted(steps) == [1, 1, 16, 16, *[prepared.slot] * 17]  # nothing of the one whose size no other has
 
 
@@ -325,7 +326,7 @@ def test_the_same_pixels_among_embedded_images() -> None:
     assert digits.pixels is not None
     pixels = digits.pixels.copy()
     pixels[5] = pixels[1]
-    digests = prepare(replace(digits, pixels=pixels)).pixel_digests
+    digests = pixel_digests(prepare(replace(digits, pixels=pixels)))
     assert digests[5] == digests[1] and len(set(digests)) == len(digits) - 1
 
 

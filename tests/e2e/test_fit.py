@@ -51,9 +51,12 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
     begun = {path.parent.name for path in tmp_path.glob("out/runs/*/run.json")}
     assert begun
 
+    page = tmp_path / "out" / "report.html"
+    page.write_text("of an earlier fit")
     again = start(tmp_path, *FIT, "--no-report")
     out, error = again.communicate(timeout=600)
     assert again.returncode == 0, error
+    assert not page.exists()
     lines = out.splitlines()
     assert len(lines) <= 12
     assert lines[0] == ("pictures: 61 images, 3 domains (hall a 20, shop 21, yard 20), 2 classes of 30 to 31 images "

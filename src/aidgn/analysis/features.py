@@ -5,7 +5,6 @@ import base64
 import hashlib
 import json
 import logging
-import shlex
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -199,12 +198,6 @@ def read_about(run: Path) -> dict[str, Any]:
     """run.json of a finished run."""
     if run.is_file():
         raise UserError(f"{run} is a file: give the folder of a finished run.")
-    if (run / "run.json").is_file() and not (run / "model.safetensors").is_file():
-        records = run / "results.jsonl"
-        curves = f"`aidgn report {shlex.quote(str(run))}` shows its curves so far." \
-            if records.is_file() and records.stat().st_size else "It has no records yet either."
-        raise UserError(f"The run {run} is not finished, so it has no model.safetensors yet. {curves} The `aidgn "
-                        "train` command that started it goes on with it.")
     path = path_to_run(run, run / "model.safetensors")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))

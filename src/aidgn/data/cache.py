@@ -5,17 +5,14 @@ half a second of work at most, and a run that has mapped the file never sees it 
 """
 
 import json
-import mmap
 import os
 import shutil
 import time
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -64,50 +61,6 @@ class Prepared:
     @property
     def slot(self) -> int:
         return self.pixels.shape[1]
-
-    @cached_property
-    def pixel_digests(self) -> list[str]:
-        """Of each image the digest of the first one of the same pixels, whatever the format of their files.
-
-        Images that are alike so far are compared by more and more: size, middle row, every 16th row, all rows. So of
-        most of them no more than a page of the pixel file is read.
-        """
-        first: dict[str, int] = {}
-        for index, digest in enumerate(self.digests):
-            first.setdefault(digest, index)
-        sizes = list(map(tuple, self.geometry.tolist()))
-        groups = alike(first.values(), sizes.__getitem__)
-        self.read_ahead(list(chain.from_iterable(groups)))
-        for step in (self.slot, 16, 1):
-            groups = [closer for group in groups for closer in alike(group, partial(self.rows_digest, step=step))]
-        same = {self.digests[index]: self.digests[group[0]] for group in groups for index in group}
-        return [same.get(digest, digest) for digest in self.digests]
-
-    def rows_digest(self, index: int, step: int) -> bytes:
-        """Of the middle row of an image and each `step` rows from it."""
-        height, width = self.geometry[index, :2].tolist()
-        image = self.pixels[self.rows[index], :height, :width]
-        return blake2b(image[height // 2 % step::step].tobytes(), digest_size=16).digest()
-
-    def read_ahead(self, indices: list[int]) -> None:
-        """Have the middle rows of images read from the disk all at once. Otherwise they are waited for one by one, and
-        with each come 128 kB around it."""
-        mapped = getattr(self.pixels.base, "_mmap", None)
-        if mapped is None:
-            return
-        with suppress(OSError):  # a file system that cannot
-            for row, height in zip(self.rows[indices].tolist(), self.geometry[indices, 0].tolist(), strict=True):
-                start = (row * self.slot + height // 2) * self.slot * 3
-                page = start - start % mmap.PAGESIZE
-                mapped.madvise(mmap.MADV_WILLNEED, page, start + self.slot * 3 - page)
-
-
-def alike(indices: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    """Groups of two or more of the same key."""
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for index in indices:
-        groups[key(index)].append(index)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | None = None, skip_broken: bool = False,
