@@ -40,5 +40,6 @@ def covariance(z: Tensor) -> Tensor:
 
 
 def mean_square_of_pairs(values: Tensor) -> Tensor:
-    """The mean over all pairs i < j of the mean of (values_i - values_j)^2: twice the variance over i."""
-    return 2 * values.var(0).mean()
+    """The mean over all pairs i < j of the mean of (values_i - values_j)^2: twice the variance over i. Written out, as
+    `var` over a few values takes a processor longer than all else of CORAL."""
+    return 2 / (len(values) - 1) * (values - values.mean(0)).square().sum(0).mean()

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad, softmax
 
-from aidgn.algorithms.annealed import Annealed
+from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON, Minibatches, join, risks, split
 from aidgn.algorithms.hyper_parameters import SearchSpace, floor_uniform, log_uniform, uniform
 
 
-class Fishr(Annealed):
+class Fishr(AnnealedPenalty):
     """loss = mean_d CE_d + fishr_lambda mean_d mean (v_d - mean_d v_d)^2,   v_d <- ema v_d + (1 - ema) V_d
 
     V_d is the variance over the domain's samples of the gradient of their cross entropy with respect to every weight of
@@ -22,6 +22,7 @@ class Fishr(Annealed):
     title = "equal variances of the classifier's gradients in all domains"
     paper = "Rame et al., ICML 2022"
     min_domains = 2
+    min_batch = 2
     anneal, strength, first_weight = "penalty_anneal_iters", "fishr_lambda", 0.0
     search_space: ClassVar[SearchSpace] = {
         **COMMON,
@@ -42,11 +43,15 @@ class Fishr(Annealed):
         ema = self.number("ema")
         with torch.set_grad_enabled(self.annealed):
             gradients = split(classifier_gradients(z, logits, y), minibatches)
-            smoothed = ema * self.variances + (1 - ema) * torch.stack([each.var(0, correction=0) for each in gradients])
-            penalty = (smoothed / (1 - ema)).var(0, correction=0).mean()
+            smoothed = ema * self.variances + (1 - ema) * torch.stack([variance(each) for each in gradients])
+            penalty = variance(smoothed / (1 - ema)).mean()
         self.variances.copy_(smoothed.detach())
-        loss = risk + self.weight * penalty if self.annealed else risk
-        return {"loss": loss, "risk": risk, "penalty": penalty}
+        return {"loss": risk + self.weight * penalty, "risk": risk, "penalty": penalty}
+
+
+def variance(values: Tensor) -> Tensor:
+    """Over the first dimension; `Tensor.var` takes a processor far longer."""
+    return (values - values.mean(0)).square().mean(0)
 
 
 def classifier_gradients(z: Tensor, logits: Tensor, y: Tensor) -> Tensor:
