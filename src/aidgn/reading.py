@@ -4,7 +4,7 @@ adaptation left beside them."""
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
@@ -14,7 +14,7 @@ import numpy as np
 
 from aidgn.data.cache import usable_cores
 from aidgn.errors import UserError
-from aidgn.records import Record, Records, Run, check, parse, sort_into_runs
+from aidgn.records import Record, Records, Run, check, parse, sort_into_runs, version_name
 
 File = tuple[str, tuple[int, int] | None, list[Run], bool]  # path, inode, its runs, whether its last line is cut
 
@@ -59,7 +59,20 @@ def read_runs(*folders: str | Path) -> Records:
                 twice += 1
                 if (run.last_step, len(run)) > (other.last_step, len(other)):
                     runs[run.identity] = run
+    tell_apart(runs.values())
     return Records(list(runs.values()), cut, twice, empty)
+
+
+def tell_apart(runs: Iterable[Run]) -> None:
+    """Name runs of an own algorithm whose file was changed between them by its digest, Mine@4f1c: the versions are
+    different algorithms."""
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        if run.source:
+            versions.setdefault(run.args["algorithm"], set()).add(run.source)
+    for run in runs:
+        if len(versions.get(run.args["algorithm"], ())) > 1:
+            run.args = {**run.args, "algorithm": version_name(run)}
 
 
 def read_adaptation(run: Path, model: str | None) -> list[Record]:

@@ -24,10 +24,16 @@ MOST_DOMAINS = 1000  # a table has a column for each
 SETTING = ("dataset", "algorithm", "trial_seed", "hparams_seed", "steps", "backbone", "weights", "task",
            "holdout_fraction")
 
+RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that no term of an objective may have
 
 # Names of hyper-parameters that DomainBed has for ours; records are written with its names and read into ours.
 DOMAINBED_NAMES = {"DANN": {"dann_lambda": "lambda"}, "CDANN": {"dann_lambda": "lambda"},
                    "Fishr": {"fishr_lambda": "lambda"}}
+
+
+def domainbed_names(algorithm: str) -> dict[str, str]:
+    """Of an algorithm as records have it, which may be averaged: DANN+SMA."""
+    return DOMAINBED_NAMES.get(algorithm.partition("+")[0], {})
 
 
 class Run:
@@ -40,7 +46,7 @@ class Run:
     def __init__(self, first: Record, last: Record, rest: bytes | list[Record] | None, length: int, path: Path | None,
                  about: Mapping[str, Any]):
         self.args, self.last = first["args"], last
-        ours = {theirs: ours for ours, theirs in DOMAINBED_NAMES.get(self.args["algorithm"], {}).items()}
+        ours = {theirs: ours for ours, theirs in domainbed_names(self.args["algorithm"]).items()}
         self.hparams = {ours.get(name, name): value for name, value in first["hparams"].items()}
         self.rest, self.length, self.path = rest, length, path
         self.keys = frozenset(first)
@@ -54,6 +60,7 @@ class Run:
             identity = {**{key: self.args.get(key) for key in SETTING}, "hparams": self.hparams}
         self.setting = json.dumps({key: identity[key] for key in identity if key != "target"}, sort_keys=True)
         self.data = identity.get("data")  # a digest of the images it was trained on, where that is known
+        self.source = identity.get("source")  # a digest of the file with an algorithm of the user's own
 
     def __len__(self) -> int:
         return self.length
@@ -137,6 +144,10 @@ class Run:
         if value is not None and not isinstance(value, int | float):
             raise UserError(f"The records of {self} have {key} = {value!r}; expected a number.")
         return float("nan") if value is None else float(value)
+
+
+def version_name(run: Run) -> str:
+    return f"{run.args['algorithm']}@{str(run.source)[:4]}"
 
 
 class Records:

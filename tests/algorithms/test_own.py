@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ import torch
 from aidgn.algorithms import create, find
 from aidgn.data import load_dataset
 from aidgn.errors import UserError
-from aidgn.training import RunSpec
+from aidgn.report.table import tables
+from aidgn.selection import load_records, read_runs
+from aidgn.training import RunSpec, train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
 NAME = f"{EXAMPLE}:SmoothNorms"
@@ -57,7 +60,11 @@ BASE = "from aidgn.algorithms import Algorithm\n"
     ("Mine = 3\n", "own.py:Mine", "Mine in .* is not an algorithm"),
     (BASE + "class Mine(Algorithm):\n    pass\n", "own.py:Mine", "lacks `objective"),
     ("import os\nimport no_such_module\n", "own.py:Mine",
-     "ModuleNotFoundError: No module named 'no_such_module', line 2"),
+     "ModuleNotFoundError: No module named 'no_such_module', line 2. An algorithm is one file"),
+    (BASE + "class Mine(Algorithm):\n    name = 'mine'\n    def objective(self, m): ...\n", "own.py:Mine",
+     "`name` must be a class method"),
+    ("from aidgn.algorithms.hyper_parameters import one_of\nSPACE = one_of(True, False)\n", "own.py:Mine",
+     "a number or a word .*, not bool; for yes and no give 0 and 1, or words.*line 2"),
     ("def f(:\n", "own.py:Mine", "does not run: SyntaxError: .*line 1"),
     ("def f():\n    return 1 / 0\n\nf()\n", "own.py:Mine", "ZeroDivisionError: division by zero, line 2"),
     ("raise SystemExit\n", "own.py:Mine", "does not run: SystemExit: , line 1"),
@@ -92,6 +99,97 @@ def test_what_an_objective_must_not_give(toy: SimpleNamespace, tmp_path: Path, g
         f"        z = self.features(join(m)[0])\n        loss = z.mean()\n        return {given}\n")
     with pytest.raises(UserError, match=f"^Mine: .*{message}"):
         toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ("None", "`update` must return a dict of scalar tensors with `loss` among them; it gave NoneType"),
+    ("{}", r"it gave a dict of \[\]"), ("{'risk': 1.0}", r"it gave a dict of \['risk'\]"),
+    ("{'loss': 'abc'}", "`loss` of `update` must be a scalar tensor, not str"),
+    ("{'loss': torch.zeros(3)}", r"not \[3\]"),
+    ("{'loss': 0.5, 'step': 7.0}", "`update` gives a term `step`, which is something else in records"),
+    ("{'loss': 0.5, 'env1_in_acc': 1.0}", "a term `env1_in_acc`")])
+def test_what_an_update_must_not_give(tmp_path: Path, given: str, message: str) -> None:
+    (tmp_path / "own.py").write_text("import torch\nfrom aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n"
+                                     f"    def update(self, m):\n        return {given}\n")
+    with pytest.raises(UserError, match=f"^Mine: .*{message}"):
+        train(short_run(tmp_path), tmp_path / "runs", device="cpu")
+
+
+def test_an_update_may_give_numbers_and_what_has_a_gradient(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n"
+                                     "    def update(self, m):\n        loss = self.objective(m)['loss']\n"
+                                     "        self.descend(loss, 'main')\n"
+                                     "        return {'loss': loss, 'half': 0.5}\n")
+    records = load_records(train(short_run(tmp_path), tmp_path / "runs", device="cpu"))
+    assert [record["half"] for record in records] == [0.5, 0.5] and all(record["loss"] > 0 for record in records)
+
+
+def test_a_network_that_no_optimiser_trains(toy: SimpleNamespace, tmp_path: Path) -> None:
+    text = ("from torch import nn\nfrom aidgn.algorithms.base import join\nfrom aidgn.algorithms.erm import ERM\n"
+            "class Mine(ERM):\n    def build(self):\n        self.aux = nn.Linear(self.num_features, 1)\n"
+            "    def objective(self, m):\n"
+            "        return {'loss': super().objective(m)['loss'] + self.aux(self.features(join(m)[0])).mean()}\n")
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(UserError, match=r"Mine: the loss depends on aux\.weight, but no optimiser trains it"):
+        toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
+    for better in (f"{text}    def build_optimizers(self):\n        return {{'main': self.adam([self])}}\n",
+                   text.replace("features, 1)", "features, 1).requires_grad_(False)")):
+        (tmp_path / "own.py").write_text(better)
+        toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
+
+
+@pytest.mark.parametrize(("given", "message"), [("[self.adam([self])]", "must return a dict of optimisers by name"),
+                                                ("{'other': self.adam([self])}", "no optimiser main; it has other")])
+def test_optimisers_are_a_dict(toy: SimpleNamespace, tmp_path: Path, given: str, message: str) -> None:
+    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n"
+                                     f"    def build_optimizers(self):\n        return {given}\n")
+    with pytest.raises(UserError, match=f"^Mine: `build_optimizers` .*{message}"):
+        toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ("self.features(x)", r"`predict` must give logits \[64, 10\], images by classes; it gave \[64, 128\]"),
+    ("self.classifier(self.features(x)) * float('nan')", "a prediction became NaN or infinite at step 2")])
+def test_what_predict_must_give(tmp_path: Path, given: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch.nn.functional import cross_entropy\nfrom aidgn.algorithms.base import Algorithm, join\n"
+        "class Mine(Algorithm):\n    def objective(self, m):\n        x, y = join(m)\n"
+        "        return {'loss': cross_entropy(self.classifier(self.features(x)), y)}\n"
+        f"    def predict(self, x):\n        return {given}\n")
+    with pytest.raises(UserError, match=message):
+        train(short_run(tmp_path), tmp_path / "runs", device="cpu")
+
+
+def test_a_changed_file_is_told_and_its_versions_are_rows_of_their_own(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text, runs = "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    pass\n", tmp_path / "runs"
+    (tmp_path / "own.py").write_text(text)
+
+    def stop(what: str, done: int, *_: object) -> None:
+        if (what, done) == ("train", 3):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(short_run(tmp_path), runs, device="cpu", on_progress=stop)
+    half, = runs.iterdir()
+    (tmp_path / "own.py").write_text(text + "# other\n")
+    second = train(short_run(tmp_path), runs, device="cpu")
+    assert f"own.py:Mine has changed since it was trained in {half}, which is not finished" in caplog.text
+    caplog.clear()
+    (tmp_path / "own.py").write_text(text)
+    assert train(short_run(tmp_path), runs, device="cpu") == half and not caplog.text
+
+    names = {path: f"Mine@{json.loads((path / 'run.json').read_text())['identity']['source'][:4]}"
+             for path in (half, second)}
+    made, = tables(read_runs(runs))
+    assert {row.head for row in made.rows} == set(names.values())
+    assert any("digest of the algorithm's file" in note for note in made.notes)
+    made, = tables(read_runs(second))
+    assert [row.head for row in made.rows] == ["Mine"]
+
+
+def short_run(folder: Path) -> RunSpec:
+    return RunSpec("digits", f"{folder}/own.py:Mine", "ink", steps=4, eval_every=2, hyper_parameters={"batch_size": 8})
 
 
 def test_rates_of_an_optimiser_of_ones_own_are_scaled_too(toy: SimpleNamespace, tmp_path: Path) -> None:

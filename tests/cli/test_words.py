@@ -160,7 +160,8 @@ def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: py
 @pytest.mark.parametrize(("done", "said"), [(0, "0 of 2 runs are finished.\n"),
                                             (1, "1 of 2 runs are finished. `aidgn table out` shows them.\n")])
 def test_a_table_is_named_where_there_is_one(done: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    say_end(SimpleNamespace(specs=[0, 0], count=lambda kind: done, others=0, items=[]), "out")  # type: ignore[arg-type]
+    todo = SimpleNamespace(specs=[0, 0], count=lambda kind: done, changed=lambda: 0, others=0, items=[])
+    say_end(todo, "out")  # type: ignore[arg-type]
     assert capsys.readouterr().out == said
 
 
@@ -172,6 +173,6 @@ def test_a_sweep_ends_with_its_table_beside_the_paper_s(tmp_path: Path) -> None:
 
 
 def test_a_batch_size_is_given_once() -> None:
-    assert parse_settings(("lr=1", "lr=2"), 8) == {"lr": "2", "batch_size": "8"}
+    assert parse_settings(("lr=1",), 8) == {"lr": "1", "batch_size": "8"}
     with pytest.raises(UserError, match=r"--batch-size 8 and --set batch_size=9 differ: give one\."):
         parse_settings(("batch_size=9",), 8)

@@ -76,7 +76,7 @@ def test_broken_runs_are_set_aside_listed_and_tried_again_when_asked(tmp_path: P
 
     result = aidgn("sweep", "--plan", "plan.yaml", "--retries", "1", ok=False)
     assert "1 finished, 1 set aside, 0 to do" in result.output  # nothing was started
-    assert "2 attempts: The loss or a weight became NaN" in aidgn("status", "runs").output
+    assert "2 attempts: The loss, a weight or a prediction became NaN" in aidgn("status", "runs").output
 
     result = aidgn("sweep", "--plan", "plan.yaml", "--workers", "1", "--retries", "0", "--retry-failed", ok=False)
     assert "1 finished, 1 set aside, 1 to do" in result.output

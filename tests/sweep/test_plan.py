@@ -55,6 +55,19 @@ def test_shared_settings_and_draws_reach_every_run() -> None:
     assert len(rates) == 1 + 2 * 2 * 2  # the default, and two draws in two trials of two algorithms
 
 
+def test_a_hyper_parameter_is_set_for_those_that_have_it() -> None:
+    specs = plan(["digits"], ["ERM", "VREx", "IRM"], targets=["ink"], trials=1,
+                 hyper_parameters={"vrex_lambda": 3, "lr": 1})
+    assert [(spec.hyper_parameters.get("vrex_lambda"), spec.hyper_parameters["lr"]) for spec in specs] == [
+        (None, 1), (3, 1), (None, 1)]
+    specs = plan(["digits"], ["ERM", "VREx"], targets=["ink"], trials=1, hyper_parameters={"vrex_lambda": [3, 4]})
+    assert [spec.hyper_parameters.get("vrex_lambda") for spec in specs] == [None, 10, 3, 4]
+    with pytest.raises(UserError, match="ERM has no hyper-parameter vrex_lambda"):
+        plan(["digits"], ["ERM"], hyper_parameters={"vrex_lambda": 3})
+    with pytest.raises(UserError, match="ERM has no hyper-parameter vrex_lambda"):  # said of this algorithm alone
+        plan(["digits"], ["ERM", "VREx"], hyper_parameters={"ERM": {"vrex_lambda": 3}})
+
+
 def test_several_data_sets_each_with_its_own_domains(tmp_path: Path) -> None:
     for domain in ("north", "south", "west"):
         for name in ("cat", "dog"):
@@ -82,7 +95,7 @@ def test_all_that_lack_source_domains_are_named_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("changes", "message"), [
     ({"algorithms": ["ERM", "AIDNG"]}, "Did you mean AIDGN"), ({"targets": ["ink", "chark"]}, "Did you mean chalk"),
     ({"datasets": ["digits", "digts"]}, "Did you mean digits"), ({"steps": 0}, "--steps is 0"),
-    ({"hyper_parameters": {"gamma": 1.0}}, "ERM"), ({"average": "mean"}, "--average mean")])
+    ({"hyper_parameters": {"gama": 1.0}}, "Did you mean gamma"), ({"average": "mean"}, "--average mean")])
 def test_a_mistake_in_any_run_is_found_before_the_first(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         plan(**{"datasets": ["digits"], "algorithms": ["AIDGN", "ERM"], **changes})

@@ -244,6 +244,32 @@ def test_two_processes_on_one_folder(start: Start, tmp_path: Path) -> None:
     process.wait()
 
 
+def test_what_never_begins_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, told in (("Fishr", "Fishr begins after step 1500, this run has 12"),
+                       ("EQRM", "--set eqrm_burnin_iters=N"), ("ERM", "")):
+        caplog.clear()
+        train(spec(algorithm=name), tmp_path, device="cpu")
+        assert told in caplog.text if told else not caplog.text
+    settings = {"batch_size": 8, "penalty_anneal_iters": 4}
+    train(spec(algorithm="Fishr", hyper_parameters=settings), tmp_path, device="cpu")
+    assert not caplog.text
+    falling = spec(algorithm="ERM", average="swad", steps=40, eval_every=10, hyper_parameters={"batch_size": 16})
+    train(falling, tmp_path, device="cpu")  # to the end
+    assert "--average swad averaged nothing: the validation loss had no valley" in caplog.text
+    caplog.clear()
+    train(spec(algorithm="ERM", average="sma"), tmp_path, device="cpu")
+    told, = caplog.messages
+    assert "--average sma begins after step 100 at the earliest, this run has 12" in told
+
+
+def test_a_term_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def objective(self, m):\n"
+        "        loss = super().objective(m)['loss']\n        return {'loss': loss, 'entropy': loss.detach() / 0}\n")
+    with pytest.raises(UserError, match=r"entropy, which Mine reports, became NaN or infinite at step 1\."):
+        train(spec(algorithm=f"{tmp_path}/own.py:Mine"), tmp_path / "runs", device="cpu")
+
+
 def test_nan_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("""
 from aidgn.algorithms.erm import ERM
@@ -405,4 +431,4 @@ def test_an_average_of_nothing_is_said(tmp_path: Path, caplog: pytest.LogCapture
     assert "swad begins after step 4 at the earliest, this run has 4 steps: nothing is averaged" in caplog.text
     caplog.clear()
     train(spec(average="swad", steps=5, eval_every=2), tmp_path, device="cpu")
-    assert "averaged" not in caplog.text
+    assert "begins" not in caplog.text

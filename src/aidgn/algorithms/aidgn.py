@@ -11,11 +11,10 @@ from torch import Tensor
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join, split
 from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, one_of, uniform
 from aidgn.errors import UserError
-from aidgn.objective import AngularClassifier, loss_and_margins
-
-LOSS_ARGUMENTS = ("kappa", "gamma", "beta", "eta", "mu_star", "ratio", "regularizer", "ratio_threshold")
+from aidgn.objective import RELEASE_LEAST_NORM, AngularClassifier, loss_and_margins
 
 NONE = (0.0, fixed(0.0, most=0.0))  # of a term that an ablation leaves out
+LINEAR = ("linear", fixed("linear"))  # the exact ratio divides by beta
 
 
 class AIDGN(Algorithm):
@@ -30,14 +29,14 @@ class AIDGN(Algorithm):
         "lr": (2.5e-5, one_of(1e-5, 2.5e-5, 5e-5, above=True)),
         "batch_size": (32, fixed(32, kind=int, least=1)),
         "weight_decay": (1e-6, fixed(1e-6)),
-        "resnet_dropout": (0.0, fixed(0.0, most=1.0)),
+        "resnet_dropout": (0.0, fixed(0.0, most=1.0, below=True)),
         "kappa": (110.0, fixed(110.0, above=True)),
         "gamma": (1e-3, fixed(1e-3)),
         "beta": (0.3, uniform(0.05, 0.5)),
         "eta": (0.04, uniform(0.02, 0.06)),
         "mu_star": (410.0, fixed(410.0, above=True)),
-        "ratio": ("linear", fixed("linear", kind=str, options=("linear", "exact"))),
-        "regularizer": ("linear", fixed("linear", kind=str, options=("linear", "exact"))),
+        "ratio": ("linear", fixed("linear", options=("linear", "exact"))),
+        "regularizer": ("linear", fixed("linear", options=("linear", "exact"))),
     }
     # Small networks from scratch have feature norms of about 10, not 400. The best of 40 random draws on the digits
     # (each style unseen once, 150 steps, trial 0) by accuracy on held-out images of the seen styles, from lr 5e-4 to
@@ -66,7 +65,7 @@ class AIDGN(Algorithm):
         x, y = join(minibatches)
         z = self.features(x)
         arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items()
-                                     if name in LOSS_ARGUMENTS}
+                                     if name not in COMMON}
         loss, r, m = loss_and_margins(z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant,
                                       **arguments)
         return {"loss": loss.total, "classification": loss.classification, "regularizer": loss.regularizer,
@@ -90,7 +89,7 @@ class AIDGNnoD(AIDGN):
     """AIDGN without the domain's mean norm in the margin: beta = 0."""
 
     title = "ablation: AIDGN without the domain's mean norm in the margin"
-    search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "beta": NONE}
+    search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "beta": NONE, "ratio": LINEAR}
     small_images: ClassVar[SearchSpace] = {**AIDGN.small_images, "beta": NONE}
 
     @classmethod
@@ -99,10 +98,10 @@ class AIDGNnoD(AIDGN):
 
 
 class AIDGNnoRD(AIDGN):
-    """AIDGN without both: eta = beta = 0."""
+    """AIDGN without the regulariser and without the domain's mean norm: eta = beta = 0."""
 
-    title = "ablation: AIDGN without both"
-    search_space: ClassVar[SearchSpace] = {**AIDGNnoR.search_space, "beta": NONE}
+    title = "ablation: AIDGN without regulariser and mean norm"
+    search_space: ClassVar[SearchSpace] = {**AIDGNnoR.search_space, "beta": NONE, "ratio": LINEAR}
     small_images: ClassVar[SearchSpace] = {**AIDGNnoR.small_images, "beta": NONE}
 
     @classmethod
@@ -111,8 +110,9 @@ class AIDGNnoRD(AIDGN):
 
 
 class AIDGNRelease(AIDGN):
-    """The objective of the authors' published code: a fixed margin of 0.4 rad besides, clamped norms, the regulariser
-    per sample and weighted by how far the sample's norm exceeds its domain's (threshold `ratio_threshold`)."""
+    """The objective of the authors' published code: AIDGN's with rc_i = clamp(r_i, 10, mu_star) in place of norms r_i,
+    m_i = gamma (rc_i - 10 + beta mu_d) + 0.4, and the regulariser eta mean_i (rc_i / (h_i^2 mu_star) + mu_star / rc_i),
+    h_i = r_i / mu_d, a constant, where above ratio_threshold, else 1."""
 
     title = "the objective that the authors' released code trains"
     paper = "released code of Jin et al., IJCAI 2022"
@@ -121,6 +121,7 @@ class AIDGNRelease(AIDGN):
     search_space: ClassVar[SearchSpace] = {
         **{name: entry for name, entry in AIDGN.search_space.items() if name not in ("ratio", "regularizer")},
         "lr": (2.5e-5, one_of(1.25e-5, 2.5e-5, above=True)),
+        "mu_star": (410.0, fixed(410.0, least=RELEASE_LEAST_NORM, above=True)),
         "eta": (0.04, uniform(10 / 410, 25 / 410)),  # that code searches eta mu* from 10 to 25
         "ratio_threshold": (1.0, uniform(1, 3)),
     }

@@ -1,5 +1,6 @@
 """What every algorithm is: an objective over one batch per source domain, and the one form they all take."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from aidgn.algorithms.hyper_parameters import (
 from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
 from aidgn.errors import UserError
 from aidgn.objective import AngularClassifier
+from aidgn.records import RECORDED
 
 Minibatches = Sequence[tuple[Tensor, Tensor]]
 
@@ -31,13 +33,13 @@ COMMON: SearchSpace = {
     "lr": (5e-5, RATE),
     "batch_size": (32, floor_power(2, 3, 5.5, least=1)),
     "weight_decay": (0.0, log_uniform(-6, -2)),
-    "resnet_dropout": (0.0, one_of(0.0, 0.1, 0.5, most=1.0)),
+    "resnet_dropout": (0.0, one_of(0.0, 0.1, 0.5, most=1.0, below=True)),
 }
 COMMON_SMALL: SearchSpace = {  # DomainBed's
     "lr": (1e-3, SMALL_RATE),
     "batch_size": (64, floor_power(2, 3, 9, least=1)),
     "weight_decay": (0.0, fixed(0.0)),
-    "resnet_dropout": (0.0, fixed(0.0, most=1.0)),  # these networks have none
+    "resnet_dropout": (0.0, fixed(0.0, most=1.0, below=True)),  # these networks have none
 }
 
 
@@ -96,16 +98,19 @@ class Algorithm(nn.Module):
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Made when they are asked for: predicting needs none, and to import what they need takes a second."""
         try:
-            return self.build_optimizers()
+            made = self.build_optimizers()
         except AttributeError as error:  # nn.Module would say instead that there are no `optimizers`
             raise RuntimeError(f"build_optimizers of {self.name()}: {error}") from error
+        if not (isinstance(made, dict) and all(isinstance(each, torch.optim.Optimizer) for each in made.values())):
+            raise UserError(f"{self.name()}: `build_optimizers` must return a dict of optimisers by name, not {made}.")
+        return made
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
         """One optimiser step on one (x, y) per source domain; the terms of the objective before it."""
         self.check(minibatches)
         self.updates += 1
         terms = self.objective(minibatches)
-        self.check_terms(terms)
+        self.check_terms(terms, "objective")
         self.descend(terms["loss"], "main")
         return {name: term.detach() for name, term in terms.items()}
 
@@ -156,7 +161,12 @@ class Algorithm(nn.Module):
         """One step of the named optimisers down the gradient of `loss`, and of nothing that was computed before."""
         self.zero_grad()
         loss.backward()
+        if self.updates == 1:
+            self.check_trained()
         for name in optimizers:
+            if name not in self.optimizers:
+                raise UserError(f"{self.name()}: `build_optimizers` gives no optimiser {name}; it has "
+                                f"{', '.join(self.optimizers)}.")
             self.optimizers[name].step()
         self.zero_grad()  # gradients lie in the memory of CUDA graphs, where the next forward pass must find none
 
@@ -169,17 +179,31 @@ class Algorithm(nn.Module):
             raise UserError(f"{self.name()} needs at least {self.min_batch} samples per domain, got {smallest}: "
                             "raise the batch size.")
 
-    def check_terms(self, terms: object) -> None:
-        """That an objective, which may be a user's, has given what it is to give."""
+    def check_trained(self) -> None:
+        """That what has a gradient is trained: networks that a user's `build` makes are easily forgotten."""
+        trained = {id(parameter) for optimizer in self.optimizers.values() for group in optimizer.param_groups
+                   for parameter in group["params"]}
+        left = [name for name, parameter in self.named_parameters()
+                if parameter.grad is not None and id(parameter) not in trained]
+        if left:
+            raise UserError(f"{self.name()}: the loss depends on {left[0]}, but no optimiser trains it. Put it into "
+                            "`build_optimizers`, or keep it as it is by `requires_grad_(False)`.")
+
+    def check_terms(self, terms: object, method: str) -> None:
+        """That an objective or update, which may be a user's, has given what it is to give."""
         if not isinstance(terms, Mapping) or "loss" not in terms:
             given = f"a dict of {list(terms)}" if isinstance(terms, Mapping) else type(terms).__name__
-            raise UserError(f"{self.name()}: `objective` must return a dict of scalar tensors with `loss` among them; "
+            raise UserError(f"{self.name()}: `{method}` must return a dict of scalar tensors with `loss` among them; "
                             f"it gave {given}.")
         for name, term in terms.items():
-            if not isinstance(term, Tensor) or term.dim():
+            if re.fullmatch(RECORDED, str(name)):
+                raise UserError(f"{self.name()}: `{method}` gives a term `{name}`, which is something else in records. "
+                                "Call it otherwise.")
+            number = method == "update" and isinstance(term, int | float)
+            if not number and (not isinstance(term, Tensor) or term.dim()):
                 given = str(list(term.shape)) if isinstance(term, Tensor) else type(term).__name__
-                raise UserError(f"{self.name()}: `{name}` of `objective` must be a scalar tensor, not {given}.")
-        if not terms["loss"].requires_grad:
+                raise UserError(f"{self.name()}: `{name}` of `{method}` must be a scalar tensor, not {given}.")
+        if method == "objective" and not terms["loss"].requires_grad:
             raise UserError(f"{self.name()}: the loss of `objective` has no gradient: it was detached, or does not "
                             "depend on the network.")
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,11 @@ class Distribution:
     below: bool = False  # strictly below `most`
     options: tuple[Value, ...] | None = None  # the only values that are possible
     optional: bool = False  # None is a value
+
+    def __post_init__(self) -> None:
+        if self.kind not in (float, int, str):
+            raise UserError(f"A hyper-parameter is a number or a word (kind float, int or str), not "
+                            f"{self.kind.__name__}; for yes and no give 0 and 1, or words.")
 
     def check(self, owner: str, name: str, value: Any) -> Value:
         """`value` as this hyper-parameter's type, or an error that says what was expected."""
@@ -62,7 +67,8 @@ class Distribution:
 
 
 def uniform(low: float, high: float, **valid: Any) -> Distribution:
-    return Distribution(f"U[{low:g}, {high:g}]", lambda rng: float(rng.uniform(low, high)), **valid)
+    return Distribution(f"U[{low:g}, {high:g}]", lambda rng: float(rng.uniform(low, high)),
+                        **{"least": min(low, 0.0), **valid})
 
 
 def log_uniform(low: float, high: float, **valid: Any) -> Distribution:
@@ -77,17 +83,30 @@ def floor_power(base: int, low: float, high: float, **valid: Any) -> Distributio
 
 
 def floor_uniform(low: float, high: float, **valid: Any) -> Distribution:
-    return Distribution(f"floor(U[{low:g}, {high:g}])", lambda rng: int(rng.uniform(low, high)), kind=int, **valid)
+    return Distribution(f"floor(U[{low:g}, {high:g}])", lambda rng: math.floor(rng.uniform(low, high)), kind=int,
+                        **{"least": min(low, 0.0), **valid})
 
 
 def one_of(*values: Value, **valid: Any) -> Distribution:
+    """Of words no others are possible; numbers may be any between the bounds."""
     return Distribution("{" + ", ".join(map(str, values)) + "}", lambda rng: values[int(rng.integers(len(values)))],
-                        **valid)
+                        **{**_suiting(values), **valid})
 
 
 def fixed(value: Value, **valid: Any) -> Distribution:
     """Not searched: every draw is `value`."""
-    return Distribution("fixed", lambda rng: value, **valid)
+    return Distribution("fixed", lambda rng: value, **{**_suiting([value]), **valid})
+
+
+def _suiting(values: Sequence[Value]) -> dict[str, Any]:
+    """What follows from values that are possible."""
+    known = [value for value in values if value is not None]
+    optional = {"optional": True} if len(known) < len(values) else {}
+    if any(isinstance(value, bool) for value in known):
+        return {"kind": bool}
+    if any(isinstance(value, str) for value in known):
+        return {"kind": str, "options": tuple(known), **optional}
+    return {"least": min([0.0, *known]), **optional}  # type: ignore[list-item]
 
 
 SearchSpace = Mapping[str, tuple[Value, Distribution]]

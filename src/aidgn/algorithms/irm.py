@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
-from aidgn.algorithms.annealed import Annealed
+from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON, Minibatches, join, risks, split
 from aidgn.algorithms.hyper_parameters import SearchSpace, floor_power, log_uniform
 
 
-class IRM(Annealed):
+class IRM(AnnealedPenalty):
     """loss = mean_d CE_d + irm_lambda mean_d P_d,   P_d = g_d(even samples) g_d(odd samples),
 
     g_d = d CE_d(s * logits) / d s at s = 1: P_d is an unbiased estimate of the squared gradient of the domain's risk

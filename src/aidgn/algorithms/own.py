@@ -62,6 +62,9 @@ def _check(algorithm: type[Algorithm], what: str) -> None:
         except TypeError as error:
             raise UserError(f"{what}: `{method}` cannot be called as it will be ({error}). "
                             f"Write `def {method}(self, {arguments})`.") from None
+    if not callable(algorithm.name) or not isinstance(algorithm.name(), str):
+        raise UserError(f"{what}: `name` must be a class method that returns a word, as Algorithm's does; leave it out "
+                        "to be called as the class is.")
     for attribute in ("search_space", "small_images"):
         space = getattr(algorithm, attribute)
         entries = dict(space) if isinstance(space, Mapping) else {attribute: space}
@@ -94,4 +97,6 @@ def _run(path: Path, module_name: str) -> None:
         if isinstance(error, SyntaxError):
             line, words = error.lineno, error.msg
         where = f", line {line}" if line else ""
-        raise UserError(f"{path} does not run: {type(error).__name__}: {words}{where}.") from error
+        hint = " An algorithm is one file: what it imports must be installed, and it cannot import a file beside it." \
+            if isinstance(error, ModuleNotFoundError) else ""
+        raise UserError(f"{path} does not run: {type(error).__name__}: {words}{where}.{hint}") from error

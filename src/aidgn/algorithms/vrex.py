@@ -4,12 +4,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from aidgn.algorithms.annealed import Annealed
+from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON, Minibatches, join, risks
 from aidgn.algorithms.hyper_parameters import SearchSpace, floor_power, log_uniform
 
 
-class VREx(Annealed):
+class VREx(AnnealedPenalty):
     """loss = mean_d CE_d + vrex_lambda mean_d (CE_d - mean CE)^2
 
     The weight is 1 in the first vrex_penalty_anneal_iters updates; then Adam starts anew."""

@@ -13,6 +13,7 @@ Examples:
 @click.option("--small", is_flag=True, help="Show the defaults for images of 28 to 64 pixels instead of 224.")
 def algorithms(name: str | None, small: bool) -> None:
     """The list of algorithms; with NAME, its objective, hyper-parameters and search space."""
+    from rich.markup import escape
     from rich.table import Table
 
     from aidgn.algorithms import ALGORITHMS, find
@@ -29,7 +30,8 @@ def algorithms(name: str | None, small: bool) -> None:
             table.add_row(algorithm.name(), algorithm.title, algorithm.paper,
                           ", ".join(key for key in algorithm.search_space if key not in COMMON))
         console.print(table)
-        console.print(f"\nAll have {', '.join(COMMON)} too. `aidgn algorithms NAME` shows the objective and search.",
+        console.print(f"\nAll have {', '.join(COMMON)} too. `aidgn algorithms NAME` shows the objective and search.\n"
+                      "One of your own is named by where it is, path/to/file.py:Class, here as in training.",
                       highlight=False)
         return
     algorithm = find(name)
@@ -40,5 +42,5 @@ def algorithms(name: str | None, small: bool) -> None:
     for head in ("\nhyper-parameter", "\ndefault", "\nsearched"):
         table.add_column(head)
     for key, (default, distribution) in algorithm.space("", small).items():
-        table.add_row(key, short(default), distribution.text)
+        table.add_row(escape(key), escape(short(default)), escape(distribution.text))
     console.print(table)

@@ -78,7 +78,9 @@ def parse_settings(settings: tuple[str, ...], batch_size: int | None) -> dict[st
         name, separator, value = setting.partition("=")
         if not separator or not name.strip() or not value.strip():
             raise UserError(f"--set {setting} is not of the form NAME=VALUE, for example --set lr=1e-5.")
-        values[name.strip()] = None if value.strip().lower() == "none" else value.strip()
+        if values.setdefault(name.strip(), value.strip()) != value.strip():
+            raise UserError(f"--set {name.strip()} is given twice, {values[name.strip()]} and {value.strip()}: give "
+                            "one.")
     if batch_size is not None and values.setdefault("batch_size", str(batch_size)) != str(batch_size):
         raise UserError(f"--batch-size {batch_size} and --set batch_size={values['batch_size']} differ: give one.")
     return values

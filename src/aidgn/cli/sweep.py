@@ -31,7 +31,8 @@ Examples:
 The same command again continues: finished runs are not repeated; more draws, trials or algorithms add runs.""")
 @click.argument("data", nargs=-1, metavar="[DATA...|PLAN.yaml]")
 @click.option("--plan", "plan_file", metavar="FILE", help="A YAML file with the plan; options given besides win.")
-@click.option("--algorithm", "algorithms", multiple=True, metavar="NAME", help="Repeatable.")
+@click.option("--algorithm", "algorithms", multiple=True, metavar="NAME",
+              help="`aidgn algorithms` lists them; or path/to/file.py:Class of your own; repeatable.")
 @click.option("--target", "targets", multiple=True, metavar="NAME",
               help="Unseen domain by name or letter; repeatable  [default: each domain in turn].")
 @click.option("--leave-one-out", is_flag=True,
@@ -211,6 +212,9 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     aside = todo.count("failed")
     text += f". {todo.count('done')} finished" + (f", {aside} set aside" if aside else "") + f", {len(numbers)} to do."
     click.echo(f"{plural(len(specs), 'run')}: {text}", err=not dry_run)
+    for name, owners in partly_set(todo).items():
+        click.echo(f"{name} is set for {', '.join(owners)} alone: the others have no such hyper-parameter.",
+                   err=not dry_run)
     if todo.absent:
         click.echo(f"Not on this disk: {', '.join(todo.absent)}.", err=not dry_run)
     if not numbers:
@@ -235,6 +239,19 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     return seconds
 
 
+def partly_set(todo: "Agenda") -> dict[str, list[str]]:
+    """Hyper-parameters that were given for all and that not all algorithms have, with those that do."""
+    from aidgn.algorithms import find
+
+    found = {}
+    for plan in todo.plans:
+        for name in plan.hyper_parameters:
+            owners = [kind.name() for kind in map(find, plan.algorithms) if name in kind.search_space]
+            if 0 < len(owners) < len(plan.algorithms):
+                found[name] = owners
+    return found
+
+
 def device_name() -> str:
     import torch
 
@@ -246,6 +263,9 @@ def say_end(todo: "Agenda", out: str) -> None:
     verb, them = ("is", "it") if len(todo.specs) == 1 else ("are", "them")
     shown = f" `aidgn table {quote(out)}` shows {them}." if done else ""
     click.echo(f"{done} of {plural(len(todo.specs), 'run')} {verb} finished.{shown}")
+    if todo.changed():
+        click.echo(f"The file of an own algorithm was changed meanwhile, so {plural(todo.changed(), 'run')} may be of "
+                   "either text. The same command with another --out trains all by the new one.")
     if todo.others:
         click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {quote(str(todo.folder.yaml))}` "
                    "goes on with them.")

@@ -13,7 +13,8 @@ Examples:
   aidgn train photos/ --target hospital_c --set lr=1e-5 --steps 2000
 Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""")
 @click.argument("data")
-@click.option("--algorithm", default="AIDGN", show_default=True, metavar="NAME", help="`aidgn algorithms` lists them.")
+@click.option("--algorithm", default="AIDGN", show_default=True, metavar="NAME",
+              help="`aidgn algorithms` lists them; or path/to/file.py:Class of your own.")
 @click.option("--target", "targets", multiple=True, metavar="NAME",
               help="The unseen domain, by name or letter; repeatable. `none` trains on all domains.")
 @click.option("--trial", default=0, show_default=True, metavar="N", help="Seed of splits, batches and initial weights.")
@@ -53,7 +54,7 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
     resolved = spec.resolved(dataset)
     unseen = ", ".join(resolved.target) or "none"
     weights = "from scratch" if resolved.weights == "none" else resolved.weights
-    click.echo(f"{dataset.name}, {find(algorithm).name()}, unseen domain: {unseen}, trial {trial}: "
+    click.echo(f"{dataset.name}, {resolved.label()}, unseen domain: {unseen}, trial {trial}: "
                f"{len(dataset.labels)} images, {plural(len(dataset.domains) - len(resolved.target), 'source domain')}, "
                f"{len(dataset.classes)} classes, {resolved.backbone} ({weights}), "
                f"{plural(int(resolved.steps or 0), 'step')}.",

@@ -40,6 +40,9 @@ def adaptation_tables(lines: Sequence[Line], spread: str = "sd", paper: bool = F
         heads[dataset] = target_heads(dataset, names or [known], len(known))
         for line in of:
             trials = results.setdefault((dataset, label(line)), {}).setdefault(known.index(line["target"][0]), {})
+            if line["trial"] in trials:
+                raise UserError(f"Two runs of {line['algorithm']} on {dataset}, unseen {line['target'][0]}, trial "
+                                f"{line['trial']}, have been adapted with {line['method']}. Give one of them.")
             trials[line["trial"]] = line["target_accuracy"]
     rows = {(line["algorithm"], line["method"]): label(line) for line in chosen}
     algorithms = in_order({algorithm for algorithm, _ in rows}, paper_order())

@@ -211,6 +211,10 @@ def _mixture_notes(records: Records) -> list[str]:
             found = {str(run.args[key]) for run in records.runs if run.args["dataset"] == dataset and key in run.args}
             if len(found) > 1:
                 notes.append(f"The runs of {dataset} differ in {key}: {', '.join(sorted(found))}.")
+    versions = {run.args["algorithm"] for run in records.runs if run.source and "@" in run.args["algorithm"]}
+    if versions:
+        notes.append(f"{', '.join(sorted(versions))}: what stands behind @ is the beginning of `source` in run.json, a "
+                     "digest of the algorithm's file, which was changed between the runs.")
     return notes
 
 

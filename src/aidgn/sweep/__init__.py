@@ -21,8 +21,9 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
     """Every combination, in order of priority: data set, algorithm, point of the grid, draw, trial, target.
 
     No target means each domain in turn; what is named twice counts once. `leave_one_out` adds the runs with two unseen
-    domains that selection by leave-one-domain-out needs. A hyper-parameter given as a list is varied, one at a time,
-    the others as they are; {algorithm: {name: value}} is for that algorithm alone. `shared` goes to every run. All are
+    domains that selection by leave-one-domain-out needs. A hyper-parameter that only some algorithms have is
+    set for these. One given as a list is varied, one at a time, the others as they are; {algorithm: {name: value}} is
+    for that algorithm alone. `shared` goes to every run. All are
     checked against their data set, as `load` gives it, before the first one starts."""
     for option, value in (("trials", trials), ("draws", draws)):
         if value < 1:
@@ -71,12 +72,15 @@ def grid(algorithm: str, algorithms: Sequence[str], hyper_parameters: Mapping[st
     """The hyper-parameters given for an algorithm; then, for every value of every list, with this one value."""
     known = {find(name).name(): name for name in algorithms}
     given = {name: value for name, value in hyper_parameters.items() if not isinstance(value, Mapping)}
+    spaces = {each: find(each).search_space for each in algorithms}
+    elsewhere = {name for each in spaces.values() for name in each if name in given} - {*spaces[algorithm]}
     for name, value in hyper_parameters.items():
         if name not in given and name.casefold() not in map(str.casefold, (*known, *algorithms)):
             raise UserError(f"hyper_parameters: {name} is not an algorithm of this plan."
                             f"{did_you_mean(name, known)} It has {', '.join(known)}.")
         if name not in given and name.casefold() in (algorithm.casefold(), find(algorithm).name().casefold()):
             given |= value
+    given = {name: value for name, value in given.items() if name not in elsewhere}
     base = {name: value for name, value in given.items() if not isinstance(value, list | tuple)}
     points = [base]
     for name, values in given.items():

@@ -46,6 +46,10 @@ class Agenda:
     def of_kind(self, *kinds: str) -> list[int]:
         return [number for number, state in enumerate(self.states) if state.kind in kinds]
 
+    def changed(self) -> int:
+        """Runs that are another one than when they were planned: the file of an own algorithm was edited."""
+        return sum(item.key != spec.key() for item, spec in zip(self.items, self.specs, strict=True))
+
     def check(self) -> None:
         """That the runs in the folder are of the same kind."""
         specs = {item.key: spec for item, spec in zip(self.items, self.specs, strict=True)}

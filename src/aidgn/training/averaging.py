@@ -40,8 +40,10 @@ class RunningAverage:
         with torch.no_grad():
             trained = copies(self.parameters)
             torch._foreach_copy_(self.parameters, self.average)
-            yield
-            torch._foreach_copy_(self.parameters, trained)
+            try:
+                yield
+            finally:
+                torch._foreach_copy_(self.parameters, trained)
 
     def state(self) -> dict[str, Any]:
         return {"count": self.count, "average": self.average}

@@ -13,6 +13,7 @@ from aidgn.algorithms.base import class_vectors
 from aidgn.data import Dataset
 from aidgn.data.batches import Images
 from aidgn.data.splits import split
+from aidgn.errors import UserError
 from aidgn.novelty import MOST, Novelty, outputs
 from aidgn.training import parallel
 from aidgn.training.featurizer import EVAL_BATCH
@@ -63,6 +64,9 @@ def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
         own = slice(parallel.rank(), None, parallel.processes()) if shared else slice(None)
         for (pixels, geometry, labels), place in zip(images.batches(rows[own]), places[own], strict=True):
             logits = algorithm.predict(transform(pixels, geometry))
+            if logits.shape != (len(labels), algorithm.num_classes):
+                raise UserError(f"{algorithm.name()}: `predict` must give logits {[len(labels), algorithm.num_classes]}"
+                                f", images by classes; it gave {list(logits.shape)}.")
             place[0] = logits.argmax(1) == labels
             place[1] = cross_entropy(logits.float(), labels, reduction="none")
         values = (parallel.summed(values) if shared else values).double().cpu()

@@ -12,6 +12,7 @@ are dropped and measured again. The end has one commit point, the renaming of `l
 """
 
 import errno
+import glob
 import json
 import os
 import time
@@ -82,6 +83,18 @@ class RunFolder:
             raise UserError(f"{self.path} holds a run of another specification (different: "
                             f"{', '.join(differing)}). Move it away, or choose another folder with --out.")
         return about
+
+    def versions(self, identity: Mapping[str, Any]) -> list[Path]:
+        """Unfinished runs beside this one, if it is a new one, that differ in the text of an own algorithm alone."""
+        if "source" not in identity or (self.path / "run.json").exists():
+            return []
+        found = []
+        for path in self.path.parent.glob(glob.escape(self.path.name.rpartition("-")[0]) + "-*"):
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                other = json.loads((path / "run.json").read_text(encoding="utf-8"))["identity"]
+                if {**other, "source": identity["source"]} == identity and not RunFolder(path).finished:
+                    found.append(path)
+        return found
 
     def claim(self, identity: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Write run.json, unless it is there."""

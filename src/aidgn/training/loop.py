@@ -15,7 +15,7 @@ from aidgn.data import augment
 from aidgn.data.batches import Draws, Images, to_device
 from aidgn.errors import UserError
 from aidgn.novelty import Novelty
-from aidgn.records import DOMAINBED_NAMES
+from aidgn.records import domainbed_names
 from aidgn.training import parallel
 from aidgn.training.averaging import AVERAGES
 from aidgn.training.evaluation import Splits, Transform, calibrate, measure
@@ -53,6 +53,7 @@ class Run:
         self.step = 0
         self.sums: dict[str, Tensor] = {}  # of the terms since the last record, on the device
         self.counts: dict[str, int] = {}
+        self.strange: list[str] = []  # terms that were not finite in the last record
         self.not_finite = torch.full((), self.steps + 1, device=images.device)  # the first step with a NaN or infinity
         self.best_accuracy, self.best_step = -1.0, 0
         self.best_weights: dict[str, Tensor] = {}
@@ -88,7 +89,8 @@ class Run:
 
     def note(self, terms: Mapping[str, Tensor | float]) -> None:
         """Sum the terms on the device; nothing is read back until the next record. An own `update` may give floats."""
-        values = {name: torch.as_tensor(term, dtype=torch.float32, device=self.images.device)
+        self.algorithm.check_terms(terms, "update")
+        values = {name: torch.as_tensor(term, dtype=torch.float32, device=self.images.device).detach()
                   for name, term in terms.items()}
         for name, value in values.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
@@ -118,7 +120,10 @@ class Run:
             if domain in self.targets or not self.spec.augment_validation:
                 names.append(f"env{domain}_out_acc")
                 groups.append(self.splits.outside[domain])
-        values = dict(zip(names, measure(self.algorithm, self.images, groups, self.clean_transform)[0], strict=True))
+        accuracies, losses = measure(self.algorithm, self.images, groups, self.clean_transform)
+        if np.isnan(losses).any():  # of logits, though training may have seen none
+            self.not_finite.clamp_(max=self.step)
+        values = dict(zip(names, accuracies, strict=True))
         if self.spec.augment_validation:
             values |= self.augmented_validation()
         validation = float(np.mean([values[f"env{domain}_out_acc"] for domain in self.sources]))
@@ -126,10 +131,11 @@ class Run:
             self.best_accuracy, self.best_step = validation, self.step
             self.best_weights = {name: tensor.clone() for name, tensor in self.algorithm.state_dict().items()}
         means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        self.strange = [name for name, mean in means.items() if not np.isfinite(mean)]
         self.sums, self.counts = {}, {}
         return {"step": self.step, "epoch": self.step / self.steps_per_epoch, **means, **values,
                 "eval_time": time.perf_counter() - began, "args": self.args,
-                "hparams": {DOMAINBED_NAMES.get(self.args["algorithm"], {}).get(name, name): value
+                "hparams": {domainbed_names(self.args["algorithm"]).get(name, name): value
                             for name, value in self.spec.hyper_parameters.items()}}
 
     def augmented_validation(self) -> dict[str, float]:
@@ -150,10 +156,13 @@ class Run:
         sound = torch.stack([norm.float() for norm in torch._foreach_norm(weights)]).isfinite().all()
         step = int(torch.where(sound, self.not_finite, self.not_finite.clamp(max=self.step)))
         if step <= self.steps:
-            folder.log(f"the loss was not finite at step {step}")
+            what = "The loss, a weight or a prediction"
+            if self.strange and "loss" not in self.strange:
+                what = f"{self.strange[0]}, which {self.algorithm.name()} reports,"
+            folder.log(f"{what} was not finite at step {step}")
             kept = f"The last good state is in {folder.state}" if folder.state.exists() else "No state was saved yet"
             also = "" if self.args["precision"] == "float32" else ", or --precision float32"
-            raise NotFinite(f"The loss or a weight became NaN or infinite at step {step}. {kept}. Try a smaller "
+            raise NotFinite(f"{what} became NaN or infinite at step {step}. {kept}. Try a smaller "
                             f"learning rate, for example --set lr={self.algorithm.number('lr') / 10:g}{also}.")
 
     def state(self) -> dict[str, Any]:

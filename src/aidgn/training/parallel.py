@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -211,6 +212,9 @@ class Follower(RunFolder):
         return torch.load(self.state, map_location="cpu", weights_only=True) if self.state.exists() else None
 
     def tidy(self) -> None: ...
+
+    def versions(self, *_: Any) -> list[Path]:
+        return []
 
     def claim(self, *_: Any) -> None: ...
 

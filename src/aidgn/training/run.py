@@ -17,6 +17,7 @@ import torch
 import aidgn
 from aidgn import backbones
 from aidgn.algorithms import find
+from aidgn.algorithms.annealed import Annealed
 from aidgn.data.batches import Images
 from aidgn.data.cache import Prepared, prepare
 from aidgn.data.dataset import check_apart
@@ -61,10 +62,10 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
     tracking = Tracking(trackers, folder)
     if folder.about(identity) and folder.finished:
         return folder.path
-    first = AVERAGES[spec.average].begins(int(spec.eval_every or 0)) if spec.average else 0
-    if int(spec.steps or 0) <= first and parallel.processes() == 1:
+    begins = AVERAGES[spec.average].begins(int(spec.eval_every or 0)) if spec.average else 0
+    if int(spec.steps or 0) <= begins and parallel.processes() == 1:
         log.warning("--average %s begins after step %d at the earliest, this run has %d steps: nothing is averaged.",
-                    spec.average, first, spec.steps)
+                    spec.average, begins, spec.steps)
     if devices != parallel.processes():
         return crew.train(devices, where, spec, out, report, trackers=trackers, data_dir=data_dir, precision=precision,
                           cache_dir=cache_dir, workers=workers, save_seconds=save_seconds)
@@ -101,7 +102,13 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                 "hparams_seed": spec.draw, "seed": seed, "steps": spec.steps, "domains": dataset.domains,
                 "backbone": spec.backbone, "weights": identity["weights"], "precision": precision,
                 "skipped": len(prepared.skipped), "task": "domain_generalization", "holdout_fraction": 0.2}
+        if isinstance(algorithm, Annealed) and algorithm.anneal_updates >= int(spec.steps or 0) and not parallel.rank():
+            log.warning("%s begins after step %d, this run has %d: until then it trains another objective. --set %s=N "
+                        "sets that step.", kind.name(), algorithm.anneal_updates, spec.steps, algorithm.anneal)
         run = Run(spec, algorithm, resident_or_streamed(prepared, where), splits, sources, targets, seed, args)
+        for other in folder.versions(identity):
+            log.warning("%s has changed since it was trained in %s, which is not finished; this run begins anew.",
+                        spec.algorithm, other)
         folder.claim(identity, {"steps": spec.steps, "classes": dataset.classes, "domains": dataset.domains,
                                 "image_size": dataset.image_size, "skipped": prepared.skipped,
                                 "root": str(dataset.root.resolve()) if dataset.root else None,
@@ -142,6 +149,10 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                                   "The same command goes on from there.")
         if parallel.rank() > 0:
             return folder.path
+        if run.average is not None and run.average.count < 2 and begins < run.step:
+            folder.log(f"{spec.average} averaged nothing")
+            log.warning("--average %s averaged nothing: the validation loss had no valley. The weights are those of "
+                        "single steps.", spec.average)
         last = {name: tensor.clone() for name, tensor in run.last_weights().items()}
         write_text(folder.path / "novelty.json", json.dumps(run.novelty().to_dict()) + "\n")
         folder.finish(spec.label(), (run.best_weights, run.best_step), (last, run.step))
