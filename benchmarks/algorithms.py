@@ -30,6 +30,7 @@ from aidgn.algorithms import ALGORITHMS, Algorithm
 from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.arm import ARM
 from aidgn.algorithms.base import Minibatches
+from aidgn.algorithms.dann import DANN
 from aidgn.algorithms.mldg import MLDG
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
 
@@ -42,8 +43,6 @@ ALLOWED = 1.15  # times ERM's step times the passes
 # Passes and why, where they are not just one.
 PASSES: dict[str, tuple[float, str]] = {
     "SagNet": (2 + FORWARD, "content and adversary; style needs the forward only"),
-    "DANN": ((1 + FORWARD) / 2, "every other update is the discriminator's: forward only"),
-    "CDANN": ((1 + FORWARD) / 2, "every other update is the discriminator's: forward only"),
 }
 
 
@@ -59,6 +58,16 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
     if isinstance(algorithm, ARM):
         context = timed(lambda: algorithm.context_net(x), x.device, BLOCK) / step
         return 1 + context, f"and the forward of the context network, {context:.2f}"
+    if isinstance(algorithm, DANN):
+        z = torch.randn(len(x), algorithm.num_features, device=x.device, requires_grad=True)
+
+        @torch.enable_grad()
+        def discriminate() -> None:
+            algorithm.discriminator(z).sum().backward()
+
+        discriminator = timed(discriminate, x.device, BLOCK) / step
+        return (1 + FORWARD) / 2 + discriminator, \
+            f"every other update needs the forward only; the discriminator {discriminator:.2f} in each"
     if algorithm.name() in ONE_BY_ONE and algorithm.live_batch_norms():
         return DOMAINS * single + 1 - whole, f"batch norm is live: domains one by one, {single:.2f} each"
     return PASSES.get(algorithm.name(), (1.0, ""))

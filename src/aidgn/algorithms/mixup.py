@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
 from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
@@ -24,13 +24,12 @@ class Mixup(Algorithm):
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         alpha = self.number("mixup_alpha")
-        mixtures, pairs = [], []
+        mixtures, targets = [], []
         for i, j in random_cycle(len(minibatches)):
             x_i, y_i, x_j, y_j = paired(minibatches, i, j)
             share = float(np.random.beta(alpha, alpha))
-            mixtures.append(share * x_i + (1 - share) * x_j)
-            pairs.append((share, y_i, y_j))
-        logits = self.apart(self.predict, mixtures).split([len(x) for x in mixtures])
-        each = [share * cross_entropy(mixed, y_i) + (1 - share) * cross_entropy(mixed, y_j)
-                for mixed, (share, y_i, y_j) in zip(logits, pairs, strict=True)]
-        return {"loss": torch.stack(each).mean()}
+            t_i, t_j = (one_hot(y, self.num_classes).to(x_i.dtype) for y in (y_i, y_j))
+            mixtures.append(torch.lerp(x_j, x_i, share))
+            targets.append(torch.lerp(t_j, t_i, share))  # the cross entropy is linear in them
+        each = cross_entropy(self.apart(self.predict, mixtures), torch.cat(targets), reduction="none")
+        return {"loss": torch.stack([risk.mean() for risk in each.split([len(x) for x in mixtures])]).mean()}
