@@ -150,6 +150,8 @@ def test_of_several_draws_the_one_that_validation_chooses(tmp_path: Path) -> Non
     assert texts(table)["ERM + T3A"][0] == "60.0"
     given = sorted(tmp_path.glob("*"))[0]
     assert chosen_runs([given]) == ([given], [])  # a run is taken as it is
+    with pytest.raises(UserError, match=r"-0-0-0 and .*-0-1-1 are runs of the same algorithm, unseen domain and trial"):
+        chosen_runs(sorted(tmp_path.glob("*")))
 
 
 def test_what_was_measured_is_shown_without_the_model(tmp_path: Path) -> None:

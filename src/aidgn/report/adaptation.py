@@ -40,9 +40,6 @@ def adaptation_tables(lines: Sequence[Line], spread: str = "sd", paper: bool = F
         heads[dataset] = target_heads(dataset, names or [known], len(known))
         for line in of:
             trials = results.setdefault((dataset, label(line)), {}).setdefault(known.index(line["target"][0]), {})
-            if line["trial"] in trials:
-                raise UserError(f"Two runs of {line['algorithm']} on {dataset}, unseen {line['target'][0]}, trial "
-                                f"{line['trial']}, have been adapted with {line['method']}. Give one of them.")
             trials[line["trial"]] = line["target_accuracy"]
     rows = {(line["algorithm"], line["method"]): label(line) for line in chosen}
     algorithms = in_order({algorithm for algorithm, _ in rows}, paper_order())
@@ -157,4 +154,12 @@ def chosen_runs(folders: Sequence[str | Path],
         if not runs:
             raise UserError("\n".join([f"There is no finished run with one unseen domain and its model in "
                                        f"{', '.join(map(str, sweeps))}.", *notes]))
-    return list(dict.fromkeys(runs)), notes
+    runs = list(dict.fromkeys(runs))
+    places: dict[tuple[str, str, str, int], Run] = {}
+    for run in read_runs(*runs).runs if len(runs) > 1 else ():
+        name = run.args["algorithm"].partition("@")[0]
+        other = places.setdefault((run.args["dataset"], name, str(run.targets), run.args["trial_seed"]), run)
+        if other is not run:
+            raise UserError(f"{other} and {run} are runs of the same algorithm, unseen domain and trial: tables have "
+                            "one place for both. Give one of them.")
+    return runs, notes
