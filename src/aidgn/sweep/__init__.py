@@ -21,10 +21,10 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
     """Every combination, in order of priority: data set, algorithm, point of the grid, draw, trial, target.
 
     No target means each domain in turn; what is named twice counts once. `leave_one_out` adds the runs with two unseen
-    domains that selection by leave-one-domain-out needs. A hyper-parameter that only some algorithms have is
-    set for these. One given as a list is varied, one at a time, the others as they are; {algorithm: {name: value}} is
-    for that algorithm alone. `shared` goes to every run. All are
-    checked against their data set, as `load` gives it, before the first one starts."""
+    domains that selection by leave-one-domain-out needs. A hyper-parameter that only some algorithms have is set for
+    these; one given as a list is varied, one at a time, the others as they are; {algorithm: {name: value}} is for that
+    algorithm alone. `shared` goes to every run. All are checked against their data set, as `load` gives it, before the
+    first one starts."""
     for option, value in (("trials", trials), ("draws", draws)):
         if value < 1:
             raise UserError(f"--{option} is {value}; expected a whole number of at least 1.")
