@@ -24,7 +24,7 @@ from aidgn.algorithms import ALGORITHMS, create
 
 CLASSES, DOMAINS, WIDTH, SIDE = 7, 3, 16, 8
 EQUAL = 1e-7
-# DomainBed's names and values; ours are the same but for these.
+# DomainBed's names, and values; ours are the same but for those in OURS.
 GIVEN: dict[str, Any] = {
     "lr": 2e-3, "weight_decay": 1e-3, "batch_size": 8, "resnet_dropout": 0.0, "nonlinear_classifier": False,
     "irm_lambda": 100.0, "irm_penalty_anneal_iters": 12, "vrex_lambda": 10.0, "vrex_penalty_anneal_iters": 12,

@@ -44,9 +44,7 @@ ALLOWED = 1.15  # times ERM's step times the passes
 PASSES: dict[str, tuple[float, str]] = {
     "SagNet": (2 + FORWARD, "content and adversary; style needs the forward only"),
 }
-
-
-ONE_BY_ONE = ("GroupDRO", "Mixup", "CORAL", "MMD", "MTL", "EQRM")  # where batch norm is live
+ONE_BY_ONE = ("GroupDRO", "Mixup", "CORAL", "MMD", "MTL", "EQRM")  # domains, where batch norm is live
 
 
 def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single: float) -> tuple[float, str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from aidgn.data.cache import usable_cores
 from aidgn.errors import UserError
-from aidgn.records import Record, Records, Run, check, parse, sort_into_runs, version_name
+from aidgn.records import Record, Records, Run, check, parse, sort_into_runs
 
 File = tuple[str, tuple[int, int] | None, list[Run], bool]  # path, inode, its runs, whether its last line is cut
 
@@ -72,7 +72,7 @@ def tell_apart(runs: Iterable[Run]) -> None:
             versions.setdefault(run.args["algorithm"], set()).add(run.source)
     for run in runs:
         if len(versions.get(run.args["algorithm"], ())) > 1:
-            run.args = {**run.args, "algorithm": version_name(run)}
+            run.args = {**run.args, "algorithm": f"{run.args['algorithm']}@{str(run.source)[:4]}"}
 
 
 def read_adaptation(run: Path, model: str | None) -> list[Record]:

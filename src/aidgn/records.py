@@ -146,10 +146,6 @@ class Run:
         return float("nan") if value is None else float(value)
 
 
-def version_name(run: Run) -> str:
-    return f"{run.args['algorithm']}@{str(run.source)[:4]}"
-
-
 class Records:
     """The records of many runs: dicts one after the other, in a small part of the memory that a list of them takes."""
 

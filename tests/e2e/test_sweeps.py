@@ -63,6 +63,13 @@ def test_start_add_continue_and_look(tmp_path: Path) -> None:
     assert "time left" not in status
 
 
+def test_what_only_some_algorithms_have_is_set_for_them_and_said() -> None:
+    result = aidgn("sweep", "digits", "--algorithm", "ERM", "--algorithm", "VREx", "--set", "vrex_lambda=3", "--set",
+                   "lr=0.01", "--dry-run")
+    assert "vrex_lambda is set for VREx alone: the others have no such hyper-parameter." in result.output
+    assert "lr is set" not in result.output
+
+
 def test_broken_runs_are_set_aside_listed_and_tried_again_when_asked(tmp_path: Path) -> None:
     content = {"datasets": "digits", "algorithms": ["ERM", "CORAL"], "targets": ["ink"], "trials": 1, "steps": 4,
             "eval_every": 2, "hyper_parameters": {"batch_size": 4, "ERM": {"lr": 1e30}}}

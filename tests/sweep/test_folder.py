@@ -91,7 +91,9 @@ def test_an_own_algorithm_that_was_edited_meanwhile(tmp_path: Path) -> None:
     todo = planned(out, algorithms=(f"{file}:Mine",))
     todo.enter(2, None)
     train(todo.specs[0], out, device="cpu")
+    assert todo.changed() == 0
     file.write_text(file.read_text() + "# edited\n")
+    assert todo.changed() == 2
     with pytest.raises(UserError, match=r"Different on digits: the text of Mine's file\. Choose"):
         planned(out, algorithms=(f"{file}:Mine",))
 

@@ -262,12 +262,19 @@ def test_what_never_begins_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "--average sma begins after step 100 at the earliest, this run has 12" in told
 
 
-def test_a_term_that_is_not_finite_is_named(tmp_path: Path) -> None:
+def test_records_of_averaged_weights_have_domainbeds_names_too(tmp_path: Path) -> None:
+    for average in (None, "sma"):
+        *_, record = without_times(train(spec(algorithm="DANN", average=average), tmp_path, device="cpu"))
+        assert record["hparams"]["lambda"] == 1.0 and "dann_lambda" not in record["hparams"]
+
+
+@pytest.mark.parametrize("save_seconds", [0.0, 60.0])  # before a record and with it
+def test_a_term_that_is_not_finite_is_named(save_seconds: float, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def objective(self, m):\n"
         "        loss = super().objective(m)['loss']\n        return {'loss': loss, 'entropy': loss.detach() / 0}\n")
     with pytest.raises(UserError, match=r"entropy, which Mine reports, became NaN or infinite at step 1\."):
-        train(spec(algorithm=f"{tmp_path}/own.py:Mine"), tmp_path / "runs", device="cpu")
+        train(spec(algorithm=f"{tmp_path}/own.py:Mine"), tmp_path / "runs", device="cpu", save_seconds=save_seconds)
 
 
 def test_nan_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What every algorithm is: an objective over one batch per source domain, and the one form they all take."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -23,7 +22,6 @@ from aidgn.algorithms.hyper_parameters import (
 from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
 from aidgn.errors import UserError
 from aidgn.objective import AngularClassifier
-from aidgn.records import RECORDED
 
 Minibatches = Sequence[tuple[Tensor, Tensor]]
 
@@ -196,9 +194,6 @@ class Algorithm(nn.Module):
             raise UserError(f"{self.name()}: `{method}` must return a dict of scalar tensors with `loss` among them; "
                             f"it gave {given}.")
         for name, term in terms.items():
-            if re.fullmatch(RECORDED, str(name)):
-                raise UserError(f"{self.name()}: `{method}` gives a term `{name}`, which is something else in records. "
-                                "Call it otherwise.")
             number = method == "update" and isinstance(term, int | float)
             if not number and (not isinstance(term, Tensor) or term.dim()):
                 given = str(list(term.shape)) if isinstance(term, Tensor) else type(term).__name__

@@ -1,6 +1,7 @@
 """The loop of a run: draws, augmentation, update, records, and all of it that must survive an interruption."""
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -15,7 +16,7 @@ from aidgn.data import augment
 from aidgn.data.batches import Draws, Images, to_device
 from aidgn.errors import UserError
 from aidgn.novelty import Novelty
-from aidgn.records import domainbed_names
+from aidgn.records import RECORDED, domainbed_names
 from aidgn.training import parallel
 from aidgn.training.averaging import AVERAGES
 from aidgn.training.evaluation import Splits, Transform, calibrate, measure
@@ -131,6 +132,10 @@ class Run:
             self.best_accuracy, self.best_step = validation, self.step
             self.best_weights = {name: tensor.clone() for name, tensor in self.algorithm.state_dict().items()}
         means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        for name in means:
+            if re.fullmatch(RECORDED, name):
+                raise UserError(f"{self.algorithm.name()} gives a term `{name}`, which is something else in records. "
+                                "Call it otherwise.")
         self.strange = [name for name, mean in means.items() if not np.isfinite(mean)]
         self.sums, self.counts = {}, {}
         return {"step": self.step, "epoch": self.step / self.steps_per_epoch, **means, **values,
@@ -157,8 +162,9 @@ class Run:
         step = int(torch.where(sound, self.not_finite, self.not_finite.clamp(max=self.step)))
         if step <= self.steps:
             what = "The loss, a weight or a prediction"
-            if self.strange and "loss" not in self.strange:
-                what = f"{self.strange[0]}, which {self.algorithm.name()} reports,"
+            strange = self.strange or [name for name, total in self.sums.items() if not total.isfinite()]
+            if strange and "loss" not in strange:
+                what = f"{strange[0]}, which {self.algorithm.name()} reports,"
             folder.log(f"{what} was not finite at step {step}")
             kept = f"The last good state is in {folder.state}" if folder.state.exists() else "No state was saved yet"
             also = "" if self.args["precision"] == "float32" else ", or --precision float32"
