@@ -129,6 +129,17 @@ def chosen_runs(folders: Sequence[str | Path],
     runs = [Path(folder) for folder in folders if (Path(folder) / "run.json").is_file()]
     sweeps = [folder for folder in folders if Path(folder) not in runs]
     notes: list[str] = []
+    places: dict[tuple[str, str, str, int], Run] = {}
+
+    def take(run: Run) -> None:
+        name = run.args["algorithm"].partition("@")[0]  # lines of different versions have one name
+        other = places.setdefault((run.args["dataset"], name, str(run.targets), run.args["trial_seed"]), run)
+        if str(other) != str(run):
+            raise UserError(f"{other} and {run} are runs of the same algorithm, unseen domain and trial: tables have "
+                            "one place for both. Give one of them.")
+
+    for run in read_runs(*runs).runs if runs and len(folders) > 1 else ():
+        take(run)
     if sweeps:
         found = read_runs(*sweeps)
         if found.unfinished:
@@ -143,7 +154,8 @@ def chosen_runs(folders: Sequence[str | Path],
         for key, members in sorted(groups.items(), key=lambda group: group[0]):
             best = choose(key[2], members)
             folder = best.run.path.parent if best and best.run.path else None
-            if folder is not None and any((folder / name).is_file() for name in having):
+            if best and folder is not None and any((folder / name).is_file() for name in having):
+                take(best.run)
                 runs.append(folder)
             elif best:
                 without.append(str(best.run))
@@ -154,12 +166,4 @@ def chosen_runs(folders: Sequence[str | Path],
         if not runs:
             raise UserError("\n".join([f"There is no finished run with one unseen domain and its model in "
                                        f"{', '.join(map(str, sweeps))}.", *notes]))
-    runs = list(dict.fromkeys(runs))
-    places: dict[tuple[str, str, str, int], Run] = {}
-    for run in read_runs(*runs).runs if len(runs) > 1 else ():
-        name = run.args["algorithm"].partition("@")[0]
-        other = places.setdefault((run.args["dataset"], name, str(run.targets), run.args["trial_seed"]), run)
-        if other is not run:
-            raise UserError(f"{other} and {run} are runs of the same algorithm, unseen domain and trial: tables have "
-                            "one place for both. Give one of them.")
-    return runs, notes
+    return list(dict.fromkeys(runs)), notes
