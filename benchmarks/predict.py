@@ -9,7 +9,7 @@ times is the least possible there; the share of that is printed too. With `none`
 to resize images nor to compute features: decoding, collecting batches, warnings and rows remain.
 
 Bare decoding is by threads or by processes that store nothing, whichever is faster at first. The start of processes
-counts, there as in predicting (0.1 s of a core each): for the speed of many images, measure with many.
+counts, there as in predicting: for the speed of many images, measure with many.
 
 To see what holds predicting up there are two more figures: the speed from pixels in memory, without any decoding, and
 how long the thread that feeds the network works for a batch.

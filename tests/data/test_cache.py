@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -459,18 +460,19 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset, start, started = many(tmp_path / "d", 260), decoding.start_worker, []
+    dataset, start, started = many(tmp_path / "d", 260), decoding.start_workers, []
 
-    def start_and_kill_one(stack: ExitStack) -> tuple[subprocess.Popen, Connection]:
-        started.append(start(stack))
-        started[0][0].kill()
-        return started[-1]
+    def start_and_kill_one(stack: ExitStack, count: int) -> tuple[subprocess.Popen, list[Connection]]:
+        process, connections = start(stack, count)
+        started.extend(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+        os.kill(started[0], signal.SIGKILL)
+        return process, connections
 
     with monkeypatch.context() as deadly:
-        deadly.setattr(decoding, "start_worker", start_and_kill_one)
+        deadly.setattr(decoding, "start_workers", start_and_kill_one)
         with pytest.raises(UserError, match=r"ended unexpectedly \(exit code -9\)"):
             prepare(dataset, workers=2)
-    assert len(started) == 2 and all(process.poll() is not None for process, _ in started)
+    assert len(started) == 2 and not any(Path(f"/proc/{process}").exists() for process in started)
     check_exact(prepare(dataset, workers=2))
 
 

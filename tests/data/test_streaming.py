@@ -3,10 +3,13 @@ behind, however it ends."""
 
 import gc
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,26 +38,30 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The worker processes, of which there are two."""
-    found, start = list[subprocess.Popen](), streaming.start_worker
+    found, start = list[int](), streaming.start_workers
 
-    def start_and_tell(stack: ExitStack, *inherited: int) -> tuple[subprocess.Popen, Connection]:
-        process, connection = start(stack, *inherited)
-        found.append(process)
-        return process, connection
+    def start_and_tell(stack: ExitStack, *arguments: int) -> tuple[subprocess.Popen, list[Connection]]:
+        process, connections = start(stack, *arguments)
+        found.extend(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+        return process, connections
 
-    monkeypatch.setattr(streaming, "start_worker", start_and_tell)
+    monkeypatch.setattr(streaming, "start_workers", start_and_tell)
     monkeypatch.setattr(streaming, "usable_cores", lambda: 2)
     return found
 
 
+def alive(processes: list[int]) -> list[bool]:
+    return [Path(f"/proc/{process}").exists() for process in processes]
+
+
 @pytest.fixture(autouse=True)
-def nothing_stays(started: list[subprocess.Popen]) -> Iterator[None]:
+def nothing_stays(started: list[int]) -> Iterator[None]:
     """No process, no open file, no shared memory. A thread may be at its last image for a moment."""
     before = len([*Path("/proc/self/fd").iterdir()])
     yield
-    assert all(process.poll() is not None for process in started)
+    assert not any(alive(started))
     gc.collect()
     until = time.monotonic() + 5
     while len([*Path("/proc/self/fd").iterdir()]) > before and time.monotonic() < until:
@@ -76,14 +83,14 @@ def check(images: list[ImageLike], wanted: list[np.ndarray], batch_size: int = B
 
 
 @pytest.mark.parametrize("batch_size", [7, 64])
-def test_many_files_are_decoded_by_processes(paths: list[str], started: list[subprocess.Popen],
+def test_many_files_are_decoded_by_processes(paths: list[str], started: list[int],
                                              batch_size: int) -> None:
     check([*paths], [np.asarray(Image.open(path)) for path in paths], batch_size)
     assert len(started) == 2
 
 
 def test_few_files_and_images_in_memory_are_decoded_by_threads(paths: list[str],
-                                                               started: list[subprocess.Popen]) -> None:
+                                                               started: list[int]) -> None:
     arrays = [np.asarray(Image.open(path)) for path in paths]
     check([*paths[:FEW - 1]], arrays)
     check([*arrays], arrays)
@@ -91,7 +98,7 @@ def test_few_files_and_images_in_memory_are_decoded_by_threads(paths: list[str],
     assert not started
 
 
-def test_images_in_memory_among_many_files(paths: list[str], started: list[subprocess.Popen]) -> None:
+def test_images_in_memory_among_many_files(paths: list[str], started: list[int]) -> None:
     arrays = [np.asarray(Image.open(path)) for path in paths]
     check([*paths[:FEW], *arrays[FEW:FEW + 30], *map(Path, paths[FEW + 30:])], arrays)
     assert len(started) == 2
@@ -137,7 +144,7 @@ def test_a_refused_pin_does_not_stay_behind(monkeypatch: pytest.MonkeyPatch, ref
 
 
 @pytest.mark.parametrize("hindered", ["memfd_create", "truncate"])
-def test_threads_where_memory_cannot_be_shared(paths: list[str], started: list[subprocess.Popen], hindered: str,
+def test_threads_where_memory_cannot_be_shared(paths: list[str], started: list[int], hindered: str,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(1, "Operation not permitted")
@@ -147,7 +154,7 @@ def test_threads_where_memory_cannot_be_shared(paths: list[str], started: list[s
     assert not started
 
 
-def test_broken_files_are_told_in_the_same_words(paths: list[str], started: list[subprocess.Popen], tmp_path: Path,
+def test_broken_files_are_told_in_the_same_words(paths: list[str], started: list[int], tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "half.png").write_bytes(Path(paths[0]).read_bytes()[:60])
@@ -169,35 +176,52 @@ def test_broken_files_are_told_in_the_same_words(paths: list[str], started: list
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_worker_that_dies_is_said(paths: list[str], started: list[subprocess.Popen], after: int) -> None:
+def test_a_worker_that_dies_is_said(paths: list[str], started: list[int], after: int) -> None:
     batches = streamed(paths * 4, SLOT, BATCH)
     for _ in range(after + 1):
         next(batches)
-    started[after].kill()
+    os.kill(started[after], signal.SIGKILL)
     with pytest.raises(UserError, match=r"ended unexpectedly \(exit code -9\) at one of .*png"):
         list(batches)
 
 
-def test_a_worker_that_cannot_start_is_said(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    start = streaming.start_worker
-
-    def start_and_kill(stack: ExitStack, *inherited: int) -> tuple[subprocess.Popen, Connection]:
-        process, connection = start(stack, *inherited)
-        process.kill()
-        process.wait()
-        return process, connection
-
-    monkeypatch.setattr(streaming, "start_worker", start_and_kill)
-    with pytest.raises(UserError, match=r"ended unexpectedly \(exit code -9\)\. If memory"):
-        list(streamed(paths, SLOT, BATCH))
+def test_threads_where_no_worker_can_start(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert [image for batch, _ in streamed(paths, SLOT, BATCH) for image in batch] == paths
 
 
-def test_ended_early(paths: list[str], started: list[subprocess.Popen]) -> None:
+def test_either_all_workers_start_or_none(started: list[int]) -> None:
+    program = """if True:
+        import os
+        from aidgn.data import decoding
+        real, count = os.fork, iter(range(2))
+
+        def fork():
+            if next(count, None) is None:
+                raise BlockingIOError
+            return real()
+
+        os.fork = fork
+        decoding.work()
+    """
+    ours, theirs = zip(*(Pipe() for _ in range(3)), strict=True)
+    files = [each.fileno() for each in theirs]
+    with subprocess.Popen([sys.executable, "-c", program, *map(str, files)], pass_fds=files) as process:
+        for each in theirs:
+            each.close()
+        for each in ours:
+            with each, pytest.raises((EOFError, ConnectionError)):
+                for _ in range(2):  # one of them may have started before there were no more processes
+                    each.recv_bytes()
+    assert process.returncode == 0
+
+
+def test_ended_early(paths: list[str], started: list[int]) -> None:
     with closing(streamed(paths * 4, SLOT, BATCH)) as batches:
         next(batches)
         assert "memfd:aidgn" in Path("/proc/self/maps").read_text()
-        assert all(process.poll() is None for process in started)
-    assert len(started) == 2 and all(process.poll() is not None for process in started)
+        assert all(alive(started))
+    assert len(started) == 2 and not any(alive(started))
     with pytest.raises(KeyboardInterrupt):
         for number, _ in enumerate(streamed(paths * 4, SLOT, BATCH)):
             if number == 2:

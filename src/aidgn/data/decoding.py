@@ -1,12 +1,15 @@
 """Image files into slots of the pixel file: hash, decode, shrink, store; by worker processes where images are many."""
 
+import errno
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -16,7 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, NoReturn
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -177,45 +180,57 @@ def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
             yield from decode(*task(chunk))
         return
 
-    idle: SimpleQueue[tuple[subprocess.Popen, Connection]] = SimpleQueue()
+    idle: SimpleQueue[Connection] = SimpleQueue()
 
     def delegate(chunk: list[str]) -> list[Entry]:
-        process, connection = idle.get()
+        connection = idle.get()
         try:
             ask(connection, decode, *task(chunk))
             return [Entry(*fields) for fields in answer(connection)]
         except (EOFError, ConnectionError):
             raise ended(process, chunk, "take fewer with --workers") from None
         finally:
-            idle.put((process, connection))
+            idle.put(connection)
 
     with ExitStack() as stack:
-        started = [start_worker(stack) for _ in range(min(workers, len(chunks)))]
-        for worker in started:
-            idle.put(worker)
+        process, connections = start_workers(stack, min(workers, len(chunks)))
+        for connection in connections:
+            idle.put(connection)
         pool = ThreadPoolExecutor(workers)
         stack.callback(pool.shutdown, cancel_futures=True)
         try:
             for entries in pool.map(delegate, chunks):
                 yield from entries
         except BaseException:  # Ctrl-C does not wait for sixteen large images
-            for process, _ in started:
-                process.kill()
+            process.terminate()
             raise
 
 
-def start_worker(stack: ExitStack, *inherited: int) -> tuple[subprocess.Popen, Connection]:
-    """A process that runs `work`. It imports neither the main script nor torch, as multiprocessing's would, has these
-    open files too, ends when this one does, and leaves Ctrl-C to it."""
-    ours, theirs = Pipe()
-    with theirs:
+# Workers --------------------------------------------------------------------------------------------------------------
+
+def start_workers(stack: ExitStack, count: int, *inherited: int) -> tuple[subprocess.Popen, list[Connection]]:
+    """A process that runs `work`, and connections to its workers. They import neither the main script nor torch, as
+    multiprocessing's would, have these open files too, end when this process does, and leave Ctrl-C to it. Until the
+    stack ends: idle or not, they are not waited for."""
+    ours, theirs = zip(*(Pipe() for _ in range(count)), strict=True)
+    with ExitStack() as passed:
+        for each in theirs:
+            passed.enter_context(each)
+        files = [each.fileno() for each in theirs]
         process = stack.enter_context(subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-c", "from aidgn.data.decoding import work; work()",
-             str(theirs.fileno())], pass_fds=[theirs.fileno(), *inherited], start_new_session=True,
-            stdin=subprocess.DEVNULL,
+             *map(str, files)], pass_fds=[*files, *inherited], start_new_session=True, stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
                  "OPENBLAS_NUM_THREADS": "1", **KEEP_MEMORY}))
-    return process, stack.enter_context(ours)
+    for each in ours:
+        stack.enter_context(each)
+    stack.callback(process.terminate)
+    try:
+        for each in ours:
+            each.recv_bytes()
+    except (EOFError, ConnectionError):
+        raise OSError(errno.EAGAIN, "processes that decode images cannot be started") from None
+    return process, [*ours]
 
 
 def ask(connection: Connection, task: Callable[..., list], *arguments: object) -> None:
@@ -238,14 +253,53 @@ def ended(process: subprocess.Popen, files: Sequence[str], remedy: str) -> UserE
 
 
 def work() -> None:
-    """A worker: what to do comes in, its result goes out."""
+    """Workers, one for each connection: forks of this process, as importing takes it longer than them their first
+    hundred images. Should one end otherwise than when its connection does, all end, this process in the same way."""
     ImageFile.MAXBLOCK = 1 << 20  # in how large pieces Pillow gives pixels away, which it joins by copying
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    connections, workers, code = [int(each) for each in sys.argv[1:]], set[int](), 0
+    try:
+        while connections:
+            connection = connections.pop()
+            worker = os.fork()
+            if not worker:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                for other in connections:
+                    os.close(other)
+                serve(connection)
+            workers.add(worker)
+            os.close(connection)
+        while workers and not code:
+            worker, status = os.wait()
+            workers.remove(worker)
+            code = os.waitstatus_to_exitcode(status)
+    except BlockingIOError:  # no more processes: then none
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for worker in workers:
+            with suppress(ProcessLookupError):  # it ended just when this process was told to
+                os.kill(worker, signal.SIGKILL)
+                os.waitpid(worker, 0)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def serve(file: int) -> NoReturn:
+    """A worker: what to do comes in, its result goes out."""
     tasks: dict[str, Callable[..., list]] = {"decode": decode, "fill": fill}
-    with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
-        while True:
-            name, arguments = json.loads(connection.recv_bytes())
-            try:
-                reply: object = tasks[name](*arguments)
-            except OSError as error:
-                reply = {"errno": error.errno, "strerror": error.strerror}
-            connection.send_bytes(json.dumps(reply).encode())
+    try:
+        with Connection(file) as connection, suppress(EOFError, ConnectionError):
+            connection.send_bytes(b"started")
+            while True:
+                name, arguments = json.loads(connection.recv_bytes())
+                try:
+                    reply: object = tasks[name](*arguments)
+                except OSError as error:
+                    reply = {"errno": error.errno, "strerror": error.strerror}
+                connection.send_bytes(json.dumps(reply).encode())
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from aidgn.data.cache import usable_cores
-from aidgn.data.decoding import CHUNK, FEW, answer, ask, ended, fill, shrunk, slot_bytes, start_worker
+from aidgn.data.decoding import CHUNK, FEW, answer, ask, ended, fill, shrunk, slot_bytes, start_workers
 from aidgn.data.images import UPRIGHT, orientation, to_rgb
 from aidgn.errors import UserError
 
@@ -159,13 +159,11 @@ class Workers:
         self.memory = np.frombuffer(mmap.mmap(self.store, 0), np.uint8).reshape(rows, slot, slot, 3)
         self.workers: dict[int, Worker] = {}
         self.ready = select.poll()
-        for _ in range(cores):
-            process, connection = start_worker(stack, self.store)
-            stack.callback(process.kill)  # at the end idle; after Ctrl-C not waited for
+        process, connections = start_workers(stack, cores, self.store)
+        for connection in connections:
             self.workers[connection.fileno()] = Worker(process, connection)
             self.ready.register(connection, select.POLLIN)
-        if pinned:  # while they start
-            pin(stack, self.memory)
+        self.pin = partial(pin, stack, self.memory) if pinned else None
 
     def room(self, waiting: int) -> bool:
         for connection, _ in self.ready.poll(0):
@@ -202,6 +200,9 @@ class Workers:
         return found
 
     def given(self, pixels: list[np.ndarray]) -> Pixels:
+        if self.pin is not None:  # now, while the workers decode the batches behind the first
+            self.pin()
+            self.pin = None
         return Pixels(pixels, self.memory, [*islice(self.lent, len(pixels))])
 
     def release(self, count: int) -> None:
