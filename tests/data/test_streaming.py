@@ -185,6 +185,22 @@ def test_a_worker_that_dies_is_said(paths: list[str], started: list[int], after:
         list(batches)
 
 
+def test_where_ends_of_processes_are_ignored(paths: list[str], started: list[int],
+                                             capfd: pytest.CaptureFixture[str]) -> None:
+    """As a daemon may have it, and the programs it starts with it."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert [image for batch, _ in streamed(paths, SLOT, BATCH) for image in batch] == paths
+        batches = streamed(paths * 4, SLOT, BATCH)
+        next(batches)
+        os.kill(started[2], signal.SIGKILL)
+        with pytest.raises(UserError, match="ended unexpectedly"):
+            list(batches)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert capfd.readouterr().err == ""
+
+
 def test_threads_where_no_worker_can_start(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert [image for batch, _ in streamed(paths, SLOT, BATCH) for image in batch] == paths

@@ -256,19 +256,19 @@ def work() -> None:
     """Workers, one for each connection: forks of this process, as importing takes it longer than them their first
     hundred images. Should one end otherwise than when its connection does, all end, this process in the same way."""
     ImageFile.MAXBLOCK = 1 << 20  # in how large pieces Pillow gives pixels away, which it joins by copying
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, as by some daemons, no end can be waited for
     connections, workers, code = [int(each) for each in sys.argv[1:]], set[int](), 0
     try:
         while connections:
             connection = connections.pop()
             worker = os.fork()
             if not worker:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 for other in connections:
                     os.close(other)
                 serve(connection)
             workers.add(worker)
             os.close(connection)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         while workers and not code:
             worker, status = os.wait()
             workers.remove(worker)
