@@ -21,9 +21,13 @@ def written_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary path; rename it to `path` if the block succeeds, remove it if not.
 
     The data reaches the disk before the name does (fsync), so that `path` holds either its old content or the new.
+    What is no file, such as /dev/null, is written itself.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        if path.parent == Path("/dev") or (path.exists() and not path.is_file()):
+            yield path  # a device, a pipe, standard output: there is nothing to rename over
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with temporary.open("rb") as file:
