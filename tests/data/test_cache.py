@@ -138,6 +138,20 @@ def test_turned_photographs_lie_where_they_should(tmp_path: Path, turn: int) -> 
     assert difference.mean() <= 0.6 and np.quantile(difference, 0.99) <= 3
 
 
+def test_a_photograph_that_vanishes_once_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "1.jpg"
+    path.write_bytes(as_bytes(picture(7, 1021, 693), "JPEG"))
+    before, read = decoding.shrunk(str(path), 64), decoding.read_image
+
+    def read_and_remove(file: str, at_least: int) -> tuple[Image.Image, tuple[int, int]]:
+        found = read(file, at_least)
+        path.unlink()
+        return found
+
+    monkeypatch.setattr(decoding, "read_image", read_and_remove)
+    assert decoding.shrunk(str(path), 64) == before
+
+
 def test_the_slot_follows_the_image_size(tmp_path: Path) -> None:
     files = {"a/x/1.png": picture(1, 300, 300), "a/y/1.png": noise(2, 20, 20), "b/x/1.png": noise(3, 20, 20)}
     slots = {size: prepare(fill(tmp_path / "d", files, size)).slot for size in (28, 224, 448)}

@@ -88,19 +88,18 @@ def shrunk(path: str, slot: int) -> tuple[Image.Image, tuple[int, int]]:
     image, (height, width) = read_image(path, at_least=2 * slot)
     size = min(slot, width), min(slot, height)
     if image.size != size:
-        image = image.resize(size, Image.Resampling.BILINEAR, box=covered(path, image, width, height), reducing_gap=3.0)
+        image = image.resize(size, Image.Resampling.BILINEAR, box=covered(image, width, height), reducing_gap=3.0)
     return image, (height, width)
 
 
-def covered(path: str, image: Image.Image, width: int, height: int) -> tuple[float, float, float, float]:
+def covered(image: Image.Image, width: int, height: int) -> tuple[float, float, float, float]:
     """The part of a JPEG decoded at a fraction of its size that the original fills: its last column and row may stick
-    out by a part of a pixel, to whichever side EXIF has turned them."""
+    out by a part of a pixel, to whichever side EXIF, which the upright image still has, has turned them."""
     scale = next(scale for scale in (1, 2, 4, 8) if image.size == (-(-width // scale), -(-height // scale)))
     wide, high = width / scale, height / scale
     left = top = 0.0
     if (wide, high) != image.size:
-        with Image.open(path, formats=FORMATS) as header:
-            turn = orientation(header)
+        turn = orientation(image)
         left = image.width - wide if turn in (2, 3, 6, 7) else 0.0
         top = image.height - high if turn in (3, 4, 7, 8) else 0.0
     return left, top, left + wide, top + high

@@ -35,7 +35,8 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
     pixels: several times faster for photographs. Transparent pixels are laid on white. Of an animation: frame one.
     """
     try:
-        if not (S_ISREG(mode := os.stat(path).st_mode) or S_ISDIR(mode)):  # noqa: PTH116, for many files
+        stat = os.stat(path)  # noqa: PTH116, for many files
+        if not (S_ISREG(stat.st_mode) or S_ISDIR(stat.st_mode)):
             raise UserError(f"{path} is not a file but a pipe, socket or device.")
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
@@ -68,8 +69,7 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
         raise UserError(f"{path} is too large: images of up to {MAX_PIXELS // 1_000_000} megapixels are read. "
                         "Make it smaller or remove it.") from None
     except Image.UnidentifiedImageError:
-        empty = Path(path).stat().st_size == 0
-        raise UserError(f"{path} is " + ("empty (0 bytes)." if empty else
+        raise UserError(f"{path} is " + ("empty (0 bytes)." if stat.st_size == 0 else
                         "not an image: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM.")) from None
     except Exception as error:  # decoders fail on damaged files with exceptions of every kind
         if isinstance(error, OSError) and error.strerror:  # a link to itself, a fault of the disk
