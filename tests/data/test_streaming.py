@@ -201,6 +201,18 @@ def test_where_ends_of_processes_are_ignored(paths: list[str], started: list[int
     assert capfd.readouterr().err == ""
 
 
+def test_where_standard_input_is_closed(paths: list[str], started: list[int]) -> None:
+    """What is opened next takes its number."""
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        assert [image for batch, _ in streamed(paths, SLOT, BATCH) for image in batch] == paths
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    assert len(started) == 2
+
+
 def test_threads_where_no_worker_can_start(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert [image for batch, _ in streamed(paths, SLOT, BATCH) for image in batch] == paths

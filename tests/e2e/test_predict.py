@@ -90,6 +90,13 @@ def test_lists_from_elsewhere_and_a_full_disk(place: Path) -> None:
     assert result.returncode == 2 and result.stderr.startswith(b"Error: The disk is full: standard output")
 
 
+def test_closed_standard_streams(place: Path) -> None:
+    result = subprocess.run(["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-m", "aidgn", "predict", "run",
+                             "pictures/ink", "--csv", "closed.csv"], cwd=place, timeout=900,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0 and (place / "closed.csv").read_text().startswith("file,label,probability")
+
+
 @pytest.fixture
 def here(place: Path, monkeypatch: pytest.MonkeyPatch, aidgn: Aidgn) -> Aidgn:
     """`aidgn predict`, in this process, typed in that folder."""

@@ -53,6 +53,9 @@ for command in (demo, train, sweep, status, table,
 
 def main() -> None:
     """Run the command line; a user's mistake is one message and exit code 2, Ctrl-C is 130."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as some daemons have it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")  # file names may hold bytes that are no text

@@ -218,7 +218,8 @@ def start_workers(stack: ExitStack, count: int, *inherited: int) -> tuple[subpro
         files = [each.fileno() for each in theirs]
         process = stack.enter_context(subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-c", "from aidgn.data.decoding import work; work()",
-             *map(str, files)], pass_fds=[*files, *inherited], start_new_session=True, stdin=subprocess.DEVNULL,
+             *map(str, files)], pass_fds=[*files, *inherited], start_new_session=True,
+            stdin=None if 0 in (*files, *inherited) else subprocess.DEVNULL,  # one may be 0 where that was closed
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
                  "OPENBLAS_NUM_THREADS": "1", **KEEP_MEMORY}))
     for each in ours:
