@@ -54,7 +54,7 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
         return 2 * DOMAINS * single + 1 - whole, \
             f"meta-train and meta-test of every pair, over one domain: {single:.2f} each"
     if isinstance(algorithm, ARM):
-        context = timed(lambda: algorithm.context_net(x), x.device, BLOCK) / step
+        context = settled(lambda: algorithm.context(x), x.device) / step
         return 1 + context, f"and the forward of the context network, {context:.2f}"
     if isinstance(algorithm, DANN):
         z = torch.randn(len(x), algorithm.num_features, device=x.device, requires_grad=True)
@@ -63,7 +63,7 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
         def discriminate() -> None:
             algorithm.discriminator(z).sum().backward()
 
-        discriminator = timed(discriminate, x.device, BLOCK) / step
+        discriminator = settled(discriminate, x.device) / step
         return (1 + FORWARD) / 2 + discriminator, \
             f"every other update needs the forward only; the discriminator {discriminator:.2f} in each"
     if algorithm.name() in ONE_BY_ONE and algorithm.live_batch_norms():
@@ -94,6 +94,12 @@ def timed(work: Callable[[], object], device: torch.device, times: int) -> float
     if cuda:
         torch.cuda.synchronize()
     return (time.perf_counter() - began) / times
+
+
+def settled(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds each, once what the first times cost is over."""
+    timed(work, device, WARM_UP)
+    return timed(work, device, BLOCK)
 
 
 def seconds(algorithm: Algorithm, batch: Minibatches, steps: int) -> float:

@@ -68,3 +68,17 @@ def test_meta_test_domains_are_at_most_all_but_one(toy: SimpleNamespace) -> None
     algorithm = toy.make("MLDG", domains=2, n_meta_test=2)
     assert len(algorithm.pairs()) == 1
     assert toy.make("MLDG", n_meta_test="none").hyper_parameters["n_meta_test"] is None
+
+
+def test_a_copy_goes_on_by_itself(toy: SimpleNamespace) -> None:
+    algorithm = toy.make("MLDG")
+    algorithm.update(toy.batches(0))
+    other = copy.deepcopy(algorithm)
+    before = copy.deepcopy(algorithm.state_dict())
+    torch.manual_seed(1)
+    other.update(toy.batches(1))
+    torch.testing.assert_close(algorithm.state_dict(), before, rtol=0, atol=0)
+    torch.manual_seed(1)
+    algorithm.update(toy.batches(1))
+    torch.testing.assert_close(algorithm.state_dict(), other.state_dict(), rtol=0, atol=0)
+    assert any(not torch.equal(value, before[key]) for key, value in other.state_dict().items())

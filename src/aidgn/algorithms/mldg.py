@@ -1,5 +1,6 @@
 """Meta-learning for domain generalisation: a step on one domain should also help another."""
 
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -37,41 +38,45 @@ class MLDG(Algorithm):
         test = order[train:]
         return [(domain, test[k % len(test)]) for k, domain in enumerate(order[:train])]
 
+    @cached_property
+    def inner(self) -> "FreshAdam":
+        return FreshAdam([parameter for group in self.optimizers["main"].param_groups for parameter in group["params"]],
+                         self.number("weight_decay"))
+
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
         self.check(minibatches)
         self.updates += 1
-        beta, total_loss = self.number("mldg_beta"), torch.zeros((), device=minibatches[0][1].device)
-        optimizer = self.optimizers["main"]
+        inner, optimizer, beta = self.inner, self.optimizers["main"], self.number("mldg_beta")
+        total_loss, live = torch.zeros((), device=minibatches[0][1].device), self.live_batch_norms()
         optimizer.zero_grad()
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        gradient = [torch.zeros_like(parameter) for parameter in parameters]
-        before = [parameter.detach().clone() for parameter in parameters]
+        torch._foreach_zero_(inner.total)
 
-        def accumulate(loss: Tensor, weight: float) -> None:
-            """Leave the loss's gradient on the parameters and add it, weighted, to the sum."""
+        def accumulate(x: Tensor, y: Tensor, weight: float) -> None:
+            """Leave the gradient of the risk on the parameters and add it, weighted, to the sum."""
             nonlocal total_loss
+            if x.is_cuda:  # of the pass before nothing is needed any more, which CUDA graphs cannot know
+                torch.compiler.cudagraph_mark_step_begin()
+            loss = cross_entropy(self.predict(x), y)
             loss.backward()
-            used = [(total, parameter.grad) for total, parameter in zip(gradient, parameters, strict=True)
+            used = [(total, parameter.grad) for total, parameter in zip(inner.total, inner.parameters, strict=True)
                     if parameter.grad is not None]
             torch._foreach_add_([total for total, _ in used], [grad for _, grad in used], alpha=weight)
             total_loss = total_loss + weight * loss.detach()
 
         for i, j in self.pairs():
             x_i, y_i, x_j, y_j = paired(minibatches, i, j)
-            accumulate(cross_entropy(self.predict(x_i), y_i), 1 / self.num_domains)
+            accumulate(x_i, y_i, 1 / self.num_domains)
             # The copy is the network itself for a while: weights and running statistics are put back afterwards.
-            statistics = [(buffer, buffer.clone()) for layer in self.live_batch_norms()
-                          for buffer in layer.buffers(recurse=False)]
-            FreshAdam(parameters, self.number("lr") * self.lr_factor, self.number("weight_decay")).step()
+            statistics = [(buffer, buffer.clone()) for layer in live for buffer in layer.buffers(recurse=False)]
+            inner.step(self.number("lr") * self.lr_factor)
             optimizer.zero_grad()
-            accumulate(cross_entropy(self.predict(x_j), y_j), beta / self.num_domains)
+            accumulate(x_j, y_j, beta / self.num_domains)
             optimizer.zero_grad()
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, before)
-                for buffer, saved in statistics:
-                    buffer.copy_(saved)
+            inner.undo()
+            for buffer, saved in statistics:
+                buffer.copy_(saved)
 
-        for parameter, total in zip(parameters, gradient, strict=True):
+        for parameter, total in zip(inner.parameters, inner.total, strict=True):
             parameter.grad = total
         optimizer.step()
         optimizer.zero_grad()
@@ -79,19 +84,30 @@ class MLDG(Algorithm):
 
 
 class FreshAdam(torch.optim.Optimizer):
-    """An Adam that makes one step: w - lr g / (|g| + eps), g the gradient with weight decay, whose two means are g and
-    g^2 then. An optimiser by its class, as before those step the gradients of several devices are summed."""
+    """An Adam that makes one step and takes it back: w - lr g / (|g| + eps), g the gradient with weight decay, whose
+    two means are g and g^2 then. An optimiser by its class, as before those step the gradients of several devices are
+    summed. It keeps its room: to make a tensor for every parameter takes longer than a GPU takes to fill them."""
 
-    def __init__(self, parameters: list[Tensor], lr: float, weight_decay: float):
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+    def __init__(self, parameters: list[Tensor], weight_decay: float):
+        super().__init__(parameters, {})
+        self.parameters, self.weight_decay = parameters, weight_decay
+        self.before, self.size, self.total = ([torch.empty_like(each) for each in parameters] for _ in range(3))
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__  # a copy's room too
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
-            g = [parameter.grad for parameter in moved]
-            if group["weight_decay"]:
-                g = list(torch._foreach_add(g, moved, alpha=group["weight_decay"]))
-            size = torch._foreach_abs(g)
-            torch._foreach_add_(size, ADAM_EPS)
-            torch._foreach_addcdiv_(moved, g, size, value=-group["lr"])
+    def step(self, lr: float) -> None:  # type: ignore[override]
+        torch._foreach_copy_(self.before, self.parameters)
+        moved = [(w, w.grad, size) for w, size in zip(self.parameters, self.size, strict=True) if w.grad is not None]
+        weights, g, size = ([*each] for each in zip(*moved, strict=True))
+        if self.weight_decay:
+            torch._foreach_add_(g, weights, alpha=self.weight_decay)
+        torch._foreach_copy_(size, g)
+        torch._foreach_abs_(size)
+        torch._foreach_add_(size, ADAM_EPS)
+        torch._foreach_addcdiv_(weights, g, size, value=-lr)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        torch._foreach_copy_(self.parameters, self.before)
