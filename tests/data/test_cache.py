@@ -490,6 +490,11 @@ def test_a_worker_that_dies_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     check_exact(prepare(dataset, workers=2))
 
 
+def test_where_no_worker_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    check_exact(prepare(many(tmp_path / "d", 260), workers=2))
+
+
 PROGRAM = """
 import sys
 from pathlib import Path

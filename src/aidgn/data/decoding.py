@@ -174,11 +174,6 @@ def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
             os.truncate(pixels, (row + len(chunk)) * slot_bytes(slot))
         return root, str(pixels), slot, limit, row, chunk
 
-    if workers == 1 or len(files) < FEW:
-        for chunk in chunks:
-            yield from decode(*task(chunk))
-        return
-
     idle: SimpleQueue[Connection] = SimpleQueue()
 
     def delegate(chunk: list[str]) -> list[Entry]:
@@ -192,7 +187,14 @@ def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
             idle.put(connection)
 
     with ExitStack() as stack:
-        process, connections = start_workers(stack, min(workers, len(chunks)))
+        connections: list[Connection] = []
+        if workers > 1 and len(files) >= FEW:
+            with suppress(OSError):  # no more processes or open files: this one will do
+                process, connections = start_workers(stack, min(workers, len(chunks)))
+        if not connections:
+            for chunk in chunks:
+                yield from decode(*task(chunk))
+            return
         for connection in connections:
             idle.put(connection)
         pool = ThreadPoolExecutor(workers)
