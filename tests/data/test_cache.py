@@ -484,7 +484,7 @@ def test_a_worker_that_dies_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as deadly:
         deadly.setattr(decoding, "start_workers", start_and_kill_one)
-        with pytest.raises(UserError, match=r"ended unexpectedly \(exit code -9\)"):
+        with pytest.raises(UserError, match=r"ended unexpectedly \(exit code -9\).*fewer cores: taskset"):
             prepare(dataset, workers=2)
     assert len(started) == 2 and not any(Path(f"/proc/{process}").exists() for process in started)
     check_exact(prepare(dataset, workers=2))

@@ -182,7 +182,7 @@ def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
             ask(connection, decode, *task(chunk))
             return [Entry(*fields) for fields in answer(connection)]
         except (EOFError, ConnectionError):
-            raise ended(process, chunk, "take fewer with --workers") from None
+            raise ended(process, chunk) from None
         finally:
             idle.put(connection)
 
@@ -248,10 +248,10 @@ def answer(connection: Connection) -> list:
     return reply
 
 
-def ended(process: subprocess.Popen, files: Sequence[str], remedy: str) -> UserError:
+def ended(process: subprocess.Popen, files: Sequence[str]) -> UserError:
     where = f" at one of {files[0]} to {files[-1]}" if files else ""
     return UserError(f"A process that decodes images ended unexpectedly (exit code {process.wait()}){where}. If memory "
-                     f"ran out, {remedy}.")
+                     "ran out, use fewer cores: taskset -c 0-3 aidgn ...")
 
 
 def work() -> None:

@@ -137,8 +137,7 @@ class Worker:
         self.asked.popleft()
 
     def ended(self) -> UserError:
-        return ended(self.process, self.asked[0] if self.asked else (),
-                     "use fewer cores (taskset -c 0-3 aidgn predict ...)")
+        return ended(self.process, self.asked[0] if self.asked else ())
 
 
 class Workers:
