@@ -15,10 +15,9 @@ from aidgn.training.spec import RunSpec
 # Measured (benchmarks/algorithms.py): ResNet-50, bfloat16, batches of 3 x 32 images of 224 pixels, which lie ready.
 GPU = "NVIDIA H200"
 STEP_MS = {
-    "ERM": 11.5, "IRM": 11.7, "GroupDRO": 11.5, "Mixup": 11.7, "MLDG": 41.3, "CORAL": 12.0, "MMD": 11.8, "DANN": 7.9,
-    "CDANN": 7.9, "MTL": 11.5, "SagNet": 27.0, "VREx": 11.5, "RSC": 11.5, "AIDGN": 11.5, "AIDGN-noR": 11.6,
-    "AIDGN-noD": 11.6, "AIDGN-noRD": 11.6, "AIDGN-release": 11.8, "SD": 11.4, "Fishr": 11.7, "EQRM": 12.1,
-    "ARM": 18.9,
+    "ERM": 9.9, "IRM": 10.3, "GroupDRO": 10.1, "Mixup": 10.2, "MLDG": 42.4, "CORAL": 10.9, "MMD": 10.6, "DANN": 6.6,
+    "CDANN": 6.8, "MTL": 10.2, "SagNet": 23.2, "VREx": 10.1, "RSC": 10.0, "AIDGN": 10.4, "AIDGN-noR": 10.4,
+    "AIDGN-noD": 10.4, "AIDGN-noRD": 10.3, "AIDGN-release": 10.5, "SD": 10.0, "Fishr": 10.5, "EQRM": 10.5, "ARM": 17.6,
 }
 INPUT_MS = 0.4  # to gather and augment them (benchmarks/training.py)
 STEP_IMAGES = 96
