@@ -90,6 +90,16 @@ def test_lists_from_elsewhere_and_a_full_disk(place: Path) -> None:
     assert result.returncode == 2 and result.stderr.startswith(b"Error: The disk is full: standard output")
 
 
+def test_nobody_reads_any_more(place: Path) -> None:
+    with subprocess.Popen([sys.executable, "-m", "aidgn", "predict", "run", "pictures/ink"], cwd=place,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert b"Error" not in process.stderr.read()
+    assert process.returncode == 141
+
+
 def test_closed_standard_streams(place: Path) -> None:
     result = subprocess.run(["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-m", "aidgn", "predict", "run",
                              "pictures/ink", "--csv", "closed.csv"], cwd=place, timeout=900,

@@ -38,6 +38,13 @@ class Group(click.Group):
             raise click.UsageError(f"There is no command {args[0]}.{did_you_mean(args[0], self.commands)}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # nobody reads any more (| head): as if the signal had ended it; click would say 1
+            discard_output()
+            sys.exit(141)
+
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
              epilog="Start with `aidgn demo`. Every command explains itself with --help.")
@@ -70,14 +77,16 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted; the same command continues.", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         # Files are written with an error of their own, so that this is what the command prints.
         click.echo("Error: The disk is full: standard output could not be written. Free some space and run the same "
                    "command again.", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what is left goes at exit
+        discard_output()
         sys.exit(2)
+
+
+def discard_output() -> None:
+    """What is left of it goes nowhere at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
