@@ -175,6 +175,15 @@ def test_broken_files_are_told_in_the_same_words(paths: list[str], started: list
     assert [image for image, _ in outcomes[0]] == [image for image in images if image in wrong]
 
 
+def test_lines_of_something_else_instead_of_names(paths: list[str], started: list[int]) -> None:
+    """They are longer than what a pipe holds."""
+    lines, told = ["x" * 50_000] * 200, list[str]()
+    kept = [image for batch, _ in streamed([*paths, *lines], SLOT, BATCH, lambda _, error: told.append(str(error)))
+            for image in batch]
+    assert kept == paths and told == [f"{line} cannot be read: File name too long." for line in lines]
+    assert len(started) == 2
+
+
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_worker_that_dies_is_said(paths: list[str], started: list[int], after: int) -> None:
     batches = streamed(paths * 4, SLOT, BATCH)

@@ -27,6 +27,7 @@ from aidgn.errors import UserError
 
 DECODED_TOGETHER = 4  # images that a thread takes at a time
 ASKED = 4  # times CHUNK images that a worker has before it: what both pipes hold, so that nobody waits for the other
+LONGEST = 1024  # letters of a name, for the same reason
 ImageLike = str | Path | Image.Image | np.ndarray | Tensor
 Decoded = np.ndarray | UserError  # pixels [h, w, 3] as the cache stores them, or what is wrong with the image
 OnBroken = Callable[[ImageLike, UserError], None]
@@ -173,13 +174,14 @@ class Workers:
         return min(self.workers.values(), key=lambda worker: len(worker.asked))
 
     def submit(self, part: list[ImageLike]) -> Callable[[], list[Decoded]]:
-        if not all(isinstance(image, str | Path) for image in part):  # among files an image in memory
+        if not all(isinstance(image, str | Path) and len(str(image)) <= LONGEST for image in part):
             return partial(self.decoded_here, part)
         worker, rows = self.idlest(), [self.free.popleft() for _ in part]
         worker.ask(self.store, self.slot, rows, [str(image) for image in part])
         return partial(self.decoded_by, worker, rows)
 
     def decoded_here(self, part: list[ImageLike]) -> list[Decoded]:
+        """Where an image in memory or a very long name is among them."""
         found = decode(part, self.slot)
         self.lent.extend(None for each in found if isinstance(each, np.ndarray))
         return found
