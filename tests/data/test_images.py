@@ -341,6 +341,15 @@ def test_a_pipe_and_a_link_to_itself(tmp_path):
     expect_error(tmp_path / "self.jpg", "cannot be read: Too many levels of symbolic links")
 
 
+def test_too_little_memory_is_no_damage(tmp_path, monkeypatch):
+    def load(self):
+        raise MemoryError
+
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", load)
+    expect_error(tmp_path / "a.png", "cannot be read: there is not enough memory for it.")
+
+
 def test_formats_that_start_programs_are_not_tried(tmp_path):
     (tmp_path / "a.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
     expect_error(tmp_path / "a.jpg", "not an image")

@@ -71,6 +71,8 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
     except Image.UnidentifiedImageError:
         raise UserError(f"{path} is " + ("empty (0 bytes)." if stat.st_size == 0 else
                         "not an image: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM.")) from None
+    except MemoryError as error:
+        raise UserError(f"{path} cannot be read: there is not enough memory for it.") from error
     except Exception as error:  # decoders fail on damaged files with exceptions of every kind
         if isinstance(error, OSError) and error.strerror:  # a link to itself, a fault of the disk
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
