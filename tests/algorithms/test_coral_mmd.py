@@ -74,3 +74,19 @@ def test_covariance_needs_two_samples_and_pairs_two_domains(toy: SimpleNamespace
     for name in ("CORAL", "MMD"):
         with pytest.raises(UserError, match="at least 2 source domains"):
             toy.make(name, domains=1)
+
+
+def test_an_image_that_is_drawn_twice_has_a_gradient(toy: SimpleNamespace) -> None:
+    """The root in a distance of zero has none."""
+    algorithm = toy.make("MMD")
+    z = torch.randn(6, 4, dtype=torch.float64)
+    z[3] = z[0]
+    z.requires_grad_()
+    batches = [(z[part], torch.zeros(2, dtype=torch.long)) for part in (slice(0, 2), slice(2, 4), slice(4, 6))]
+    algorithm.distance(z, batches).backward()
+    wanted = z.detach().clone().requires_grad_()
+    squares = (wanted.unsqueeze(1) - wanted).square().sum(2)
+    kernel = sum((-scale * squares).exp() for scale in (0.001, 0.01, 0.1, 1, 10, 100, 1000))
+    means = kernel.reshape(3, 2, 3, 2).mean((1, 3))
+    (sum(means[i, i] + means[j, j] - 2 * means[i, j] for i, j in ((0, 1), (0, 2), (1, 2))) / 3).backward()
+    torch.testing.assert_close(z.grad, wanted.grad)
