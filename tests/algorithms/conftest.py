@@ -13,6 +13,11 @@ from aidgn.algorithms import Algorithm, create
 
 SIZES = (5, 3, 4)  # samples of the three source domains
 CLASSES, FEATURES, INPUTS = 4, 5, 6
+# Settings under which everything that can change in a few updates does.
+BUSY = {"IRM": {"irm_penalty_anneal_iters": 3}, "VREx": {"vrex_penalty_anneal_iters": 3},
+        "Fishr": {"penalty_anneal_iters": 3}, "EQRM": {"eqrm_burnin_iters": 3, "eqrm_lr": 1e-3},
+        "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1}, "CDANN": {"grad_penalty": 0.1, "d_steps_per_g_step": 2},
+        "MTL": {"mtl_ema": 0.5}}
 
 
 class Network(nn.Sequential):
@@ -108,6 +113,6 @@ def follow(algorithm: Algorithm, naive_update: Callable[[list[tuple[Tensor, Tens
 @pytest.fixture
 def toy() -> SimpleNamespace:
     return SimpleNamespace(
-        SIZES=SIZES, CLASSES=CLASSES, FEATURES=FEATURES, INPUTS=INPUTS, Network=Network, Adam=NaiveAdam,
+        SIZES=SIZES, CLASSES=CLASSES, FEATURES=FEATURES, INPUTS=INPUTS, BUSY=BUSY, Network=Network, Adam=NaiveAdam,
         batches=batches, network=network, image_network=image_network, make=make, seed=seed,
         cross_entropy=cross_entropy, same_weights=same_weights, follow=follow)

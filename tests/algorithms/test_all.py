@@ -14,17 +14,12 @@ from aidgn.algorithms.hyper_parameters import Distribution, uniform
 from aidgn.errors import UserError
 
 NAMES = list(ALGORITHMS)
-# Settings under which everything that can change in a few updates does.
-BUSY = {"IRM": {"irm_penalty_anneal_iters": 3}, "VREx": {"vrex_penalty_anneal_iters": 3},
-        "Fishr": {"penalty_anneal_iters": 3}, "EQRM": {"eqrm_burnin_iters": 3, "eqrm_lr": 1e-3},
-        "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1}, "CDANN": {"grad_penalty": 0.1, "d_steps_per_g_step": 2},
-        "MTL": {"mtl_ema": 0.5}}
 
 
 def build(toy: SimpleNamespace, name: str, **more: object) -> Algorithm:
     featurizer = toy.image_network(3 + ALGORITHMS[name].extra_channels)
     torch.manual_seed(3)
-    return create(name, featurizer, toy.CLASSES, 3, **{"lr": 1e-2, **BUSY.get(name, {}), **more}).train()
+    return create(name, featurizer, toy.CLASSES, 3, **{"lr": 1e-2, **toy.BUSY.get(name, {}), **more}).train()
 
 
 def batches(toy: SimpleNamespace, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
