@@ -10,8 +10,6 @@ from torch.nn.functional import cross_entropy
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
 from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform, one_of
 
-ADAM_EPS = 1e-8
-
 
 class MLDG(Algorithm):
     """gradient = 1/N sum over pairs (i, j) of  grad CE_i + mldg_beta grad CE_j at the weights after one step on CE_i
@@ -68,7 +66,7 @@ class MLDG(Algorithm):
             accumulate(x_i, y_i, 1 / self.num_domains)
             # The copy is the network itself for a while: weights and running statistics are put back afterwards.
             statistics = [(buffer, buffer.clone()) for layer in live for buffer in layer.buffers(recurse=False)]
-            inner.step(self.number("lr") * self.lr_factor)
+            inner.try_step(self.number("lr") * self.lr_factor)
             optimizer.zero_grad()
             accumulate(x_j, y_j, beta / self.num_domains)
             optimizer.zero_grad()
@@ -83,30 +81,24 @@ class MLDG(Algorithm):
         return {"loss": total_loss}
 
 
-class FreshAdam(torch.optim.Optimizer):
-    """An Adam that makes one step and takes it back: w - lr g / (|g| + eps), g the gradient with weight decay, whose
-    two means are g and g^2 then. An optimiser by its class, as before those step the gradients of several devices are
-    summed. It keeps its room: to make a tensor for every parameter takes longer than a GPU takes to fill them."""
+class FreshAdam(torch.optim.Adam):
+    """Makes the first step of an Adam and takes it back. A first step remembers none: with betas of zero each is one,
+    w - lr g / (|g| + eps), g the gradient with weight decay. It keeps its room from update to update: to make a tensor
+    for every parameter takes longer than a GPU takes to fill them."""
 
     def __init__(self, parameters: list[Tensor], weight_decay: float):
-        super().__init__(parameters, {})
-        self.parameters, self.weight_decay = parameters, weight_decay
-        self.before, self.size, self.total = ([torch.empty_like(each) for each in parameters] for _ in range(3))
+        super().__init__(parameters, betas=(0.0, 0.0), weight_decay=weight_decay, fused=True)
+        self.parameters = parameters
+        self.before, self.total = ([torch.empty_like(each) for each in parameters] for _ in range(2))
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__  # a copy's room too
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:  # type: ignore[override]
+    def try_step(self, lr: float) -> None:
         torch._foreach_copy_(self.before, self.parameters)
-        moved = [(w, w.grad, size) for w, size in zip(self.parameters, self.size, strict=True) if w.grad is not None]
-        weights, g, size = ([*each] for each in zip(*moved, strict=True))
-        if self.weight_decay:
-            torch._foreach_add_(g, weights, alpha=self.weight_decay)
-        torch._foreach_copy_(size, g)
-        torch._foreach_abs_(size)
-        torch._foreach_add_(size, ADAM_EPS)
-        torch._foreach_addcdiv_(weights, g, size, value=-lr)
+        self.param_groups[0]["lr"] = lr
+        self.step()
 
     @torch.no_grad()
     def undo(self) -> None:
