@@ -1,11 +1,13 @@
 """What is written is written whole, or to what is no file."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from aidgn.files import StorageError, write_text
+from aidgn.files import StorageError, write_text, written_at_last
 
 
 def test_a_pipe_is_written_not_replaced(tmp_path: Path) -> None:
@@ -22,3 +24,35 @@ def test_a_folder_is_said_and_stays(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=f"{tmp_path} could not be written: Is a directory"):
         write_text(tmp_path, "text")
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_written_for_long_leaves_nothing_when_the_process_is_killed(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from aidgn.files import written_at_last
+with written_at_last(Path(sys.argv[1])) as file:
+    file.write("half")
+    file.flush()
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+    path = tmp_path / "labels.csv"
+    path.write_text("before")
+    with subprocess.Popen([sys.executable, "-c", script, path], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"written\n"
+        process.kill()
+    assert [*tmp_path.iterdir()] == [path] and path.read_text() == "before"
+
+
+def test_what_is_written_for_long_is_there_in_the_end_to_the_last_byte(tmp_path: Path) -> None:
+    path, text = tmp_path / "folder" / "labels.csv", '"a\r\nb"\n\udcff\r' * 9999
+    with written_at_last(path) as file:
+        file.write(text)
+        assert not [*path.parent.iterdir()]
+    assert path.read_bytes() == text.encode(errors="surrogateescape") and [*path.parent.iterdir()] == [path]
+    with pytest.raises(KeyError), written_at_last(path) as file:
+        file.write("other")
+        raise KeyError
+    assert path.read_bytes() == text.encode(errors="surrogateescape") and [*path.parent.iterdir()] == [path]

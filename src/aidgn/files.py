@@ -4,6 +4,7 @@ import errno
 import fcntl
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,6 +39,24 @@ def written_aside(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_at_last(path: Path) -> Iterator[IO[str]]:
+    """A text file that becomes `path` if the block succeeds, for what takes long: until then it has no name, so that
+    a process that is killed leaves nothing."""
+    as_text: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    with written_aside(path) as target:
+        if target == path:  # a device or a pipe
+            with path.open("w", **as_text) as file:
+                yield file
+            return
+        with target.open("w+", **as_text) as file:
+            target.unlink()
+            yield file
+            file.seek(0)
+            with target.open("w", **as_text) as whole:
+                shutil.copyfileobj(file, whole)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -127,6 +127,20 @@ def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path, here: Aidg
     assert "Warnings about images unlike the training ones are not available" in result.stderr
 
 
+def test_a_process_that_is_killed_would_leave_nothing_beside_the_csv(place: Path, here: Aidgn,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    module, beside = sys.modules["aidgn.cli.predict"], list[Path]()
+    written = module._as_csv
+
+    def look(*arguments: object) -> str:
+        beside.extend((place / "alone").iterdir())
+        return written(*arguments)
+
+    monkeypatch.setattr(module, "_as_csv", look)
+    here("run", "pictures/ink", "--csv", "alone/labels.csv")
+    assert not beside and len((place / "alone" / "labels.csv").read_text().splitlines()) == 41
+
+
 def test_files_that_are_passed_over_are_named(place: Path, here: Aidgn) -> None:
     folder = place / "mixed"
     folder.mkdir()

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import click
 
 from aidgn.errors import UserError, plural, some
-from aidgn.files import written_aside
+from aidgn.files import written_at_last
 
 # Files, each with its most probable classes and, from a model that can tell, '' or what is unlike the training images.
 Rows = list[tuple[str, list[tuple[str, float]], str | None]]
@@ -61,14 +61,12 @@ def predict(model: str, images: tuple[str, ...], top: int, csv: str | None, as_j
     top = min(top, len(loaded.classes))
     broken = done = warned = 0
     out = sys.stdout  # as it is before a live display redirects what is printed
-    outputs: list[tuple[TextIO, Callable[[Rows, bool], str]]] = [(out, _as_json)] if as_json else []
+    outputs: list[tuple[IO[str], Callable[[Rows, bool], str]]] = [(out, _as_json)] if as_json else []
     with ExitStack() as stack:
         if csv == "-":
             outputs.append((out, _as_csv))
         elif csv:
-            temporary = stack.enter_context(written_aside(Path(csv)))
-            outputs.append((stack.enter_context(temporary.open("w", encoding="utf-8", errors="surrogateescape")),
-                            _as_csv))
+            outputs.append((stack.enter_context(written_at_last(Path(csv))), _as_csv))
         if not outputs:
             from rich.cells import cell_len
 
