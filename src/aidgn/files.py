@@ -34,6 +34,8 @@ def written_aside(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except BrokenPipeError:  # nobody reads what is printed meanwhile, or the pipe that `path` is
+        raise
     except OSError as error:
         raise storage_error(path, error) from error
     finally:

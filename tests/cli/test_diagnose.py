@@ -1,6 +1,7 @@
 """aidgn diagnose on small real runs and on feature files."""
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -55,6 +56,15 @@ def test_two_runs_are_compared(runs: dict[str, Path], capsys: pytest.CaptureFixt
     assert "different data" not in said
     assert (runs["ERM"] / "figures" / "latent-space-ERM-AIDGN.png").is_file()
     assert "nan" not in said and "Left out" not in said
+
+
+def test_nobody_reads_the_comparison_any_more(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(SystemExit) as end, os.fdopen(writer, "w") as closed:  # which is written to /dev/null by then
+        monkeypatch.setattr(sys, "stdout", closed)
+        aidgn(runs["ERM"], runs["AIDGN"], "--permutations", 99, "--no-figures")
+    assert end.value.code == 141
 
 
 def test_of_several_too_what_is_left_out_is_said_and_only_the_like_is_drawn_side_by_side(

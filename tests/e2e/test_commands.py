@@ -128,6 +128,15 @@ def test_lists(aidgn: Aidgn) -> None:
     assert "mu_star" in one and "410" in one and "U[0.05, 0.5]" in one
 
 
+@pytest.mark.parametrize("command", ["data list", "data check digits", "algorithms"])
+def test_nobody_reads_a_table_any_more(command: str) -> None:
+    with subprocess.Popen([*AIDGN, *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert not process.stderr.read()
+    assert process.returncode == 141
+
+
 def test_an_own_algorithm_is_shown_as_it_is_written(aidgn: Aidgn, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         'from aidgn.algorithms import Algorithm\n\n\nclass Mine(Algorithm):\n    """loss = CE(g([z, e]), y)[/i]"""\n\n'

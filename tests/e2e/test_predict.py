@@ -90,14 +90,15 @@ def test_lists_from_elsewhere_and_a_full_disk(place: Path) -> None:
     assert result.returncode == 2 and result.stderr.startswith(b"Error: The disk is full: standard output")
 
 
-def test_nobody_reads_any_more(place: Path) -> None:
-    with subprocess.Popen([sys.executable, "-m", "aidgn", "predict", "run", "pictures/ink"], cwd=place,
+@pytest.mark.parametrize("options", [(), ("--json", "--csv", "unread.csv")])
+def test_nobody_reads_any_more(place: Path, options: tuple[str, ...]) -> None:
+    with subprocess.Popen([sys.executable, "-m", "aidgn", "predict", "run", "pictures/ink", *options], cwd=place,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
         assert b"Error" not in process.stderr.read()
-    assert process.returncode == 141
+    assert process.returncode == 141 and not (place / "unread.csv").exists()
 
 
 def test_closed_standard_streams(place: Path) -> None:

@@ -75,10 +75,10 @@ def open_features(given: Path, data: str | None, algorithm: str | None, device: 
 
 def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
     """One run in sentences; several side by side in a table."""
-    from rich.console import Console
     from rich.table import Table
 
     from aidgn.analysis.diagnosis import compare
+    from aidgn.cli.display import Output
 
     columns = min(shutil.get_terminal_size((120, 24)).columns, 120)
 
@@ -98,7 +98,7 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
         table.add_column(name, overflow="fold")
     for label, values in compare(diagnoses):
         table.add_row(label, *values)
-    Console(width=columns, height=25, highlight=False).print(table, markup=False)
+    Output(width=columns, height=25, highlight=False).print(table, markup=False)
     for name, one in zip(names, diagnoses, strict=True):
         echo(f"{name}. {one.meaning()}")
     for line in dict.fromkeys(line for one in diagnoses for line in one.tested()):

@@ -4,10 +4,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from rich.console import Console
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
 
     from aidgn.training import RunSpec
@@ -17,6 +18,13 @@ UNITS = {"decoding images": "images", "reading images": "images", "training": "s
          "predicting": "images", "computing features": "images", "adapting": "settings",
          "looking inside": "runs", "making thumbnails": "images"}
 NARROW = 72  # columns: below, the bar and words give way to the numbers
+
+
+class Output(Console):
+    """A console that leaves to the command line what to do where nobody reads any more; rich would end with 1."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
 
 
 class Display:
@@ -37,11 +45,10 @@ class RunDisplay(Display):
     """Shows the parts of one piece of work, each with speed and time left."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.live = sys.stderr.isatty()
-        console = Console(stderr=True)
+        console = Output(stderr=True)
         bar, note = ([BarColumn()], [TextColumn("{task.fields[note]}")]) if console.width >= NARROW else ([], [])
         self.progress = Progress(TextColumn("{task.description}"), *bar, MofNCompleteColumn(),
                                  TextColumn("{task.fields[speed]}"), TimeRemainingColumn(), *note, console=console,
@@ -80,7 +87,6 @@ class SweepDisplay(Display):
     """Shows many runs as one bar; give `update` to a launcher as `on_event`."""
 
     def __init__(self, specs: "Sequence[RunSpec]", done_before: int = 0) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self.specs, self.live, self.done_before = specs, sys.stderr.isatty(), done_before
@@ -89,7 +95,7 @@ class SweepDisplay(Display):
         self.folders: dict[int, str] = {}
         self.began = self.said = time.monotonic()
         self.first: int | None = None  # steps that were done already, which say nothing about the speed
-        console = Console(stderr=True)
+        console = Output(stderr=True)
         what = [TextColumn("{task.description:<32}"), BarColumn()] if console.width >= NARROW else []
         self.progress = Progress(*what, TextColumn("{task.fields[runs]}"), TimeElapsedColumn(),
                                  TextColumn("{task.fields[left]}"), console=console, disable=not self.live)
@@ -130,11 +136,9 @@ class SweepDisplay(Display):
             print(f"{self.runs()}, {text}", file=sys.stderr, flush=True)
 
 
-def wide_console(columns: int) -> "Console":
+def wide_console(columns: int) -> Output:
     """Standard output for tables: as wide as the terminal; where there is none, of so many columns."""
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=columns, height=25)  # no height: TERM=dumb makes it 80
+    return Output() if sys.stdout.isatty() else Output(width=columns, height=25)  # no height: TERM=dumb makes it 80
 
 
 def rate(speed: float) -> str:
