@@ -25,7 +25,7 @@ def naive_quantile(risks, alpha):
     return (ends[0] + ends[1]) / 2
 
 
-@pytest.mark.parametrize("burnin", [0, 1.5, 100])
+@pytest.mark.parametrize("burnin", [0, 1, 1.5, 100])
 def test_updates(toy: SimpleNamespace, burnin: float) -> None:
     algorithm = toy.make("EQRM", eqrm_quantile=0.8, eqrm_burnin_iters=burnin, eqrm_lr=3e-3)
     f, g = copy.deepcopy(algorithm.featurizer), copy.deepcopy(algorithm.classifier)

@@ -24,7 +24,7 @@ class Annealed(Algorithm):
         return self.updates > self.anneal_updates
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        if self.updates == self.anneal_updates:
+        if self.updates in (0, self.anneal_updates):  # before the update is counted, as EQRM's rate goes by the count
             self.optimizers = self.build_optimizers()
         return super().update(minibatches)
 
