@@ -68,9 +68,18 @@ def test_batch_size_is_8_except_for_small_images(toy: SimpleNamespace) -> None:
 
 def test_a_featurizer_for_images_alone_is_refused(toy: SimpleNamespace) -> None:
     with pytest.raises(UserError, match=r"images of 3 channels its first convolution must take 4, not 3"):
-        toy.make("ARM", toy.image_network(3))
+        toy.make("ARM", toy.image_network(3)).update(toy.batches(0, shape=(3, 6, 6)))
+    with pytest.raises(UserError, match=r"images of 1 channels its first convolution must take 2, not 1"):
+        toy.make("ARM", toy.image_network(1))
     with pytest.raises(UserError, match=r"images of 3 channels its first convolution must take 4, not 2"):
         toy.make("ARM", toy.image_network(2)).predict(torch.randn(2, 3, 6, 6, dtype=torch.float64))
+
+
+def test_images_of_two_channels(toy: SimpleNamespace) -> None:
+    """As DomainBed's ColoredMNIST has them: with the context the featuriser takes three."""
+    algorithm = toy.make("ARM", toy.image_network(3))
+    assert algorithm.update(toy.batches(0, shape=(2, 6, 6)))["loss"].isfinite()
+    assert algorithm.predict(toy.batches(0, shape=(2, 6, 6))[0][0]).shape == (toy.SIZES[0], toy.CLASSES)
 
 
 def test_the_context_has_the_arithmetic_of_the_featurizer(toy: SimpleNamespace) -> None:

@@ -62,7 +62,7 @@ def first_channels(featurizer: nn.Module) -> int | None:
 def image_channels(featurizer: nn.Module) -> int:
     """The channels of an image: one less than the featuriser takes; 3 if it has no convolution."""
     channels = first_channels(featurizer) or 3 + ARM.extra_channels
-    if channels in (1, 3):  # it was made for images alone
+    if channels == 1:  # it was made for grey images alone; whether one of 3 is for 2 and a context, the images will tell
         check_channels(featurizer, channels)
     return channels - ARM.extra_channels
 
