@@ -62,7 +62,7 @@ def first_channels(featurizer: nn.Module) -> int | None:
 def image_channels(featurizer: nn.Module) -> int:
     """The channels of an image: one less than the featuriser takes; 3 if it has no convolution."""
     channels = first_channels(featurizer) or 3 + ARM.extra_channels
-    if channels == 1:  # it was made for grey images alone; whether one of 3 is for 2 and a context, the images will tell
+    if channels == 1:  # it was made for grey images alone; if 3 are for 2 and a context, the images tell
         check_channels(featurizer, channels)
     return channels - ARM.extra_channels
 
