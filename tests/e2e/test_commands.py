@@ -137,6 +137,26 @@ def test_nobody_reads_a_table_any_more(command: str) -> None:
     assert process.returncode == 141
 
 
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "latin-1"},
+                                    {"LC_ALL": "C", "PYTHONUTF8": "0"}])  # here names of files are ASCII too
+def test_letters_that_the_terminal_has_not(locale: dict[str, str], tmp_path: Path) -> None:
+    folder_of_images(tmp_path / "photos", ("Zürich", "東京", "c"))
+
+    def aidgn(*arguments: str) -> str:
+        done = subprocess.run([*AIDGN, *arguments], capture_output=True, cwd=tmp_path, env={**os.environ, **locale})
+        assert not done.returncode, done.stderr
+        return done.stdout.decode("latin-1")
+
+    checked = aidgn("data", "check", "photos")
+    assert r"\u6771\u4eac" in checked and ("Zürich" in checked or r"Z\xfcrich" in checked)
+    folder = aidgn("train", "photos", "--target", "Zürich", "--steps", "2", "--batch-size", "4", "--image-size", "28")
+    run, = (tmp_path / "runs").glob("photos-AIDGN-*")
+    assert "Run folder: runs/photos-AIDGN-Z" in folder
+    assert json.loads((run / "run.json").read_text(encoding="utf-8"))["identity"]["target"] == ["Zürich"]
+    for options in ((), ("--csv", "-")):
+        assert aidgn("predict", f"runs/{run.name}", "photos/東京", *options).count(".jpg") == 10
+
+
 def test_an_own_algorithm_is_shown_as_it_is_written(aidgn: Aidgn, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         'from aidgn.algorithms import Algorithm\n\n\nclass Mine(Algorithm):\n    """loss = CE(g([z, e]), y)[/i]"""\n\n'

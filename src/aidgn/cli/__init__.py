@@ -1,5 +1,6 @@
 """The command line. Each command parses, calls and prints; heavy imports happen when a command runs."""
 
+import codecs
 import errno
 import io
 import os
@@ -63,9 +64,9 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as some daemons have it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-    for stream in (sys.stdin, sys.stdout):
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "legible")):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")  # file names may hold bytes that are no text
+            stream.reconfigure(errors=errors)  # file names may hold bytes that are no text
     try:
         app(standalone_mode=False)
     except click.ClickException as error:
@@ -85,6 +86,17 @@ def main() -> None:
                    "command again.", err=True)
         discard_output()
         sys.exit(2)
+
+
+def legible(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Bytes that are no text as they are; of letters that standard output's encoding has not, their codes."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error("legible", legible)
 
 
 def discard_output() -> None:

@@ -5,6 +5,7 @@ import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +48,7 @@ class Dataset:
 
     def find_domain(self, name: str) -> int:
         """The number of a domain given by its name or letter."""
+        name = as_text(name)
         for same in (str, str.casefold):
             for known in (self.domains, self.letters):
                 for number, candidate in enumerate(known):
@@ -192,7 +194,10 @@ def as_text(name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        name = os.fsencode(name).decode("latin-1")
+        written = os.fsencode(name)
+        name = written.decode("latin-1")
+        with suppress(UnicodeDecodeError):  # where the locale is the one that is not UTF-8
+            name = written.decode()
     return unicodedata.normalize("NFC", name)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -147,7 +148,9 @@ def folder_name(identity: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     parts = [identity["dataset"], identity["algorithm"], "+".join(identity["target"]) or "all",
              f"trial{identity['trial']}", f"draw{identity['draw']}", digest]
-    return "-".join("".join(c if c.isalnum() or c in "+_." else "_" for c in part) for part in parts)
+    name = "-".join("".join(c if c.isalnum() or c in "+_." else "_" for c in part) for part in parts)
+    names = sys.getfilesystemencoding()  # ASCII, if the locale has it so
+    return name.encode(names, "replace").decode(names).replace("?", "_")
 
 
 def sweep_key(identity: Mapping[str, Any]) -> str:
