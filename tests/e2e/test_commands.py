@@ -157,6 +157,23 @@ def test_letters_that_the_terminal_has_not(locale: dict[str, str], tmp_path: Pat
         assert aidgn("predict", f"runs/{run.name}", "photos/東京", *options).count(".jpg") == 10
 
 
+@pytest.mark.parametrize(("called", "command", "words"), [
+    ("aidgn.inference.load_model", "predict run photo.jpg", "Interrupted."),
+    ("aidgn.data.check", "data check digits", "Interrupted."),
+    ("aidgn.data.cache.prepare", "data prepare digits", "Interrupted; the same command continues."),
+    ("aidgn.training.train", "train digits --target ink", "Interrupted; the same command continues."),
+])
+def test_ctrl_c_says_what_the_same_command_would_do(called: str, command: str, words: str, aidgn: Aidgn,
+                                                    tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "photo.jpg").touch()
+    monkeypatch.setattr(called, interrupted)
+    done = aidgn(*command.split(), ok=False)
+    assert done.returncode == 130 and done.stderr.splitlines()[-1] == words
+
+
 def test_an_own_algorithm_is_shown_as_it_is_written(aidgn: Aidgn, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         'from aidgn.algorithms import Algorithm\n\n\nclass Mine(Algorithm):\n    """loss = CE(g([z, e]), y)[/i]"""\n\n'

@@ -26,6 +26,8 @@ from aidgn.cli.table import table
 from aidgn.cli.train import train
 from aidgn.errors import UserError, did_you_mean
 
+CONTINUED = ("demo", "train", "sweep", "adapt", "fit", "data download", "data prepare")  # others start anew
+
 
 class Group(click.Group):
     """A group that lists commands in the order people meet them and suggests the nearest name."""
@@ -76,7 +78,8 @@ def main() -> None:
         click.echo(f"Error: {error}" if error.exit_code == 2 else str(error), err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted; the same command continues.", err=True)
+        goes_on = " ".join(sys.argv[1:3]).startswith(CONTINUED)
+        click.echo(f"Interrupted{'; the same command continues' if goes_on else ''}.", err=True)
         sys.exit(130)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
