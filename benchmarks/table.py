@@ -1,8 +1,6 @@
 """Time and memory from a sweep on disk to its table: 15,000 runs of 100 records in under 10 s and 2 GB.
 
-Seen on a virtual machine of two cores: 7.2 s and 0.3 GiB with the machine idle at the start; 11 to 19 s with other work
-on it, as it takes 12 s of processor time. Plain json.loads of every line took 15 µs a record there, 22 s for all, on
-one core. Writes 2.3 GiB to the temporary folder and removes them.
+Writes 2.3 GiB to the temporary folder and removes them.
 
     python benchmarks/table.py --runs 15000 --records 100
 """

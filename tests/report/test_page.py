@@ -300,7 +300,7 @@ def test_the_diagnosis_is_that_of_the_run_where_it_has_one(tmp_path: Path, image
     assert kept["model"] == "0" * 64 and kept["permutations"] == 19
     assert any("calibration error" in sentence for sentence, _ in said)
     (folder / "diagnosis.json").write_text(json.dumps({**kept, "permutations": 99}))  # as `aidgn diagnose` leaves it
-    assert "p: 99 permutations" in payload(report(tmp_path, folder))["views"][0]["sentences"][-1][0]
+    assert "Tests: 99 permutations" in payload(report(tmp_path, folder))["views"][0]["sentences"][-1][0]
     for other in ({**kept, "permutations": 18}, {**kept, "model": "1" * 64, "permutations": 99}, {}):
         (folder / "diagnosis.json").write_text(json.dumps(other))
         assert payload(report(tmp_path, folder))["views"][0]["sentences"] == said

@@ -158,8 +158,9 @@ class Diagnosis:
             lines.append(f"{self.without_direction} images have features that are all zero, thus no direction; they "
                          "count for norms only.")
         tests = sum(getattr(self, name) is not None for name in TESTS)
-        return [*lines, f"p: {self.permutations} permutations of the domains within classes, corrected for {tests} "
-                        "tests (Holm). In brackets: 90 % intervals. Effects: small below 0.25, large from 0.5 on."]
+        return [*lines, f"Tests: {self.permutations} permutations of the domains within classes, p corrected for "
+                        f"{tests} tests (Holm). In brackets: 90 % intervals. Effects: small below 0.25, large from 0.5 "
+                        "on."]
 
     def meaning(self) -> str:
         """What a practitioner takes from both verdicts."""
