@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +69,45 @@ def test_no_time_is_left_when_all_is_done(capsys: pytest.CaptureFixture[str]) ->
             display.update(0, "step", number)
     lines = capsys.readouterr().err.splitlines()
     assert "s left" in lines[2] and lines[3].endswith("steps/s, all steps done")
+
+
+def test_steps_of_an_earlier_call_are_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    with SweepDisplay([RunSpec("digits", "ERM", (target,), steps=1000) for target in ("ink", "chalk")]) as display:
+        display.update(0, "step", 900)
+        display.said = float("-inf")
+        display.update(1, "step", 800)
+    assert "85%, 0 steps/s, starting" in capsys.readouterr().err
+
+
+def test_the_demos_page_names_its_folder_where_it_holds_nothing_else(tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = []
+
+    def write(folders: list[str], out: Path, **_: object) -> Path:
+        given.append(folders)
+        return out
+
+    monkeypatch.setattr("aidgn.report.page.write_report", write)
+    for steps in ("2", "3"):
+        CliRunner().invoke(app, ["demo", "--steps", steps, "--trials", "1"], catch_exceptions=False)
+    assert given[0] == ["runs/demo"] and len(given[1]) == 8
+
+
+def test_a_report_says_what_it_cannot_show_and_how_it_is_made_again(
+        tmp_path: Path, own: str, digits_run: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    run = digits_run(tmp_path / "runs", own)
+    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
+    assert "cannot show everything" in caplog.text and "--algorithm path/to/file.py:Mine" in caplog.text
+    caplog.clear()
+    assert CliRunner().invoke(app, ["report", str(run), "--algorithm", own, "--points", "50"]).exit_code == 0
+    page = re.sub(r"<[^>]*>", "", (run / "report.html").read_text())
+    assert not caplog.text and f"aidgn report runs/{run.name} --algorithm path/to/file.py:Mine\n" in page
+
+
+def test_defaults_say_for_which_images_they_are() -> None:
+    large, small = (CliRunner().invoke(app, ["algorithms", "AIDGN", *more]).output for more in ((), ("--small",)))
+    assert "For images of 224 pixels; --small shows" in large and "For images of 28 to 64 pixels" in small
 
 
 def test_names_that_are_no_text_are_said_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_start_add_continue_and_look(tmp_path: Path) -> None:
     Path("more.yaml").write_text(text)
     second = aidgn("sweep", "more.yaml", "--yes", "--workers", "1")
     assert "2 runs: 1 data set, 1 algorithm, 1 draw, 2 trials. 1 finished, 1 to do." in second.output
-    assert "by its finished runs" in second.output and ": 2 runs." in Path("runs/sweep.yaml").read_text()
+    assert "by its runs so far" in second.output and ": 2 runs." in Path("runs/sweep.yaml").read_text()
     assert len(runs()) == 2 and (Path("runs") / done / "last.safetensors").stat().st_mtime_ns == before
 
     # The folder knows its plan.

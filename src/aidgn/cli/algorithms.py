@@ -8,7 +8,8 @@ import click
 @click.command(short_help="The algorithms and their hyper-parameters.", epilog="""\b
 Examples:
   aidgn algorithms
-  aidgn algorithms AIDGN""")
+  aidgn algorithms AIDGN
+  aidgn algorithms AIDGN --small""")
 @click.argument("name", required=False)
 @click.option("--small", is_flag=True, help="Show the defaults for images of 28 to 64 pixels instead of 224.")
 def algorithms(name: str | None, small: bool) -> None:
@@ -44,3 +45,5 @@ def algorithms(name: str | None, small: bool) -> None:
     for key, (default, distribution) in algorithm.space("", small).items():
         table.add_row(escape(key), escape(short(default)), escape(distribution.text))
     console.print(table)
+    console.print("\nFor images of 28 to 64 pixels; without --small, for 224." if small else
+                  "\nFor images of 224 pixels; --small shows those for 28 to 64, such as digits.", highlight=False)

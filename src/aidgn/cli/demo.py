@@ -44,12 +44,12 @@ def demo(out: str, steps: int | None, trials: int) -> None:
         raise UserError(f"{plural(len(failed), 'run')} failed; the first: {next(iter(failed.values()))}")
 
     folders = sorted(display.folders.values())
-    records = read_runs(*folders)
-    for table in tables(records, "training", "sd", False):
+    for table in tables(read_runs(*folders), "training", "sd", False):
         click.echo(table.to_terminal())
+    alone = len(read_runs(out).runs) == len(folders)
     with RunDisplay() as progress:
-        page = write_report(folders, Path(out) / "report.html", device="cpu", points=POINTS, permutations=PERMUTATIONS,
-                            on_progress=progress.update)
+        page = write_report([out] if alone else folders, Path(out) / "report.html", device="cpu", points=POINTS,
+                            permutations=PERMUTATIONS, on_progress=progress.update)
     click.echo(f"""
 Each column is a style that was never seen in training. ERM minimises the cross entropy on the three others pooled;
 AIDGN classifies by angle, with a margin from feature norms; the same learning rate ({RATE:g}), images and steps.

@@ -90,11 +90,11 @@ class SweepDisplay(Display):
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self.specs, self.live, self.done_before = specs, sys.stderr.isatty(), done_before
-        self.steps = [0] * len(specs)
+        self.steps: dict[int, int] = {}  # by run
         self.done = 0
         self.folders: dict[int, str] = {}
         self.began = self.said = time.monotonic()
-        self.first: int | None = None  # steps that were done already, which say nothing about the speed
+        self.before: int | None = None  # steps that were done already, which say nothing about the speed
         console = Output(stderr=True)
         what = [TextColumn("{task.description:<32}"), BarColumn()] if console.width >= NARROW else []
         self.progress = Progress(*what, TextColumn("{task.fields[runs]}"), TimeElapsedColumn(),
@@ -113,7 +113,9 @@ class SweepDisplay(Display):
         doing = f"{spec.algorithm}, " + (f"{', '.join(spec.target)} unseen" if spec.target else "all domains")
         if kind in ("step", "done", "failed"):  # of a run that was set aside nothing is left to do
             now_done = what if kind == "step" else int(spec.steps or 0)
-            self.done += now_done - self.steps[number]
+            self.done += now_done - self.steps.get(number, 0)
+            if kind == "step" and self.before is not None and number not in self.steps:  # where it begins or continues
+                self.before += now_done
             self.steps[number] = now_done
         if kind == "done":
             self.folders[number] = what
@@ -122,11 +124,11 @@ class SweepDisplay(Display):
             text = f"{spec.algorithm}, {', '.join(spec.target)} unseen, trial {spec.trial}, draw {spec.draw}, {then}: "
             self.progress.console.print(text + last_line(what), highlight=False, markup=False, soft_wrap=True)
         now = time.monotonic()
-        if kind == "step" and self.first is None:
-            self.first, self.began = self.done, now
+        if kind == "step" and self.before is None:
+            self.before, self.began = self.done, now
         if kind == "prepare":
             doing = f"decoding images, {what[0]} of {what[1]}"
-        speed = (self.done - (self.first or 0)) / max(now - self.began, 1e-9)
+        speed = (self.done - (self.before or 0)) / max(now - self.began, 1e-9)
         left = "starting" if speed <= 0 else f"{in_words((self.total - self.done) / speed)} left"
         left = left if self.done < self.total else "all steps done"
         self.progress.update(self.task, completed=self.done, runs=self.runs(), description=doing, left=left)

@@ -223,7 +223,7 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     on_h200 = todo.h200_seconds(numbers)
     if seconds is not None:
         seconds /= workers
-        click.echo(f"About {in_words(seconds)} on {plural(workers, 'worker')} of this machine, by its finished runs.",
+        click.echo(f"About {in_words(seconds)} on {plural(workers, 'worker')} of this machine, by its runs so far.",
                    err=not dry_run)
     elif on_h200 is not None and not dry_run and GPU in device_name():
         seconds = on_h200 / workers

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import logging
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 import aidgn
 from aidgn.data.catalogue import CATALOGUE
-from aidgn.errors import UserError
+from aidgn.errors import UserError, some
 from aidgn.files import for_json, write_text
 from aidgn.records import Records
 from aidgn.report import rerun
@@ -39,6 +40,8 @@ from aidgn.report.numbers import (
 from aidgn.report.paper import dataset_order, paper_order
 from aidgn.report.table import METHOD_TITLES, in_order, tables
 from aidgn.selection import METHODS, read_runs, select
+
+log = logging.getLogger("aidgn")
 
 # What each way of selecting looks at, in words.
 METHOD_WORDS = {"training": "step and draw with the best accuracy on images of the source domains that were set aside",
@@ -84,13 +87,15 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
     orders = dataset_order(), paper_order()
     names = [in_order({run.args[key] for run in records.runs}, order)
              for key, order in zip(("dataset", "algorithm"), orders, strict=True)]
-    for some in (records, finished):
-        some.runs.sort(key=lambda run: (names[0].index(run.args["dataset"]), names[1].index(run.args["algorithm"]),
-                                        run.targets, run.args["trial_seed"], run.args["hparams_seed"]))
+    for these in (records, finished):
+        these.runs.sort(key=lambda run: (names[0].index(run.args["dataset"]), names[1].index(run.args["algorithm"]),
+                                         run.targets, run.args["trial_seed"], run.args["hparams_seed"]))
     results, notes = _results(records, finished)
     latent = look_inside([run.path.parent for run in representatives(finished) if run.path], data=data,
                          data_dir=data_dir, device=device, algorithm=algorithm, points=points,
                          permutations=permutations, on_progress=on_progress)
+    if latent.notes:
+        log.warning("The page cannot show everything: %s", some(latent.notes, 1))
     chosen = {method: {place(row): row for row in select(finished, method)} for method in
               [result.method for result in results]}
     adapted, adaptation_paper, adaptation_notes = adaptation(finished)
@@ -114,7 +119,7 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         many=len(records.runs) > MANY_RUNS,
         commands=[line for name, members in places.items() for line in rerun.commands(
             [run for run in records.runs if run.path and any(map(run.path.is_relative_to, members))], name)],
-        again=_again(list(given), adapted),
+        again=_again(list(given), adapted, algorithm),
         versions=rerun.versions(records.runs),
         hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
         letters=payload["letters"])
@@ -157,14 +162,15 @@ def _place_name(folder: str | Path) -> str:
     return path.resolve().name if path.is_absolute() or path.name in ("", "..") else str(path)
 
 
-def _again(folders: Sequence[str], adapted: Sequence[Table]) -> list[str]:
+def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | None) -> list[str]:
     """The commands that make the page of the runs."""
     from aidgn.adaptation.runs import DEFAULT
 
     methods = {head[1] for table in adapted for row in table.rows if len(head := row.head.split(" + ")) > 1}
     chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods - {*DEFAULT} else []
-    adapt = [["aidgn", "adapt", *folders, *chosen]] if methods else []
-    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders])]
+    own = ["--algorithm", f"path/to/file.py:{algorithm.rpartition(':')[2]}"] if algorithm else []
+    adapt = [["aidgn", "adapt", *folders, *chosen, *own]] if methods else []
+    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *own])]
 
 
 def _datasets(records: Records) -> list[dict[str, Any]]:
