@@ -266,6 +266,13 @@ def test_mixtures_are_told() -> None:
     assert any("PACS differ in backbone: resnet18, resnet50" in note for note in tables(records)[0].notes)
 
 
+def test_mixtures_are_told_below_the_tables_they_are_in() -> None:
+    records = [record("PACS", "ERM", 0, trial, 0.5, step=steps, steps=steps) for trial, steps in enumerate((120, 30))]
+    made = tables([*records, *grid("VLCS", "ERM", [[0.5]])])
+    told = [[note for note in table.notes if "differ in" in note] for table in made]
+    assert told == [["The runs of PACS differ in steps: 30, 120."], [], ["The runs of PACS differ in steps: 30, 120."]]
+
+
 def test_nothing_to_tabulate() -> None:
     one = record("PACS", "ERM", 0, 0, 0.5)
     with pytest.raises(UserError, match="trained on all domains, which leaves none unseen"):

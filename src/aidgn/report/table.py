@@ -52,11 +52,12 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         heads, notes = target_heads(dataset, [domain_names(run.args) for run in runs],
                                     1 + max(i for run in runs for i in [*run.domains, *run.targets]))
         made.append(dataset_table(f"{dataset}, {METHOD_TITLES[method]}", dataset, heads, ran, results, spread, paper))
-        made[-1].notes += [*notes, *holes(runs)]
+        made[-1].notes += [*notes, *holes(runs), *_mixture_notes(runs), *_by_hand_notes(runs)]
     if len(datasets) > 1:
         title = f"All data sets, {METHOD_TITLES[method]}"
         made.append(benchmark_table(title, datasets, algorithms, results, spread, paper))
-    about = [*_reading_notes(loaded), *_mixture_notes(finished), *_by_hand_notes(finished)]
+        made[-1].notes += [*_mixture_notes(finished.runs), *_by_hand_notes(finished.runs)]
+    about = _reading_notes(loaded)
     for table in made:
         theirs = paper_notes(table.rows, method) if paper else []
         table.notes = [caption(table, spread), *table.notes, *theirs, *about]
@@ -203,26 +204,27 @@ def _reading_notes(records: Records) -> list[str]:
     return notes
 
 
-def _mixture_notes(records: Records) -> list[str]:
+def _mixture_notes(runs: Sequence[Run]) -> list[str]:
     """Say where runs of different length, backbone or weights compete for one place in the table."""
     notes = []
-    for dataset in sorted({run.args["dataset"] for run in records.runs}):
+    for dataset in sorted({run.args["dataset"] for run in runs}):
         for key in ("steps", "backbone", "weights"):
-            found = {str(run.args[key]) for run in records.runs if run.args["dataset"] == dataset and key in run.args}
+            found = {str(run.args[key]) for run in runs if run.args["dataset"] == dataset and key in run.args}
             if len(found) > 1:
-                notes.append(f"The runs of {dataset} differ in {key}: {', '.join(sorted(found))}.")
-    versions = {run.args["algorithm"] for run in records.runs if run.source and "@" in run.args["algorithm"]}
+                values = sorted(found, key=lambda text: (int(text) if text.isdecimal() else 0, text))
+                notes.append(f"The runs of {dataset} differ in {key}: {', '.join(values)}.")
+    versions = {run.args["algorithm"] for run in runs if run.source and "@" in run.args["algorithm"]}
     if versions:
         notes.append(f"{', '.join(sorted(versions))}: what stands behind @ is the beginning of `source` in run.json, a "
                      "digest of the algorithm's file, which was changed between the runs.")
     return notes
 
 
-def _by_hand_notes(records: Records) -> list[str]:
+def _by_hand_notes(runs: Iterable[Run]) -> list[str]:
     """Say where runs of the same draw, which share cells of a row, differ in hyper-parameters: some were set by hand.
     Draws depend on the trial, the defaults (draw 0) do not."""
     groups: dict[tuple[str, str], dict[tuple[int, int], list[dict[str, Any]]]] = {}
-    for run in records.runs:
+    for run in runs:
         draw, trial = run.args["hparams_seed"], run.args["trial_seed"]
         same = groups.setdefault((run.args["dataset"], run.args["algorithm"]), {})
         same.setdefault((draw, trial if draw else 0), []).append(run.hparams)
