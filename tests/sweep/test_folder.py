@@ -249,7 +249,7 @@ def test_done_running_failed_left_speed_and_time_left(tmp_path: Path) -> None:
     # Of 24 steps are left: 2 of the running one, 2 of the one that stopped, 4 and 4; the failed one is given up.
     assert status.seconds_left == pytest.approx((2 + 2 + 4 + 4) / 2.0)
     text = "\n".join(lines(status, folder))
-    for words in ("6 runs, 50% of the steps", "1 on node7", "time left  about 6 s", "2 attempts: ValueError: bad luck",
+    for words in ("6 runs, 33% of the steps", "1 on node7", "time left  about 6 s", "2 attempts: ValueError: bad luck",
                   "digits, ERM, ink unseen, trial 3, draw 0", "--retry-failed"):
         assert words in text, text
 

@@ -38,7 +38,7 @@ def look(folder: SweepFolder) -> Status:
         return _without_plan(folder)
     states = folder.states(items, retries)
     status = Status(len(items), Counter(state.kind for state in states))
-    speeds, rate, waiting, done = Speeds(items, states, here=False), 0.0, 0, 0
+    speeds, rate, waiting, done, left = Speeds(items, states, here=False), 0.0, 0, 0, 0
     for item, state in zip(items, states, strict=True):
         if state.kind == "failed":
             attempts = [one for one in state.history.attempts if one.kind in ("failed", "crashed", "died")]
@@ -50,7 +50,9 @@ def look(folder: SweepFolder) -> Status:
             rate += 1 / step if step else 0.0
             waiting += step is None
         reached = max((each.step for each in state.history.attempts), default=0)
-        done += item.steps if state.kind in ("done", "failed") else min(reached, item.steps)
+        reached = item.steps if state.kind == "done" else min(reached, item.steps)
+        done += reached
+        left += item.steps - reached if state.kind != "failed" else 0  # one that was set aside is not tried again
     total = sum(item.steps for item in items)
     status.fraction = done / total if total else 1.0
     status.steps_per_second = rate or None
@@ -61,7 +63,7 @@ def look(folder: SweepFolder) -> Status:
     elif not rate or waiting:
         status.unknown = "unknown until the first run has finished"
     else:
-        status.seconds_left = (total - done) / rate
+        status.seconds_left = left / rate
     return status
 
 
