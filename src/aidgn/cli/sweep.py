@@ -305,5 +305,6 @@ def failures(todo: "Agenda", out: str) -> str:
     more = [f"  and {len(numbers) - 20} more; `aidgn status {quote(out)}` lists them all"] if len(numbers) > 20 else []
     verb = "was" if len(numbers) == 1 else "were"
     return "\n".join([f"{plural(len(numbers), 'run')} failed and {verb} set aside:", *lines, *more,
-                      f"Their errors are in {todo.folder.path / '.sweep'}. The same command with --retry-failed tries "
-                      "them again."])
+                      "Where it happened is in their log.txt, or, of runs that did not begin, in "
+                      f"{todo.folder.path / '.sweep' / 'attempts'}. The same command with --retry-failed tries them "
+                      "again."])

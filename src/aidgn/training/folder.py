@@ -16,6 +16,7 @@ import glob
 import json
 import os
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from aidgn.errors import UserError
 from aidgn.files import lock, storage_error, write_text, written_aside
+from aidgn.training.stopping import Interrupted
 
 
 class Busy(UserError):
@@ -62,6 +64,12 @@ class RunFolder:
                            "Wait for it, or stop it, and run the same command again to continue.")
             try:
                 yield
+            except Exception as error:
+                if (self.path / "run.json").exists() and not isinstance(error, Interrupted):
+                    told = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
+                    with suppress(UserError):  # the disk may be what failed
+                        self.log(f"failed: {told}")
+                raise
             finally:
                 with suppress(OSError):
                     if list(self.path.iterdir()) == [path]:
