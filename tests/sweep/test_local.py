@@ -347,3 +347,9 @@ def test_a_full_disk_and_a_read_only_one_stop_the_sweep_and_lose_nothing(tiny_di
     assert run_all(specs, tiny_disk / "out", workers=1, device="cpu", retries=0) == {}
     assert all(path.read_bytes() == content for path, content in kept.items())
     assert records(tiny_disk / "out") == one_by_one(specs, tmp_path / "undisturbed")
+
+
+def test_what_is_true_of_many_runs_is_said_once_a_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    specs = plan(**{**SWEEP, "algorithms": ["IRM"], "steps": 2})
+    assert not run_all(specs, tmp_path, workers=1, device="cpu") and len(specs) == 2
+    assert capfd.readouterr().err.count("IRM begins after step 500, this run has 2") == 1

@@ -1,5 +1,6 @@
 """Runs in worker processes on this machine: each worker loads data and compiled code once and takes run after run."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -215,6 +216,7 @@ def _visible(gpus: str | None) -> Iterator[None]:
 
 def _work(pipe: Connection, out: str, options: dict[str, Any]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.getLogger("aidgn").addFilter(_Once())
     kind = ""
     while kind not in ("crashed", "interrupted"):
         try:
@@ -231,6 +233,19 @@ def _work(pipe: Connection, out: str, options: dict[str, Any]) -> None:
         if kind != "interrupted":
             with suppress(OSError):
                 pipe.send((number, kind, what))
+
+
+class _Once(logging.Filter):
+    """Lets a warning through once: what is true of many runs is not said of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        known = len(self.said)
+        self.said.add(record.getMessage())
+        return len(self.said) > known
 
 
 def _end_with_parent() -> None:
