@@ -90,8 +90,9 @@ def test_the_demos_page_names_its_folder_where_it_holds_nothing_else(tmp_path: P
 
     monkeypatch.setattr("aidgn.report.page.write_report", write)
     for steps in ("2", "3"):
-        CliRunner().invoke(app, ["demo", "--steps", steps, "--trials", "1"], catch_exceptions=False)
+        said = CliRunner().invoke(app, ["demo", "--steps", steps, "--trials", "1"], catch_exceptions=False).output
     assert given[0] == ["runs/demo"] and len(given[1]) == 8
+    assert "  aidgn algorithms AIDGN --small\n" in said  # whose defaults it used
 
 
 def test_a_report_says_what_it_cannot_show_and_how_it_is_made_again(

@@ -60,6 +60,6 @@ and whether AIDGN's two assumptions hold here. The run folders are beside it.
 
 Try next:
   aidgn train digits --algorithm AIDGN --target {dataset.domains[0]} --set beta=0.1
-  aidgn algorithms AIDGN
+  aidgn algorithms AIDGN --small
   aidgn table {quote(out)} --selection oracle
 Your own pictures go into FOLDER/<domain>/<class>/; `aidgn data check FOLDER` looks them through.""")
