@@ -390,7 +390,8 @@ def test_a_search_and_adaptation_show_where_they_were_made(tmp_path: Path, image
     # Of equal draws the highest is selected, draw 2, whose accuracies are 70 and 75 %.
     rows = {row["head"]: [cell["mean"] for cell in row["cells"]] for row in found["adaptation"][0]["rows"]}
     assert rows == {"ERM": pytest.approx([70.0] * 4), "ERM + T3A": pytest.approx([75.0] * 4)}
-    assert "Adaptation at test time" in visible(page) and "aidgn adapt sweep aidgn report sweep" in visible(page)
+    assert "Adaptation at test time" in visible(page)
+    assert "aidgn adapt sweep --method t3a aidgn report sweep" in visible(page)
     (folders[2] / "adaptation.jsonl").write_text("{broken\n")
     assert "adaptation.jsonl cannot be read" in visible(report(tmp_path, sweep))
 

@@ -167,7 +167,7 @@ def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | No
     from aidgn.adaptation.runs import DEFAULT
 
     methods = {head[1] for table in adapted for row in table.rows if len(head := row.head.split(" + ")) > 1}
-    chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods - {*DEFAULT} else []
+    chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods != {*DEFAULT} else []
     own = ["--algorithm", f"path/to/file.py:{algorithm.rpartition(':')[2]}"] if algorithm else []
     adapt = [["aidgn", "adapt", *folders, *chosen, *own]] if methods else []
     return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *own])]
