@@ -113,8 +113,9 @@ def test_features_of_another_model_and_other_mistakes(runs: dict[str, Path], tmp
     shutil.copy(runs["AIDGN"] / "features.npz", tmp_path)
     with pytest.raises(UserError, match="features of another model"):
         aidgn(tmp_path / "features.npz", "--no-figures")
-    with pytest.raises(UserError, match="does not exist"):
-        aidgn(tmp_path / "nowhere")
+    for name, why in (("nowhere.npz", "does not exist"), ("run.json", "is something else")):
+        with pytest.raises(UserError, match=rf"{name} {why}: expected .* or a file of features \(.npz or .parquet\)"):
+            aidgn(tmp_path / name)
     with pytest.raises(UserError, match=r"[Gg]ive one|holds 2 runs"):
         aidgn(runs["ERM"].parent)
     broken = tmp_path / "broken.npz"

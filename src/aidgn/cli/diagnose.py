@@ -64,6 +64,9 @@ def open_features(given: Path, data: str | None, algorithm: str | None, device: 
     if given.is_file() and given.suffix in (".npz", ".parquet"):
         of_run = (given.parent / "run.json").is_file() and (given.parent / "model.safetensors").is_file()
         return Features.load(given, given.parent if of_run else None), given.parent if of_run else given.with_suffix("")
+    if not given.is_dir():
+        raise UserError(f"{given} {'is something else' if given.exists() else 'does not exist'}: expected the folder "
+                        "of a finished run, or a file of features (.npz or .parquet) that `aidgn features` wrote.")
     if draw and (given / "run.json").is_file() and not (given / "model.safetensors").is_file():
         curves = draw_curves(given)
         raise UserError(f"The run {given} is not finished, so it has no features to diagnose. "
