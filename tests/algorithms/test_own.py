@@ -63,6 +63,10 @@ BASE = "from aidgn.algorithms import Algorithm\n"
      "ModuleNotFoundError: No module named 'no_such_module', line 2. An algorithm is one file"),
     (BASE + "class Mine(Algorithm):\n    name = 'mine'\n    def objective(self, m): ...\n", "own.py:Mine",
      "`name` must be a class method"),
+    (BASE + "class Mine(Algorithm):\n    def name(self): return 'mine'\n    def objective(self, m): ...\n",
+     "own.py:Mine", "`name` must be a class method"),
+    (BASE + "class Mine(Algorithm):\n    name = classmethod(lambda cls: '')\n    def objective(self, m): ...\n",
+     "own.py:Mine", "`name` must be a class method that returns a word"),
     ("from aidgn.algorithms.hyper_parameters import one_of\nSPACE = one_of(True, False)\n", "own.py:Mine",
      "a number or a word .*, not bool; for yes and no give 0 and 1, or words.*line 2"),
     ("def f(:\n", "own.py:Mine", "does not run: SyntaxError: .*line 1"),
@@ -149,9 +153,27 @@ def test_a_network_that_no_optimiser_trains(toy: SimpleNamespace, tmp_path: Path
                                                 ("{'other': self.adam([self])}", "no optimiser main; it has other")])
 def test_optimisers_are_a_dict(toy: SimpleNamespace, tmp_path: Path, given: str, message: str) -> None:
     (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n"
-                                     f"    def build_optimizers(self):\n        return {given}\n")
+                                     f"    def build_optimizers(self):\n        return {given}\n"
+                                     "    def update(self, m):\n"
+                                     "        self.descend(self.objective(m)['loss'], 'main')\n")
     with pytest.raises(UserError, match=f"^Mine: `build_optimizers` .*{message}"):
         toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
+
+
+def test_every_optimiser_minimises_the_objective(toy: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom torch import nn\nfrom aidgn.algorithms.base import join\n"
+        "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def build(self):\n"
+        "        self.aux = nn.Linear(self.num_features, 1)\n    def build_optimizers(self):\n"
+        "        return {**super().build_optimizers(), 'aux': torch.optim.SGD(self.aux.parameters(), lr=0.1)}\n"
+        "    def objective(self, m):\n"
+        "        return {'loss': super().objective(m)['loss'] + self.aux(self.features(join(m)[0])).mean()}\n")
+    algorithm, batches = toy.make(f"{tmp_path}/own.py:Mine", toy.network()), toy.batches(0)
+    before = copy.deepcopy(algorithm)
+    algorithm.update(batches)
+    mean = before.features(torch.cat([x for x, _ in batches])).mean(0)  # the gradient of the auxiliary weight
+    torch.testing.assert_close(algorithm.aux.weight, before.aux.weight - 0.1 * mean)
+    assert not torch.equal(algorithm.classifier.weight, before.classifier.weight)
 
 
 @pytest.mark.parametrize(("given", "message"), [

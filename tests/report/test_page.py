@@ -540,6 +540,18 @@ def test_an_own_algorithm_is_looked_into_where_it_is_given(tmp_path: Path, digit
     assert [view["algorithm"] for view in payload(page)["views"]] == ["Mine"]
 
 
+def test_several_own_algorithms_are_looked_into(tmp_path: Path, digits_run: Callable[..., Path], own: str) -> None:
+    text = Path(own.rpartition(":")[0]).read_text()
+    given = []
+    for name in ("Mine", "Mine2", "Other"):
+        (tmp_path / f"{name}.py").write_text(text.replace("class Mine", f"class {name}"))
+        given.append(f"{tmp_path / name}.py:{name}")
+        digits_run(tmp_path / "runs", given[-1], average="sma" if name == "Mine" else None)
+    page = report(tmp_path, tmp_path / "runs", algorithm=[own, *given])
+    assert [view["algorithm"] for view in payload(page)["views"]] == ["Mine+SMA", "Mine2", "Other"]
+    assert visible(page).count("--algorithm path/to/file.py:Other") >= 1
+
+
 def test_folders_of_domainbed(tmp_path: Path) -> None:
     folder = tmp_path / "domainbed" / "0a1b"
     folder.mkdir(parents=True)

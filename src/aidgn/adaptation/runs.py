@@ -58,7 +58,7 @@ class Domain:
 
 
 def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path | None = None,
-          data_dir: str | Path | None = None, device: str = "auto", algorithm: str | None = None,
+          data_dir: str | Path | None = None, device: str = "auto", algorithm: str | Sequence[str] | None = None,
           features: str | Path | None = None, on_progress: Progress | None = None,
           on_message: Callable[[str], None] | None = None) -> list[Line]:
     """The lines of RUN/adaptation.jsonl, after measuring what of `methods` it lacks.

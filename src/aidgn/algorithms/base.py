@@ -104,12 +104,12 @@ class Algorithm(nn.Module):
         return made
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        """One optimiser step on one (x, y) per source domain; the terms of the objective before it."""
+        """One step of every optimiser on one (x, y) per source domain; the terms of the objective before it."""
         self.check(minibatches)
         self.updates += 1
         terms = self.objective(minibatches)
         self.check_terms(terms, "objective")
-        self.descend(terms["loss"], "main")
+        self.descend(terms["loss"], *self.optimizers)
         return {name: term.detach() for name, term in terms.items()}
 
     def features(self, x: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def _check(algorithm: type[Algorithm], what: str) -> None:
         except TypeError as error:
             raise UserError(f"{what}: `{method}` cannot be called as it will be ({error}). "
                             f"Write `def {method}(self, {arguments})`.") from None
-    if not callable(algorithm.name) or not isinstance(algorithm.name(), str):
+    if not (inspect.ismethod(algorithm.name) and isinstance(algorithm.name(), str) and algorithm.name()):
         raise UserError(f"{what}: `name` must be a class method that returns a word, as Algorithm's does; leave it out "
                         "to be called as the class is.")
     for attribute in ("search_space", "small_images"):

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aidgn.algorithms import Algorithm
+from aidgn.algorithms import Algorithm, find
 from aidgn.algorithms.base import class_vectors
+from aidgn.algorithms.own import source_of
 from aidgn.data import CATALOGUE, Dataset, augment, load_dataset
 from aidgn.data.batches import Images
 from aidgn.data.cache import prepare
@@ -128,13 +129,13 @@ class Features:
 # From images to features ----------------------------------------------------------------------------------------------
 
 def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | Path | None = None,
-            device: str = "auto", algorithm: str | None = None, must_keep: bool = False,
+            device: str = "auto", algorithm: str | Sequence[str] | None = None, must_keep: bool = False,
             on_progress: Progress | None = None) -> Features:
     """Features of RUN/model.safetensors for all images of all domains, as the run's evaluation computes them.
 
     They are kept as RUN/features.npz, and read back from there while that is of this model; where that cannot be
     written it is an error if they `must_keep`. `data` is the data set's folder, if it is no more where the training
-    found it; `algorithm` is FILE.py:CLASS, if it is your own."""
+    found it; `algorithm` is FILE.py:CLASS, if it is your own, or several of which one is the run's."""
     run = Path(run)
     kept = run / KEPT
     about = read_about(run)
@@ -217,9 +218,19 @@ def model_digest(run: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def own_algorithm(about: dict[str, Any], given: str | None) -> str | None:
-    """FILE.py:CLASS where a run needs it, so that it can be given for many runs of which only some do."""
-    return given if about["identity"].get("source") is not None else None
+def own_algorithm(about: dict[str, Any], given: str | Sequence[str] | None) -> str | None:
+    """The FILE.py:CLASS that is the run's, of one or several given for many runs, of which only some need any: that of
+    its name, and of these the one that is as it was."""
+    identity = about["identity"]
+    if identity.get("source") is None:
+        return None
+
+    def fits(name: str) -> tuple[bool, bool]:
+        kind = find(name)
+        labels = kind.name(), f"{kind.name()}+{str(identity['average']).upper()}"
+        return identity["algorithm"] in labels, identity["source"] == source_of(kind)
+
+    return max([given] if isinstance(given, str) else given or (), key=fits, default=None)
 
 
 def open_images(run: Path, about: dict[str, Any], *, data: str | Path | None, data_dir: str | Path | None,

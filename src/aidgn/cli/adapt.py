@@ -24,10 +24,11 @@ the source domains. Results are kept in RUN/adaptation.jsonl: what is measured a
               help="Repeatable  [default: t3a, tent-c, tent-bn]. tent adapts the whole network, which takes longer.")
 @click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
 @click.option("--features", metavar="FILE", help="Features of the run  [default: RUN/features.npz, made if missing].")
-@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
+@click.option("--algorithm", multiple=True, metavar="FILE.py:CLASS",
+              help="Where the class is, if an algorithm is your own; repeatable.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
 def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, features: str | None,
-          algorithm: str | None, device: str) -> None:
+          algorithm: tuple[str, ...], device: str) -> None:
     """Adapt finished runs to their unseen domain while they classify it. Of a SWEEP, the runs that training-domain
     validation chooses; the runs themselves are never changed."""
     from aidgn.adaptation.runs import DEFAULT, SETTINGS

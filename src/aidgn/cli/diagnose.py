@@ -29,10 +29,11 @@ Written: RUN/diagnosis.json and RUN/figures/ (PNG and SVG); for FILE.npz, the sa
 @click.option("--seed", default=0, show_default=True, metavar="N", help="Of permutations, of samples and of t-SNE.")
 @click.option("--no-figures", is_flag=True, help="Numbers only; t-SNE takes longer than all the rest.")
 @click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
-@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
+@click.option("--algorithm", multiple=True, metavar="FILE.py:CLASS",
+              help="Where the class is, if an algorithm is your own; repeatable.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
 def diagnose(runs: tuple[str, ...], permutations: int, seed: int, no_figures: bool, data: str | None,
-             algorithm: str | None, device: str) -> None:
+             algorithm: tuple[str, ...], device: str) -> None:
     """Do the paper's two assumptions hold in RUN, a finished run, or in a file of features? With several runs, ERM's
     and AIDGN's for example, they are compared.
 
@@ -55,7 +56,7 @@ def diagnose(runs: tuple[str, ...], permutations: int, seed: int, no_figures: bo
                       if figures else ""))
 
 
-def open_features(given: Path, data: str | None, algorithm: str | None, device: str, draw: bool
+def open_features(given: Path, data: str | None, algorithm: tuple[str, ...], device: str, draw: bool
                   ) -> "tuple[Features, Path]":
     """Features of a run or a file, and the folder that what is found goes to."""
     from aidgn.analysis.features import Features, extract

@@ -16,9 +16,10 @@ What is computed for it (features, embedding) is kept in the run folders, so tha
 @click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
 @click.option("--points", default=2000, show_default=True, type=click.IntRange(min=50), metavar="N",
               help="Images in the latent space, drawn by domain and class.")
-@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
+@click.option("--algorithm", multiple=True, metavar="FILE.py:CLASS",
+              help="Where the class is, if an algorithm is your own; repeatable.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
-def report(folders: tuple[str, ...], out: str | None, data: str | None, points: int, algorithm: str | None,
+def report(folders: tuple[str, ...], out: str | None, data: str | None, points: int, algorithm: tuple[str, ...],
            device: str) -> None:
     """One self-contained HTML page of the runs below each folder: tables, curves, the latent space, the diagnosis of
     both assumptions, adaptation, and what is needed to run it all again. It loads nothing from anywhere."""

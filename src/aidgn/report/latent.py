@@ -41,8 +41,8 @@ class Latent:
 
 
 def look_inside(folders: Sequence[Path], *, data: str | Path | None = None, data_dir: str | Path | None = None,
-                device: str = "auto", algorithm: str | None = None, points: int = 2000, permutations: int = 999,
-                on_progress: Progress | None = None) -> Latent:
+                device: str = "auto", algorithm: str | Sequence[str] | None = None, points: int = 2000,
+                permutations: int = 999, on_progress: Progress | None = None) -> Latent:
     """Features, embedding and diagnosis of each run; a run for which that is impossible leaves a note."""
     report = on_progress or (lambda *_: None)
     latent = Latent()
@@ -88,8 +88,8 @@ def _brief(folder: Path, error: UserError) -> str:
     return f"{folder.name}: {str(error).replace(str(folder), folder.name)}"
 
 
-def _features(folder: Path, data: str | Path | None, data_dir: str | Path | None, device: str, algorithm: str | None,
-              report: Progress) -> Features:
+def _features(folder: Path, data: str | Path | None, data_dir: str | Path | None, device: str,
+              algorithm: str | Sequence[str] | None, report: Progress) -> Features:
     """The features of a run; those that are kept will do where its weights are no more."""
     if not (folder / "model.safetensors").exists() and (folder / KEPT).exists():
         return Features.load(folder / KEPT)

@@ -72,12 +72,13 @@ class Result:
 
 
 def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path | None = None,
-                 data_dir: str | Path | None = None, device: str = "auto", algorithm: str | None = None,
+                 data_dir: str | Path | None = None, device: str = "auto", algorithm: str | Sequence[str] | None = None,
                  points: int = 2000, permutations: int = 999, on_progress: Progress | None = None) -> Path:
     """Write the report of the runs below the folders to the file `out`. What cannot be shown is said in it.
 
     The latent space is shown for one run per algorithm and target, with up to `points` images of each data set; its
-    diagnosis rests on so many permutations. `algorithm` is path/to/file.py:Class where runs are of an own one."""
+    diagnosis rests on so many permutations. `algorithm` is path/to/file.py:Class where runs are of an own one,
+    or several."""
     from aidgn.report.latent import look_inside
 
     records = read_runs(*folders)
@@ -162,13 +163,14 @@ def _place_name(folder: str | Path) -> str:
     return path.resolve().name if path.is_absolute() or path.name in ("", "..") else str(path)
 
 
-def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | None) -> list[str]:
+def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Sequence[str] | None) -> list[str]:
     """The commands that make the page of the runs."""
     from aidgn.adaptation.runs import DEFAULT
 
     methods = {head[1] for table in adapted for row in table.rows if len(head := row.head.split(" + ")) > 1}
     chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods != {*DEFAULT} else []
-    own = ["--algorithm", f"path/to/file.py:{algorithm.rpartition(':')[2]}"] if algorithm else []
+    own = [part for name in ([algorithm] if isinstance(algorithm, str) else algorithm or ())
+           for part in ("--algorithm", f"path/to/file.py:{name.rpartition(':')[2]}")]
     adapt = [["aidgn", "adapt", *folders, *chosen, *own]] if methods else []
     return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *own])]
 
