@@ -145,7 +145,7 @@ class SweepFolder:
             if example is None:
                 continue
             ours = {**{key: getattr(example, key, None) for key in SETTINGS}, "data": None, "precision": None,
-                    **common[identity["dataset"]]}
+                    "weights": None, **common[identity["dataset"]]}
             differing = {words: (identity[key], ours[key]) for key, words in SETTINGS.items()
                          if ours[key] is not None and identity.get(key) is not None
                          and not _same(key, identity[key], ours[key])}
