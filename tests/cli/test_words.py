@@ -26,6 +26,7 @@ from aidgn.cli.serve import name_of
 from aidgn.cli.sweep import finished_tables, say_end
 from aidgn.errors import UserError
 from aidgn.report.forms import Cell, Row, Table
+from aidgn.sweep.folder import Item, SweepFolder
 from aidgn.training import RunSpec
 
 
@@ -210,6 +211,31 @@ def test_a_sweep_ends_with_its_table_beside_the_paper_s(tmp_path: Path) -> None:
     ours, ablation = finished_tables(str(results))
     assert {"paper", "difference"} < {row.kind for row in ours.rows} and "table 2" in ablation.title
     assert finished_tables(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_something_is_imported_waits_for_it_unless_repeated(times: int, tmp_path: Path) -> None:
+    SweepFolder(tmp_path).write([Item("key", "digits", "ERM", ["ink"], 0, 0, 4, "")], 2, "")
+    code = f"""if True:
+        import signal, sys
+        from aidgn.cli import main
+
+        class Finder:
+            def find_spec(self, name, *_):
+                if name == "numpy":
+                    for number in range({times}):
+                        try:
+                            signal.raise_signal(signal.SIGINT)
+                        except KeyboardInterrupt:
+                            if number == 0:  # what becomes of it in NumPy
+                                raise ImportError("cannot load module more than once per process")
+                            raise
+
+        sys.meta_path.insert(0, Finder())
+        sys.argv = ["aidgn", "status", {str(tmp_path)!r}, "--watch"]
+        main()"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (130, "Interrupted.")
 
 
 def test_a_batch_size_is_given_once() -> None:
