@@ -104,7 +104,7 @@ def test_a_report_says_what_it_cannot_show_and_how_it_is_made_again(
     caplog.clear()
     assert CliRunner().invoke(app, ["report", str(run), "--algorithm", own, "--points", "50"]).exit_code == 0
     page = re.sub(r"<[^>]*>", "", (run / "report.html").read_text())
-    assert not caplog.text and f"aidgn report runs/{run.name} --algorithm path/to/file.py:Mine\n" in page
+    assert not caplog.text and f"aidgn report runs/{run.name} --algorithm path/to/file.py:Mine --points 50\n" in page
 
 
 def test_defaults_say_for_which_images_they_are() -> None:
