@@ -18,10 +18,10 @@ from typing import Any
 from torch import Tensor
 
 from aidgn.files import write_text
+from aidgn.identity import folder_name
 from aidgn.training import RunSpec, run
 from aidgn.training.averaging import AVERAGES
 from aidgn.training.loop import Run
-from aidgn.training.spec import folder_name
 
 
 class AlsoAveraged(Run):

@@ -26,6 +26,7 @@ from aidgn.cli.serve import name_of
 from aidgn.cli.sweep import finished_tables, say_end
 from aidgn.errors import UserError
 from aidgn.report.forms import Cell, Row, Table
+from aidgn.sweep.folder import Item, SweepFolder
 from aidgn.training import RunSpec
 
 
@@ -103,7 +104,7 @@ def test_a_report_says_what_it_cannot_show_and_how_it_is_made_again(
     caplog.clear()
     assert CliRunner().invoke(app, ["report", str(run), "--algorithm", own, "--points", "50"]).exit_code == 0
     page = re.sub(r"<[^>]*>", "", (run / "report.html").read_text())
-    assert not caplog.text and f"aidgn report runs/{run.name} --algorithm path/to/file.py:Mine\n" in page
+    assert not caplog.text and f"aidgn report runs/{run.name} --algorithm path/to/file.py:Mine --points 50\n" in page
 
 
 def test_defaults_say_for_which_images_they_are() -> None:
@@ -210,6 +211,31 @@ def test_a_sweep_ends_with_its_table_beside_the_paper_s(tmp_path: Path) -> None:
     ours, ablation = finished_tables(str(results))
     assert {"paper", "difference"} < {row.kind for row in ours.rows} and "table 2" in ablation.title
     assert finished_tables(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_something_is_imported_waits_for_it_unless_repeated(times: int, tmp_path: Path) -> None:
+    SweepFolder(tmp_path).write([Item("key", "digits", "ERM", ["ink"], 0, 0, 4, "")], 2, "")
+    code = f"""if True:
+        import signal, sys
+        from aidgn.cli import main
+
+        class Finder:
+            def find_spec(self, name, *_):
+                if name == "numpy":
+                    for number in range({times}):
+                        try:
+                            signal.raise_signal(signal.SIGINT)
+                        except KeyboardInterrupt:
+                            if number == 0:  # what becomes of it in NumPy
+                                raise ImportError("cannot load module more than once per process")
+                            raise
+
+        sys.meta_path.insert(0, Finder())
+        sys.argv = ["aidgn", "status", {str(tmp_path)!r}, "--watch"]
+        main()"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (130, "Interrupted.")
 
 
 def test_a_batch_size_is_given_once() -> None:

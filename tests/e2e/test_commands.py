@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from aidgn.sweep.folder import Item, SweepFolder
+
 AIDGN = [sys.executable, "-m", "aidgn"]
 Aidgn = Callable[..., subprocess.CompletedProcess]  # the fixture, in conftest.py
 
@@ -42,6 +44,15 @@ def test_help_is_quick_and_imports_nothing_heavy(aidgn: Aidgn) -> None:
                             text=True).stderr
     assert "torch" not in listed and "numpy" not in listed
     assert min(seconds) < max(0.3, 10 * min(bare))  # the latter on a slow or busy machine
+
+
+def test_what_reads_files_alone_does_not_wait_for_torch(tmp_path: Path, digits_run: Callable[..., Path]) -> None:
+    folder = digits_run(tmp_path / "runs").parent
+    SweepFolder(folder).write([Item("another", "digits", "ERM", ["ink"], 0, 0, 4, "")], 2, "")
+    for arguments in (["status", str(folder)], ["table", str(folder)], ["data", "list"]):
+        done = subprocess.run([sys.executable, "-X", "importtime", *AIDGN[1:], *arguments], capture_output=True,
+                              text=True, check=True)
+        assert "aidgn.data" in done.stderr and "torch" not in done.stderr, arguments
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "sweep", "status", "table", "algorithms", "data check",

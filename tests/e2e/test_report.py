@@ -354,7 +354,7 @@ def test_without_scripts_there_are_the_tables_the_diagnosis_and_the_commands(swe
 def test_the_commands_in_the_page_are_those_of_the_runs(sweep: Path) -> None:
     text = (sweep / "report.html").read_text().partition('aria-label="Commands">')[2].partition("</pre>")[0]
     commands = html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()
-    assert commands[-1] == "aidgn report 'my sweep'"
+    assert commands[-1] == "aidgn report 'my sweep' --points 200"
     commands = [command for command in commands if command[0] != "#"]
     assert len(commands) == 3  # AIDGN has a draw more than ERM
     # The sweeps they plan are, hash for hash, the runs that are there, and those that are missing.

@@ -70,6 +70,20 @@ def test_what_only_some_algorithms_have_is_set_for_them_and_said() -> None:
     assert "lr is set" not in result.output
 
 
+def test_a_dry_run_refuses_what_the_sweep_would_refuse() -> None:
+    Path("mine.safetensors").touch()
+    for spec in plan(["digits"], ["ERM"], targets=["ink"], trials=1, steps=4, eval_every=2,
+                     hyper_parameters={"batch_size": 4}):
+        train(spec, "runs", device="cpu")
+    command = ["sweep", "digits", "--algorithm", "ERM", "--target", "ink", "--trials", "1", *SMALL]
+    for fine in ([], ["--weights", "on-another-disk.safetensors"]):
+        assert "1 finished, 0 to do" in aidgn(*command, *fine, "--dry-run").output
+    for changes in (["--eval-every", "1"], ["--weights", "mine.safetensors"]):
+        real, dry = (aidgn(*command, *changes, *more, ok=False) for more in ([], ["--dry-run"]))
+        assert "runs holds runs of another plan" in str(real.exception) and str(dry.exception) == str(real.exception)
+        assert "1 run: 1 data set" in dry.output  # nevertheless
+
+
 def test_broken_runs_are_set_aside_listed_and_tried_again_when_asked(tmp_path: Path) -> None:
     content = {"datasets": "digits", "algorithms": ["ERM", "CORAL"], "targets": ["ink"], "trials": 1, "steps": 4,
             "eval_every": 2, "hyper_parameters": {"batch_size": 4, "ERM": {"lr": 1e30}}}

@@ -469,7 +469,7 @@ def test_commands_of_one_run_make_the_page_of_that_run(tmp_path: Path, digits_ru
         text = text.partition('aria-label="Commands">')[2].partition("</pre>")[0]
         commands = [shlex.split(line) for line in html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()]
         assert [command[1] for command in commands] == ["train", "report"]
-        assert commands[0][-2:] == ["--out", "runs"] and commands[1][2:] == [f"runs/{run.name}"]
+        assert commands[0][-2:] == ["--out", "runs"] and commands[1][2:] == [f"runs/{run.name}", "--points", "50"]
 
 
 def test_commands_of_runs_in_several_folders_put_each_where_it_was(tmp_path: Path, images: Path) -> None:
@@ -481,7 +481,7 @@ def test_commands_of_runs_in_several_folders_put_each_where_it_was(tmp_path: Pat
     commands = [shlex.split(line) for line in html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()]
     assert [(line[1], line[line.index("--algorithm") + 1], line[-2:]) for line in commands[:2]] == [
         ("sweep", "ERM", ["--out", "first"]), ("sweep", "AIDGN", ["--out", "second"])]
-    assert commands[2:] == [["aidgn", "report", "first", "second"]]
+    assert commands[2:] == [["aidgn", "report", "first", "second", "--points", "50"]]
 
 
 def test_commands_of_quick_fits_file_weights_and_several_data_sets(tmp_path: Path, images: Path) -> None:

@@ -13,11 +13,11 @@ from PIL import Image
 from aidgn.data import load_dataset
 from aidgn.errors import UserError
 from aidgn.files import storage_error
+from aidgn.identity import sweep_key
 from aidgn.sweep import attempts, plan
 from aidgn.sweep.attempts import SILENCE, attempt, died, forgive, history, may_try
 from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
-from aidgn.training.spec import sweep_key
 
 
 def spec_of(**changes: object) -> RunSpec:
@@ -124,7 +124,7 @@ def test_storage_concerns_all_runs_and_is_no_failure_of_one(tmp_path: Path, monk
     for error in (OSError(28, "No space left on device"), storage_error(tmp_path, OSError(30, "Read-only"))):
         def fails(*_: object, error: Exception = error, **__: object) -> None:
             raise error
-        monkeypatch.setattr(attempts, "train", fails)
+        monkeypatch.setattr("aidgn.training.run.train", fails)
         kind, what = attempt(spec, tmp_path)
         assert kind == "stop" and ("disk is full" in what or "cannot be written" in what)
     assert history(tmp_path, spec.key()).failures == 0
@@ -151,7 +151,7 @@ def test_signs_of_life_while_a_run_takes_long(tmp_path: Path, monkeypatch: pytes
         on_progress("train", 9, 100, None)
         return tmp_path / "folder"
     monkeypatch.setattr(attempts, "BEAT", 0.1)
-    monkeypatch.setattr(attempts, "train", slow)
+    monkeypatch.setattr("aidgn.training.run.train", slow)
     spec = spec_of()
     assert attempt(spec, tmp_path) == ("done", str(tmp_path / "folder"))
     lines = [json.loads(line) for line in write(tmp_path, spec).read_text().split("\n") if line]

@@ -189,7 +189,7 @@ def test_a_finished_run_is_left_as_it_is(undisturbed: Path) -> None:
 
 def test_what_identifies_a_run() -> None:
     from aidgn.data import load_dataset
-    from aidgn.training.spec import folder_name
+    from aidgn.identity import folder_name
 
     dataset = load_dataset("digits")
 

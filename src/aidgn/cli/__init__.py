@@ -4,7 +4,9 @@ import codecs
 import errno
 import io
 import os
+import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -69,8 +71,15 @@ def main() -> None:
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "legible")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)  # file names may hold bytes that are no text
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's & ignores it
+        for number in (signal.SIGINT, signal.SIGALRM):
+            signal.signal(number, interrupt)
     try:
-        app(standalone_mode=False)
+        try:
+            app(standalone_mode=False)
+        finally:
+            if signal.setitimer(signal.ITIMER_REAL, 0)[0]:  # there is an interrupt that was put off
+                raise KeyboardInterrupt
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -89,6 +98,17 @@ def main() -> None:
                    "command again.", err=True)
         discard_output()
         sys.exit(2)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C, put off while something is imported: NumPy and PyTorch would swallow it, make another error of it or end
+    the process. A second one meanwhile is not."""
+    again = number == signal.SIGINT and signal.getitimer(signal.ITIMER_REAL)[0]
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if frame is None or again:
+        raise KeyboardInterrupt
+    signal.setitimer(signal.ITIMER_REAL, 0.01)  # its signal calls this again
 
 
 def legible(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -85,6 +85,8 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
     places_at_once = count_workers(launcher, device, workers, [todo.specs[number] for number in numbers])
     seconds = say_plan(todo, numbers, places_at_once, dry_run)
     if dry_run:
+        if not any(one.skip_broken for one in plans):  # which images are left out is known once they are decoded
+            todo.check()
         return
     if (numbers and not yes and sys.stdin.isatty() and sys.stderr.isatty()
             and (len(numbers) > MANY if seconds is None else seconds > LONG)

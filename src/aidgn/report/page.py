@@ -49,6 +49,8 @@ METHOD_WORDS = {"training": "step and draw with the best accuracy on images of t
                 "oracle": "draw with the best accuracy on images of the target that were set aside; it looks there"}
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
+POINTS = 2000  # images in the latent space, of `aidgn report` too
+
 Progress = Callable[[str, int, int], None]  # what is done, how many, of how many
 
 
@@ -73,7 +75,7 @@ class Result:
 
 def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path | None = None,
                  data_dir: str | Path | None = None, device: str = "auto", algorithm: str | Sequence[str] | None = None,
-                 points: int = 2000, permutations: int = 999, on_progress: Progress | None = None) -> Path:
+                 points: int = POINTS, permutations: int = 999, on_progress: Progress | None = None) -> Path:
     """Write the report of the runs below the folders to the file `out`. What cannot be shown is said in it.
 
     The latent space is shown for one run per algorithm and target, with up to `points` images of each data set; its
@@ -120,7 +122,7 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         many=len(records.runs) > MANY_RUNS,
         commands=[line for name, members in places.items() for line in rerun.commands(
             [run for run in records.runs if run.path and any(map(run.path.is_relative_to, members))], name)],
-        again=_again(list(given), adapted, algorithm),
+        again=_again(list(given), adapted, algorithm, points),
         versions=rerun.versions(records.runs),
         hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
         letters=payload["letters"])
@@ -163,7 +165,8 @@ def _place_name(folder: str | Path) -> str:
     return path.resolve().name if path.is_absolute() or path.name in ("", "..") else str(path)
 
 
-def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Sequence[str] | None) -> list[str]:
+def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Sequence[str] | None,
+           points: int) -> list[str]:
     """The commands that make the page of the runs."""
     from aidgn.adaptation.runs import DEFAULT
 
@@ -172,7 +175,8 @@ def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Se
     own = [part for name in ([algorithm] if isinstance(algorithm, str) else algorithm or ())
            for part in ("--algorithm", f"path/to/file.py:{name.rpartition(':')[2]}")]
     adapt = [["aidgn", "adapt", *folders, *chosen, *own]] if methods else []
-    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *own])]
+    shown = ["--points", str(points)] if points != POINTS else []
+    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *own, *shown])]
 
 
 def _datasets(records: Records) -> list[dict[str, Any]]:

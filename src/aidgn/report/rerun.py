@@ -12,6 +12,7 @@ import yaml
 
 from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
 from aidgn.errors import short
+from aidgn.identity import folder_name
 from aidgn.records import Run
 
 Settings = tuple[tuple[str, str], ...]  # of --set, name and value
@@ -49,8 +50,6 @@ def _about(path: Path) -> dict[str, Any]:
 
 def folder(path: Path) -> str:
     """What training calls the folder of this run, whatever it is called by now; '' if it is no folder of one run."""
-    from aidgn.training.spec import folder_name
-
     made = _about(path.parent if path.is_file() else path)
     return folder_name(made["identity"]) if made else ""
 

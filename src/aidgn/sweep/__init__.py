@@ -3,21 +3,22 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aidgn.algorithms import canonical, find
 from aidgn.data import CATALOGUE, Dataset
 from aidgn.data.cache import prepare
 from aidgn.errors import UserError, did_you_mean
-from aidgn.training.spec import RunSpec
 
-Load = Callable[[RunSpec], Dataset]
+if TYPE_CHECKING:
+    from aidgn.training.spec import RunSpec
+
+Load = Callable[["RunSpec"], Dataset]
 
 
 def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequence[str] = (),
          leave_one_out: bool = False, trials: int = 3, draws: int = 1,
          hyper_parameters: Mapping[str, Any] | None = None, data_dir: str | None = None, load: Load | None = None,
-         **shared: Any) -> list[RunSpec]:
+         **shared: Any) -> "list[RunSpec]":
     """Every combination, in order of priority: data set, algorithm, point of the grid, draw, trial, target.
 
     No target means each domain in turn; what is named twice counts once. `leave_one_out` adds the runs with two unseen
@@ -25,6 +26,9 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
     these; one given as a list is varied, one at a time, the others as they are; {algorithm: {name: value}} is for that
     algorithm alone. `shared` goes to every run. All are checked against their data set, as `load` gives it, before the
     first one starts."""
+    from aidgn.algorithms import canonical, find
+    from aidgn.training.spec import RunSpec
+
     for option, value in (("trials", trials), ("draws", draws)):
         if value < 1:
             raise UserError(f"--{option} is {value}; expected a whole number of at least 1.")
@@ -61,7 +65,7 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
     return specs
 
 
-def load_for(spec: RunSpec, data_dir: str | None = None) -> Dataset:
+def load_for(spec: "RunSpec", data_dir: str | None = None) -> Dataset:
     """The data set as the run will see it. Draws depend on what an own folder holds, so without its broken images."""
     dataset = spec.load_dataset(data_dir)
     own = dataset.name not in CATALOGUE
@@ -70,6 +74,8 @@ def load_for(spec: RunSpec, data_dir: str | None = None) -> Dataset:
 
 def grid(algorithm: str, algorithms: Sequence[str], hyper_parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The hyper-parameters given for an algorithm; then, for every value of every list, with this one value."""
+    from aidgn.algorithms import find
+
     known = {find(name).name(): name for name in algorithms}
     given = {name: value for name, value in hyper_parameters.items() if not isinstance(value, Mapping)}
     spaces = {each: find(each).search_space for each in algorithms}
@@ -100,7 +106,7 @@ def unseen(dataset: Dataset, targets: Sequence[str], leave_one_out: bool) -> lis
     return [tuple(dataset.domains[number] for number in group) for group in [*((n,) for n in numbers), *pairs]]
 
 
-def _resolved(spec: RunSpec, groups: Sequence[tuple[str, ...]], dataset: Dataset) -> Iterator[RunSpec]:
+def _resolved(spec: "RunSpec", groups: Sequence[tuple[str, ...]], dataset: Dataset) -> "Iterator[RunSpec]":
     """The run with each group of unseen domains. Nothing else depends on them but how many they are."""
     for _, same in groupby(groups, len):
         first, *rest = same

@@ -1,6 +1,7 @@
 """What a call of `aidgn sweep` has to do: its plan's runs, checked against the data and what the folder holds."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -149,7 +150,7 @@ def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = Non
     _check_alike(specs)
     for dataset, backbone, weights in {(one.dataset, str(one.backbone), one.weights) for one in specs}:
         backbones.check(backbone, weights == "hub")
-        if not dry:
+        with suppress(UserError) if dry else nullcontext():  # a file that is not on this disk
             common[datasets[dataset].name]["weights"] = backbones.weights_identity(backbone, weights)
     items = items_of(keyed, {key: one.name for key, one in datasets.items()})
     return Agenda(SweepFolder(out), list(plans), specs, items, datasets, absent, common)

@@ -17,21 +17,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import UserError
 from aidgn.files import StorageError, storage_error
-from aidgn.training.folder import Busy
-from aidgn.training.loop import NotFinite
-from aidgn.training.run import OutOfMemory, Progress, train
-from aidgn.training.spec import RunSpec
-from aidgn.training.stopping import Interrupted
+
+if TYPE_CHECKING:
+    from aidgn.training.run import Progress
+    from aidgn.training.spec import RunSpec
 
 BEAT = 15.0  # seconds between two signs of life
 SILENCE = 4 * BEAT  # without one for so long, an attempt is over
 
 
-def attempt(spec: RunSpec, out: str | Path, *, on_progress: Progress | None = None, **options: Any) -> tuple[str, str]:
+def attempt(spec: "RunSpec", out: str | Path, *, on_progress: "Progress | None" = None,
+            **options: Any) -> tuple[str, str]:
     """Train one run, `options` going to `train`. How that ended, and what is to be said of it:
 
     "done"         its folder
@@ -43,6 +43,11 @@ def attempt(spec: RunSpec, out: str | Path, *, on_progress: Progress | None = No
     "busy"         another process is training it: look again later
     "stop"         the disk is full or the like: no run can go on, the launcher stops and raises this as a UserError
     """
+    from aidgn.training.folder import Busy
+    from aidgn.training.loop import NotFinite
+    from aidgn.training.run import OutOfMemory, train
+    from aidgn.training.stopping import Interrupted
+
     log = _Log(spec, out)
 
     def progress(what: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
@@ -73,7 +78,7 @@ def attempt(spec: RunSpec, out: str | Path, *, on_progress: Progress | None = No
     return kind, what
 
 
-def died(spec: RunSpec, out: str | Path, why: str, pid: int | None = None) -> bool:
+def died(spec: "RunSpec", out: str | Path, why: str, pid: int | None = None) -> bool:
     """For a launcher that saw the process of an attempt end without a word: note it. False if it had not begun one."""
     open_ones = [one for one in history(out, spec.key()).attempts if one.kind is None and pid in (None, one.pid)]
     if open_ones:
@@ -81,7 +86,7 @@ def died(spec: RunSpec, out: str | Path, why: str, pid: int | None = None) -> bo
     return bool(open_ones)
 
 
-def may_try(spec: RunSpec, out: str | Path, retries: int) -> bool:
+def may_try(spec: "RunSpec", out: str | Path, retries: int) -> bool:
     """Whether a run that failed is to be tried again: at most `retries` times after the first, counted across calls."""
     return history(out, spec.key()).failures <= retries
 
@@ -178,7 +183,7 @@ def history(out: str | Path, key: str) -> History:
 class _Log:
     """Writes the lines of one attempt, with a sign of life now and then from a thread of its own."""
 
-    def __init__(self, spec: RunSpec, out: str | Path):
+    def __init__(self, spec: "RunSpec", out: str | Path):
         self.path, self.id = _path(out, spec.key()), token_hex(4)
         self.first: int | None = None
         self.done = 0

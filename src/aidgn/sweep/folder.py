@@ -13,12 +13,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aidgn.errors import UserError, short
 from aidgn.files import lock, storage_error, write_text
+from aidgn.identity import sweep_key
 from aidgn.sweep.attempts import History, history
-from aidgn.training.spec import RunSpec, sweep_key
+
+if TYPE_CHECKING:
+    from aidgn.training.spec import RunSpec
 
 # What all runs on a data set must have in common to stand in one table.
 SETTINGS = {"steps": "steps", "eval_every": "steps between evaluations", "image_size": "image size",
@@ -125,8 +128,8 @@ class SweepFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def check(self, specs: Mapping[str, RunSpec], names: Mapping[str, str], common: Mapping[str, Mapping[str, Any]],
-              items: Sequence[Item]) -> None:
+    def check(self, specs: "Mapping[str, RunSpec]", names: Mapping[str, str],
+              common: Mapping[str, Mapping[str, Any]], items: Sequence[Item]) -> None:
         """Refuse runs here that the new ones would be mixed with in a table though they are of another kind.
 
         `specs` are by key; `names` are the data sets' names by what the specifications call them; `common` says by name
@@ -142,7 +145,7 @@ class SweepFolder:
             if example is None:
                 continue
             ours = {**{key: getattr(example, key, None) for key in SETTINGS}, "data": None, "precision": None,
-                    **common[identity["dataset"]]}
+                    "weights": None, **common[identity["dataset"]]}
             differing = {words: (identity[key], ours[key]) for key, words in SETTINGS.items()
                          if ours[key] is not None and identity.get(key) is not None
                          and not _same(key, identity[key], ours[key])}
@@ -164,7 +167,7 @@ class SweepFolder:
                     f"those runs away (the first: {self.path / name}).")
 
 
-def items_of(specs: Mapping[str, RunSpec], names: Mapping[str, str]) -> list[Item]:
+def items_of(specs: "Mapping[str, RunSpec]", names: Mapping[str, str]) -> list[Item]:
     """Runs, by key, as a plan lists them. Of those that differ in hyper-parameters alone it says in which."""
     cells = defaultdict(list)
     for spec in specs.values():

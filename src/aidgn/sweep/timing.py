@@ -4,13 +4,15 @@ import socket
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aidgn.algorithms import find
 from aidgn.data import Dataset
 from aidgn.sweep.folder import Item, State
-from aidgn.training.spec import RunSpec
+
+if TYPE_CHECKING:
+    from aidgn.training.spec import RunSpec
 
 # Measured (benchmarks/algorithms.py): ResNet-50, bfloat16, batches of 3 x 32 images of 224 pixels, which lie ready.
 GPU = "NVIDIA H200"
@@ -24,11 +26,13 @@ STEP_IMAGES = 96
 EVALUATION = 25000  # images per second: 0.16 s for the 3996 that selection needs on PACS, on average over the targets
 
 
-def h200_seconds(spec: RunSpec, dataset: Dataset, counts: Sequence[int]) -> float | None:
+def h200_seconds(spec: "RunSpec", dataset: Dataset, counts: Sequence[int]) -> float | None:
     """Of a run on one H200, compilation aside, one's own algorithm counted as ERM; None where the measured times say
     nothing about it.
 
     steps x time per image x images per step + evaluations x images evaluated / images per second."""
+    from aidgn.algorithms import find
+
     if not str(spec.backbone).startswith("resnet50.") or spec.image_size != 224:
         return None
     step = (STEP_MS.get(find(spec.algorithm).name(), STEP_MS["ERM"]) + INPUT_MS) / 1e3

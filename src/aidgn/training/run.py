@@ -23,13 +23,14 @@ from aidgn.data.cache import Prepared, prepare
 from aidgn.data.dataset import check_apart
 from aidgn.errors import UserError
 from aidgn.files import write_text
+from aidgn.identity import folder_name
 from aidgn.training import crew, parallel
 from aidgn.training.averaging import AVERAGES
 from aidgn.training.evaluation import Splits
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
 from aidgn.training.folder import RunFolder
 from aidgn.training.loop import Run
-from aidgn.training.spec import RunSpec, folder_name
+from aidgn.training.spec import RunSpec
 from aidgn.training.stopping import Interrupted, stoppable
 from aidgn.training.trackers import Tracker, Tracking
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,9 +12,10 @@ from aidgn.algorithms import canonical, find
 from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.algorithms.own import source_of
 from aidgn.data import CATALOGUE, Dataset, load_dataset
-from aidgn.data.catalogue import in_catalogue, squash
+from aidgn.data.catalogue import in_catalogue
 from aidgn.data.dataset import as_text
 from aidgn.errors import UserError
+from aidgn.identity import sweep_key
 from aidgn.training.averaging import AVERAGES
 
 LAST_STAGE = "last-stage"
@@ -141,21 +141,3 @@ def _key(dataset: Dataset) -> str:
     """What stands for a data set where numbers are drawn: its published name, or what is in the folder, which may be
     called anything."""
     return dataset.name if dataset.name in CATALOGUE else dataset.fingerprint
-
-
-def folder_name(identity: Mapping[str, Any]) -> str:
-    """A readable name with a digest of the whole identity."""
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-    parts = [identity["dataset"], identity["algorithm"], "+".join(identity["target"]) or "all",
-             f"trial{identity['trial']}", f"draw{identity['draw']}", digest]
-    name = "-".join("".join(c if c.isalnum() or c in "+_." else "_" for c in part) for part in parts)
-    names = sys.getfilesystemencoding()  # ASCII, if the locale has it so
-    return name.encode(names, "replace").decode(names).replace("?", "_")
-
-
-def sweep_key(identity: Mapping[str, Any]) -> str:
-    """`RunSpec.key` from the identity in a run.json."""
-    known = {key: value for key, value in identity.items() if key not in ("data", "weights", "precision")}
-    name = squash(known["dataset"])
-    folder = name.removeprefix("own")  # of an own data set that is called as a published one
-    return folder_name({**known, "dataset": folder if in_catalogue(folder) else name})
