@@ -255,6 +255,21 @@ def test_what_is_beside_the_class_is_part_of_what_is_run(tmp_path: Path) -> None
     assert keys[0] != keys[1]
 
 
+def test_defaults_of_ones_own_hold_for_small_images_too(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from aidgn.algorithms.base import COMMON\nfrom aidgn.algorithms.erm import ERM\n"
+        "from aidgn.algorithms.hyper_parameters import fixed\nclass Mine(ERM):\n"
+        "    search_space = {**COMMON, 'lr': (0.02, fixed(0.02)), 'weight': (1.0, fixed(1.0))}\n"
+        "    small_images = {'weight': (2.0, fixed(2.0))}\n")
+    mine = find(f"{tmp_path}/own.py:Mine")
+    for draw in (0, 1):
+        digits, pacs = mine.sample("digits", 0, draw), mine.sample("PACS", 0, draw)
+        assert digits["lr"] == pacs["lr"] == 0.02
+        assert (digits["weight"], pacs["weight"]) == (2.0, 1.0)
+        assert digits["weight_decay"] == 0.0  # COMMON_SMALL's, which is not searched
+    assert (mine.sample("digits", 0, 0)["batch_size"], mine.sample("PACS", 0, 0)["batch_size"]) == (64, 32)
+
+
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match=r"no algorithm Mixap\. Did you mean Mixup"):
         find("Mixap")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
+from aidgn.algorithms.base import COMMON, COMMON_SMALL, Algorithm, Minibatches, join
 from aidgn.algorithms.hyper_parameters import SearchSpace, fixed
 from aidgn.errors import UserError
 
@@ -23,6 +23,7 @@ class ARM(Algorithm):
     paper = "Zhang et al., NeurIPS 2021"
     extra_channels = 1
     search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, kind=int, least=1))}
+    small_images: ClassVar[SearchSpace] = {"batch_size": COMMON_SMALL["batch_size"]}
     context: nn.Module
     context_net: nn.Module
 

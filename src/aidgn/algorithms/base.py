@@ -52,7 +52,7 @@ class Algorithm(nn.Module):
     title: ClassVar[str] = "an algorithm of your own"  # one line: what it does
     paper: ClassVar[str] = "unpublished"  # who, where, year
     search_space: ClassVar[SearchSpace] = COMMON  # name -> (default, distribution), 224-pixel images
-    small_images: ClassVar[SearchSpace] = COMMON_SMALL  # what differs for images of 28 to 64 pixels
+    small_images: ClassVar[SearchSpace] = {}  # what differs for images of 28 to 64 pixels, as COMMON_SMALL from COMMON
     min_domains: ClassVar[int] = 1  # source domains it needs
     min_batch: ClassVar[int] = 1  # samples per domain it needs
     extra_channels: ClassVar[int] = 0  # input channels its featuriser must have beyond the image's
@@ -241,8 +241,10 @@ class Algorithm(nn.Module):
         """The search space on a data set: defaults for 224 pixels, or for small images trained from scratch."""
         if small is None:
             small = dataset in CATALOGUE and CATALOGUE[dataset].image_size <= SMALL_SIDE
-        space = {**cls.search_space, **({key: value for key, value in cls.small_images.items()
-                                         if key in cls.search_space} if small else {})}
+        space = dict(cls.search_space)
+        if small:
+            space.update({key: value for key, value in COMMON_SMALL.items() if space[key] == COMMON[key]})
+            space.update({key: value for key, value in cls.small_images.items() if key in space})
         if dataset == "DomainNet" and cls.search_space["batch_size"] == COMMON["batch_size"]:
             space["batch_size"] = (32, floor_power(2, 3, 5, least=1))
         return space

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, COMMON_SMALL, RATE, SMALL_RATE, Algorithm, Minibatches, domain_ids, join
+from aidgn.algorithms.base import COMMON, RATE, SMALL_RATE, Algorithm, Minibatches, domain_ids, join
 from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, floor_power, log_uniform, one_of
 
 
@@ -39,7 +39,6 @@ class DANN(Algorithm):
         "weight_decay_d": (0.0, log_uniform(-6, -2)),
     }
     small_images: ClassVar[SearchSpace] = {
-        **COMMON_SMALL,
         "lr_g": (1e-3, SMALL_RATE),
         "lr_d": (1e-3, SMALL_RATE),
         "weight_decay_g": (0.0, fixed(0.0)),
