@@ -101,6 +101,7 @@ def test_a_report_says_what_it_cannot_show_and_how_it_is_made_again(
     run = digits_run(tmp_path / "runs", own)
     assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     assert "cannot show everything" in caplog.text and "--algorithm path/to/file.py:Mine" in caplog.text
+    assert "--points" not in (run / "report.html").read_text()  # the command's default is the page's
     caplog.clear()
     assert CliRunner().invoke(app, ["report", str(run), "--algorithm", own, "--points", "50"]).exit_code == 0
     page = re.sub(r"<[^>]*>", "", (run / "report.html").read_text())
