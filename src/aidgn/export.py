@@ -151,7 +151,8 @@ class Whole(nn.Module):
         centre = (torch.arange(self.slot)[:, None] + 0.5) * scale
         triangle = (1 - (pixels + 0.5 - centre).abs() / scale).clamp(min=0)
         first = triangle / triangle.sum(1, keepdim=True).clamp(min=1e-6)  # rows behind `kept` are 0
-        return first, weights(torch.zeros(1), kept, torch.zeros(1, dtype=torch.bool), self.size, self.slot)[0]
+        again = weights(torch.zeros(1), kept, torch.zeros(1, dtype=torch.bool), self.size, self.slot)[0]
+        return first, again / again.sum(1, keepdim=True)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         rows, rows_again = self.side(torch.arange(images.shape[1]).float())

@@ -400,3 +400,44 @@ def test_cuda_gives_the_same_without_synchronising() -> None:
         levels = (result.cpu() - exact).abs() * torch.tensor(aug.STD)[:, None, None] * 255
         # The jitter may enlarge an error of the float16 products; hue of a nearly grey pixel most of all.
         assert levels.mean() < 0.05 and levels.max() < 0.6
+
+
+def spoil_free_memory() -> None:
+    """What is allocated next holds NaN."""
+    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1 << 31, *[1 << 22] * 8)]
+    held += [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1 << 9, 1 << 12, 1 << 16, 1 << 20)
+             for _ in range(24)]
+    for each in held:
+        each.fill_(255)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("training", [True, False])
+def test_every_variant_of_the_compiled_code_gives_the_same(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler tries some variants of each kernel and takes the fastest, not always the same. None of them may
+    read what it has not written (pytorch/pytorch#190517)."""
+    from torch._inductor import config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    variants: list[tuple[CachingAutotuner, list[object]]] = []
+
+    def keep_all(self: CachingAutotuner, *_args: object, **_settings: object) -> None:
+        variants.append((self, list(self.launchers)))
+        self.launchers = self.launchers[:1]
+
+    monkeypatch.setattr(CachingAutotuner, "autotune_to_one_config", keep_all)
+    sizes = [(227, 227)] * 96
+    given = slots([shades(*size, seed) for seed, size in enumerate(sizes)], slot=227).cuda(), geometry(sizes).cuda()
+    function = augment if training else clean
+    with config.patch(autotune_local_cache=False, fx_graph_cache=False):
+        compiled = torch.compile(function, fullgraph=True, dynamic=False)
+        for variant in range(8):
+            for kernel, launchers in variants:
+                kernel.launchers = [launchers[variant % len(launchers)]]
+            drawn = [uniform(96, UNIFORMS, seed=variant).cuda()] if training else []
+            expected = function(*given, *drawn, size=224)
+            spoil_free_memory()
+            off = (compiled(*given, *drawn, size=224) - expected).abs()
+            levels = off * torch.tensor(aug.STD, device="cuda")[:, None, None] * 255
+            assert levels.mean() < 0.05 and (~(levels < 2)).float().mean() < 1e-3, variant
+    assert variants

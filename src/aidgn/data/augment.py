@@ -110,7 +110,11 @@ def resample(images: Tensor, boxes: Tensor, flip: Tensor, size: int, dtype: torc
     x = images.transpose(2, 3).to(dtype, memory_format=torch.contiguous_format).sub_(128)
     x = rows @ x.reshape(batch, slot, 3 * slot)
     x = x.reshape(batch, size * 3, slot) @ columns.transpose(1, 2)
-    red, green, blue = ((x.reshape(batch, size, 3, size).float() + 128) / 255).unbind(dim=2)
+    # Divided by the sums here, not before: a kernel that divides weights by their sum reads back what it wrote, which
+    # PyTorch before the mending of pytorch/pytorch#190517 compiles without a barrier, so that it reads other numbers.
+    high, wide = (each.sum(dim=2, dtype=torch.float32) for each in (rows, columns))
+    x = x.reshape(batch, size, 3, size).float() / (high[:, :, None, None] * wide[:, None, None])
+    red, green, blue = ((x + 128) / 255).unbind(dim=2)
     return red, green, blue
 
 
@@ -118,7 +122,7 @@ def weights(start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int) -
     """Weights [B, size, slot] of the antialiased bilinear resizing of [start, start + length) to `size` pixels.
 
     Pixel i is centred at start + (i + 1/2) length / size and weighs its neighbours by a triangle of half-width
-    max(1, length / size), and by how much of each lies in the interval; its weights sum to one.
+    max(1, length / size), and by how much of each lies in the interval; still to be divided by their sum.
     """
     start, length, flip = start[:, None, None], length[:, None, None], flip[:, None, None]
     pixel = torch.arange(slot, device=start.device)
@@ -126,8 +130,7 @@ def weights(start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int) -
     scale = length / size
     centre = start + (torch.where(flip, size - 1 - i, i) + 0.5) * scale
     inside = (torch.minimum(pixel + 1, start + length) - torch.maximum(pixel, start)).clamp(0, 1)
-    triangle = (1 - (pixel + 0.5 - centre).abs() / scale.clamp(min=1)).clamp(min=0) * inside
-    return triangle / triangle.sum(dim=2, keepdim=True)
+    return (1 - (pixel + 0.5 - centre).abs() / scale.clamp(min=1)).clamp(min=0) * inside
 
 
 def jitter_factors(uniforms: Tensor) -> Tensor:

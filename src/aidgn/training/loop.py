@@ -1,8 +1,10 @@
 """The loop of a run: draws, augmentation, update, records, and all of it that must survive an interruption."""
 
+import logging
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -26,6 +28,7 @@ from aidgn.training.spec import RunSpec
 
 CHUNK = 8  # images augmented together on the CPU
 BLOCK = 64  # steps whose draws are made and sent to the device at once
+log = logging.getLogger("aidgn")
 
 
 class NotFinite(UserError):
@@ -221,7 +224,38 @@ def _in_chunks(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @lru_cache(1)
 def _compiled_augment() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    return compiled_by_shape(augment.augment), compiled_by_shape(augment.clean)
+    return Checked(augment.augment), Checked(augment.clean)
+
+
+class Checked:
+    """A transform, compiled, that is held against itself as it is written in the first calls with batches of a shape. A
+    compiler's fault would show in worse numbers at the end and nowhere else. Where the two differ, it is not compiled.
+    """
+
+    CALLS, IMAGES = 3, 8  # that are compared
+    NEAR, SHARE = 0.05, 0.02  # what rounding makes of pixels, and how many may differ by more
+
+    def __init__(self, function: Callable[..., Tensor]):
+        self.plain = function
+        self.compiled: Callable[..., Tensor] | None = compiled_by_shape(function)
+        self.calls: Counter[torch.Size] = Counter()
+
+    def __call__(self, *tensors: Tensor, **settings: Any) -> Tensor:
+        if self.compiled is None:
+            return self.plain(*tensors, **settings)
+        x = self.compiled(*tensors, **settings)
+        shape = tensors[0].shape
+        if self.calls[shape] < self.CALLS:
+            self.calls[shape] += 1
+            expected = self.plain(*(tensor[:self.IMAGES] for tensor in tensors), **settings)
+            differ = float((~((x[:self.IMAGES] - expected).abs() < self.NEAR)).float().mean())  # a NaN does too
+            if differ > self.SHARE:
+                log.warning("Images prepared by compiled code differ from what they should be, in %.0f %% of their "
+                            "pixels: a fault of PyTorch %s on this device. They are prepared without it, more slowly.",
+                            100 * differ, torch.__version__)
+                self.compiled = None
+                return self.plain(*tensors, **settings)
+        return x
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
