@@ -1,0 +1,15 @@
+"""ERM whose rate falls as EQRM's does: is it EQRM's objective that helps, or its rate?"""
+
+from torch import Tensor
+
+from aidgn.algorithms.base import Minibatches, risks
+from aidgn.algorithms.eqrm import EQRM
+
+
+class FallingERM(EQRM):
+    """loss = mean_d CE_d. After eqrm_burnin_iters updates Adam starts anew with rate eqrm_lr."""
+
+    title = "ERM, with the rate of EQRM"
+
+    def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
+        return {"loss": risks(self.apart(self.predict, [x for x, _ in minibatches]), minibatches).mean()}
