@@ -1,6 +1,7 @@
 """Images are prepared by compiled code on a GPU; here it is any code that says it is that."""
 
 import logging
+import re
 from collections.abc import Callable
 
 import pytest
@@ -40,7 +41,21 @@ def test_the_first_calls_of_every_shape_are_compared(monkeypatch: pytest.MonkeyP
     for images in (12, 12, 5, 12, 12, 12, 5, 5, 5):
         torch.testing.assert_close(transform(*batch(images), size=SIZE),
                                    augment.augment(*batch(images), SIZE) + 0.01)
-    assert written == [8, 8, 5, 8, 5, 5]
+    assert written == [12, 12, 5, 12, 5, 5]
+
+
+def test_a_few_images_of_a_large_batch_and_every_setting_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    transform, written = checked(monkeypatch, lambda x, _: x)
+    for size in (SIZE, SIZE, SIZE, SIZE, 12, 12):
+        transform(*batch(40), size=size)
+    assert written == [8] * 5
+
+
+def test_one_image_may_differ_as_a_crop_may_be_rounded_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    transform, _ = checked(monkeypatch, lambda x, _: torch.cat([x[:3], x[3:4].roll(1, 2), x[4:]]))
+    for _ in range(4):
+        assert not torch.equal(transform(*batch(), size=SIZE), augment.augment(*batch(), SIZE))
+    assert transform.compiled is not None
 
 
 def late(x: Tensor, call: int) -> Tensor:
@@ -51,6 +66,7 @@ def late(x: Tensor, call: int) -> Tensor:
     lambda x, _: x * torch.nan,
     lambda x, _: torch.cat([x[:3], x[2:3] * torch.nan, x[4:]]),
     lambda x, _: x.roll(1, 2),
+    lambda x, _: torch.cat([x[:9], x[9:].flip(2)]),
     lambda x, _: torch.cat([x[:, :, :8], x[:, :, :8]], 2),
     late])
 def test_wrong_code_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
@@ -59,8 +75,8 @@ def test_wrong_code_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     with caplog.at_level(logging.WARNING, "aidgn"):
         for _ in range(5):
             assert torch.equal(transform(*batch(), size=SIZE), augment.augment(*batch(), SIZE))
-    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
-        "Images prepared by compiled code differ from what they should be"]
+    warning, = (record.getMessage() for record in caplog.records)
+    assert re.match(r"Of 12 images prepared by compiled code \d+ differ from what they should be", warning)
 
 
 def test_on_a_gpu_both_transforms_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def resample(images: Tensor, boxes: Tensor, flip: Tensor, size: int, dtype: torc
     x = rows @ x.reshape(batch, slot, 3 * slot)
     x = x.reshape(batch, size * 3, slot) @ columns.transpose(1, 2)
     # Divided by the sums here, not before: a kernel that divides weights by their sum reads back what it wrote, which
-    # PyTorch before the mending of pytorch/pytorch#190517 compiles without a barrier, so that it reads other numbers.
+    # PyTorch before the mending of pytorch/pytorch#190517 compiles without a barrier: it may read other numbers.
     high, wide = (each.sum(dim=2, dtype=torch.float32) for each in (rows, columns))
     x = x.reshape(batch, size, 3, size).float() / (high[:, :, None, None] * wide[:, None, None])
     red, green, blue = ((x + 128) / 255).unbind(dim=2)
@@ -122,7 +122,8 @@ def weights(start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int) -
     """Weights [B, size, slot] of the antialiased bilinear resizing of [start, start + length) to `size` pixels.
 
     Pixel i is centred at start + (i + 1/2) length / size and weighs its neighbours by a triangle of half-width
-    max(1, length / size), and by how much of each lies in the interval; still to be divided by their sum.
+    max(1, length / size), and by how much of each lies in the interval. Their sum is about one, and less at the ends of
+    the interval: it is still to be divided by.
     """
     start, length, flip = start[:, None, None], length[:, None, None], flip[:, None, None]
     pixel = torch.arange(slot, device=start.device)
@@ -130,7 +131,8 @@ def weights(start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int) -
     scale = length / size
     centre = start + (torch.where(flip, size - 1 - i, i) + 0.5) * scale
     inside = (torch.minimum(pixel + 1, start + length) - torch.maximum(pixel, start)).clamp(0, 1)
-    return (1 - (pixel + 0.5 - centre).abs() / scale.clamp(min=1)).clamp(min=0) * inside
+    half = scale.clamp(min=1)
+    return (1 - (pixel + 0.5 - centre).abs() / half).clamp(min=0) * inside / half
 
 
 def jitter_factors(uniforms: Tensor) -> Tensor:
