@@ -144,6 +144,8 @@ def test_additional_channels_start_as_the_first(tmp_path: Path) -> None:
         torch.testing.assert_close(first(torch.cat([x, extra], 1)), expected)
         # Additional channels of zeros change nothing.
         torch.testing.assert_close(net(torch.cat([x, 0 * extra], 1)), reference(x), rtol=1e-4, atol=1e-4)
+    weight = create(SMALL, in_channels=4).state_dict()["layers.0.weight"]
+    assert weight.shape[1] == 4 and torch.equal(weight[:, 3], weight[:, 0])
 
 
 def bottleneck_reference(tensors: dict[str, Tensor]) -> nn.Module:

@@ -45,13 +45,13 @@ def create(name: str, *, weights: str | Path | None = None, in_channels: int = 3
     weights = source(name, weights)
     hub = weights == "hub"
     check(name, hub)
-    net, heads, inputs = ((Small(in_channels), [], []) if name == SMALL else
+    net, heads, inputs = ((Small(min(in_channels, 3)), [], ["layers.0"]) if name == SMALL else
                           torchvision_network(name, hub) if name.startswith(TORCHVISION) else timm_network(name, hub))
     if isinstance(weights, Path):
         load(net, name, weights, heads)
     if freeze_bn:
         freeze(net)
-    if name != SMALL and in_channels > 3:
+    if in_channels > 3:
         widen(net, name, inputs, in_channels)
     return net
 

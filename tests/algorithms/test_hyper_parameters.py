@@ -29,8 +29,17 @@ def test_words_are_those_that_were_said() -> None:
     with pytest.raises(UserError, match="Mine: mode=zzz is out of range, expected one of soft, hard"):
         one_of("soft", "hard").check("Mine", "mode", "zzz")
     settings = parse_settings(("mode=none", "n=None"), None)
-    space = {"mode": ("hard", one_of("none", "hard")), "n": (1, one_of(1, 2, kind=int, optional=True))}
+    space = {"mode": ("hard", one_of("none", "hard")), "n": (1, one_of(1, 2, optional=True))}
     assert resolve("Mine", space, settings) == {"mode": "none", "n": None}
+
+
+def test_whole_numbers_are_those_of_which_all_are() -> None:
+    space = {"width": (16, one_of(16, 32)), "depth": (3, fixed(3)), "weight": (1, one_of(1, 0.5))}
+    found = resolve("Mine", space, {"width": "32"})
+    assert found == {"width": 32, "depth": 3, "weight": 1.0}
+    assert [type(value) for value in found.values()] == [int, int, float]
+    with pytest.raises(UserError, match=r"Mine: width=16\.5 is not a whole number of at least 0"):
+        resolve("Mine", space, {"width": 16.5})
 
 
 def test_a_setting_is_given_once() -> None:

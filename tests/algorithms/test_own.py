@@ -83,6 +83,13 @@ BASE = "from aidgn.algorithms import Algorithm\n"
      "own.py:Mine", r"a in `search_space` is 0\.5; expected \(default, distribution\)"),
     (BASE + "class Mine(Algorithm):\n    search_space = {}\n    def objective(self, m): ...\n",
      "own.py:Mine", r"`search_space` lacks lr, batch_size, .*\*\*COMMON"),
+    (BASE + "class Mine(Algorithm):\n    search_space = {1: (0, None)}\n    def objective(self, m): ...\n",
+     "own.py:Mine", "1 in `search_space` is not a name; put it in quotes"),
+    (BASE + "class Mine(Algorithm):\n    min_domains = 'two'\n    def objective(self, m): ...\n",
+     "own.py:Mine", "`min_domains` is 'two'; expected a whole number of at least 0"),
+    ("from aidgn.algorithms.aidgn import AIDGN\nclass Mine(AIDGN):\n    small_images = {'kapa': "
+     "AIDGN.small_images['kappa']}\n",
+     "own.py:Mine", "`small_images` has kapa, which is not in `search_space`. Did you mean kappa?"),
 ])
 def test_mistakes(tmp_path: Path, text: str | None, ask: str, message: str) -> None:
     if text is not None:
@@ -187,6 +194,56 @@ def test_what_predict_must_give(tmp_path: Path, given: str, message: str) -> Non
         f"    def predict(self, x):\n        return {given}\n")
     with pytest.raises(UserError, match=message):
         train(short_run(tmp_path), tmp_path / "runs", device="cpu")
+
+
+@pytest.mark.parametrize(("text", "message", "kept"), [
+    ("    def objective(self, m):\n        return self.gama\n",
+     "failed in `objective`, line 4: AttributeError: 'Mine' object has no attribute 'gama'", True),
+    ("    def predict(self, x):\n        return self.classifier(x)\n",
+     "failed in `predict`, line 4: RuntimeError: .*shape", True),
+    ("    def build(self):\n        self.width = self.number('width')\n",
+     "failed in `build`, line 4: KeyError: 'width'", False),
+    ("    def predict(self, x):\n        if self.training:\n            return super().predict(x)\n",
+     r"Mine: `predict` must give logits \[64, 10\], images by classes; it gave NoneType", True)])
+def test_what_fails_in_own_code_is_told_in_a_sentence(tmp_path: Path, text: str, message: str, kept: bool) -> None:
+    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n" + text)
+    with pytest.raises(UserError, match=message) as caught:
+        train(short_run(tmp_path), tmp_path / "runs", device="cpu")
+    logs = [path.read_text() for path in (tmp_path / "runs").rglob("log.txt")]
+    assert bool(logs) == kept
+    if "failed in" in message and kept:
+        assert caught.value.__notes__[0].endswith("log.txt has the traceback.")
+        assert "Traceback" in logs[0] and "own.py\", line 4" in logs[0]
+
+
+def test_a_fault_outside_own_code_is_not_blamed_on_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM): ...\n")
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(short_run(tmp_path), tmp_path / "runs", device="cpu", on_progress=broken)
+
+
+def test_more_than_aidgn(toy: SimpleNamespace, tmp_path: Path) -> None:
+    """A subclass with one more hyper-parameter adds a term to AIDGN's."""
+    (tmp_path / "own.py").write_text(
+        "from aidgn.algorithms.aidgn import AIDGN, AIDGNRelease\n"
+        "from aidgn.algorithms.hyper_parameters import uniform\n\n\n"
+        "class Mine(AIDGN):\n    search_space = {**AIDGN.search_space, 'extra': (0.1, uniform(0, 1))}\n\n"
+        "    def objective(self, m):\n        terms = super().objective(m)\n"
+        "        extra = self.classifier.weight.square().mean()\n"
+        "        return {**terms, 'loss': terms['loss'] + self.number('extra') * extra}\n\n\n"
+        "class MyRelease(AIDGNRelease): ...\n\n\nclass Called(AIDGNRelease):\n    called = 'mine'\n")
+    mine = toy.make(f"{tmp_path}/own.py:Mine", toy.network(), extra=0.5)
+    plain = toy.make("AIDGN", copy.deepcopy(mine.featurizer))
+    plain.classifier.load_state_dict(mine.classifier.state_dict())
+    minibatches, penalty = toy.batches(0), mine.classifier.weight.detach().square().mean()
+    assert mine.update(minibatches)["loss"].item() == pytest.approx((plain.update(minibatches)["loss"]
+                                                                     + 0.5 * penalty).item(), rel=1e-9)
+    assert find(f"{tmp_path}/own.py:MyRelease").name() == "MyRelease"
+    assert find(f"{tmp_path}/own.py:Called").name() == "mine"
 
 
 def test_a_changed_file_is_told_and_its_versions_are_rows_of_their_own(

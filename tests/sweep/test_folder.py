@@ -94,8 +94,28 @@ def test_an_own_algorithm_that_was_edited_meanwhile(tmp_path: Path) -> None:
     assert todo.changed() == 0
     file.write_text(file.read_text() + "# edited\n")
     assert todo.changed() == 2
-    with pytest.raises(UserError, match=r"Different on digits: the text of Mine's file\. Choose"):
-        planned(out, algorithms=(f"{file}:Mine",))
+    del todo  # while it is at work, another text is refused
+    again = planned(out, algorithms=(f"{file}:Mine",))  # its runs are others, in rows of their own
+    again.look(2)
+    assert again.older == ["Mine"] and again.count("left") == 2
+    again.enter(2, None)
+    assert again.folder.planned()[0] == again.items and again.others == 0  # the old ones can no more be made
+    assert planned(out, algorithms=(f"{file}:Mine",)).older == []
+
+
+def test_an_own_algorithm_whose_defaults_were_edited(tmp_path: Path) -> None:
+    file, out = tmp_path / "own.py", tmp_path / "out"
+    text = ("from aidgn.algorithms.base import COMMON\nfrom aidgn.algorithms.erm import ERM\nfrom aidgn.algorithms."
+            "hyper_parameters import fixed\n\n\nclass Mine(ERM):\n    search_space = {**COMMON, 'a': (1, fixed(1))}\n")
+    file.write_text(text)
+    todo = planned(out, algorithms=(f"{file}:Mine", "ERM"))
+    todo.enter(2, None)
+    for spec in todo.specs:
+        train(spec, out, device="cpu")
+    file.write_text(text.replace("(1, fixed(1))", "(2, fixed(2))"))
+    again = planned(out, algorithms=(f"{file}:Mine", "ERM"))
+    again.look(2)
+    assert (again.count("left"), again.count("done")) == (2, 2)  # ERM's are not made again
 
 
 def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_failing_runs_are_tried_again_then_set_aside_and_the_rest_goes_on(tmp_pa
 
     assert sorted(failed) == [1, 2, 3]
     assert failed[1] == "its process died (exit code -9)"
-    assert "ValueError: no such luck" in failed[2] and "Traceback" in failed[2]
+    assert failed[2] == f"{raises} failed in `update`, line 13: ValueError: no such luck."
     assert "NaN or infinite" in failed[3] and "Traceback" not in failed[3]
     assert [event for event in seen if event[1] == "failed"] == [(run, "failed", failed[run]) for run in (1, 2, 3)]
     assert [run for run, kind, _ in seen if kind == "done"] == [0, 4]

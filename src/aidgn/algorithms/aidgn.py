@@ -4,6 +4,7 @@ The objective itself is `aidgn.objective`; here are its hyper-parameters, the pa
 authors' released code.
 """
 
+from inspect import signature
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from aidgn.errors import UserError
 from aidgn.objective import RELEASE_LEAST_NORM, AngularClassifier, loss_and_margins
 
 NONE = (0.0, fixed(0.0, most=0.0))  # of a term that an ablation leaves out
+ARGUMENTS = signature(loss_and_margins).parameters
 LINEAR = ("linear", fixed("linear"))  # the exact ratio divides by beta
 
 
@@ -27,7 +29,7 @@ class AIDGN(Algorithm):
     search_space: ClassVar[SearchSpace] = {
         **COMMON,
         "lr": (2.5e-5, one_of(1e-5, 2.5e-5, 5e-5, above=True)),
-        "batch_size": (32, fixed(32, kind=int, least=1)),
+        "batch_size": (32, fixed(32, least=1)),
         "weight_decay": (1e-6, fixed(1e-6)),
         "resnet_dropout": (0.0, fixed(0.0, most=1.0, below=True)),
         "kappa": (110.0, fixed(110.0, above=True)),
@@ -44,7 +46,7 @@ class AIDGN(Algorithm):
     # 0 to 0.4; accuracy on the unseen style played no part.
     small_images: ClassVar[SearchSpace] = {
         "lr": (2e-3, one_of(1e-3, 2e-3, 4e-3, above=True)),
-        "batch_size": (64, fixed(64, kind=int, least=1)),
+        "batch_size": (64, fixed(64, least=1)),
         "kappa": (10.0, fixed(10.0, above=True)),
         "gamma": (1 / 150, fixed(1 / 150)),
         "beta": (0.5, uniform(0.1, 0.5)),
@@ -64,8 +66,7 @@ class AIDGN(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         z = self.features(x)
-        arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items()
-                                     if name not in COMMON}
+        arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items() if name in ARGUMENTS}
         loss, r, m = loss_and_margins(z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant,
                                       **arguments)
         return {"loss": loss.total, "classification": loss.classification, "regularizer": loss.regularizer,
@@ -76,37 +77,28 @@ class AIDGN(Algorithm):
 class AIDGNnoR(AIDGN):
     """AIDGN without the regulariser of the norms: eta = 0."""
 
+    called = "AIDGN-noR"
     title = "ablation: AIDGN without the regulariser of the norms"
     search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "eta": NONE}
     small_images: ClassVar[SearchSpace] = {**AIDGN.small_images, "eta": NONE}
-
-    @classmethod
-    def name(cls) -> str:
-        return "AIDGN-noR"
 
 
 class AIDGNnoD(AIDGN):
     """AIDGN without the domain's mean norm in the margin: beta = 0."""
 
+    called = "AIDGN-noD"
     title = "ablation: AIDGN without the domain's mean norm in the margin"
     search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "beta": NONE, "ratio": LINEAR}
     small_images: ClassVar[SearchSpace] = {**AIDGN.small_images, "beta": NONE}
-
-    @classmethod
-    def name(cls) -> str:
-        return "AIDGN-noD"
 
 
 class AIDGNnoRD(AIDGN):
     """AIDGN without the regulariser and without the domain's mean norm: eta = beta = 0."""
 
+    called = "AIDGN-noRD"
     title = "ablation: AIDGN without regulariser and mean norm"
     search_space: ClassVar[SearchSpace] = {**AIDGNnoR.search_space, "beta": NONE, "ratio": LINEAR}
     small_images: ClassVar[SearchSpace] = {**AIDGNnoR.small_images, "beta": NONE}
-
-    @classmethod
-    def name(cls) -> str:
-        return "AIDGN-noRD"
 
 
 class AIDGNRelease(AIDGN):
@@ -114,6 +106,7 @@ class AIDGNRelease(AIDGN):
     m_i = gamma (rc_i - 10 + beta mu_d) + 0.4, and the regulariser eta mean_i (rc_i / (h_i^2 mu_star) + mu_star / rc_i),
     h_i = r_i / mu_d, a constant, where above ratio_threshold, else 1."""
 
+    called = "AIDGN-release"
     title = "the objective that the authors' released code trains"
     paper = "released code of Jin et al., IJCAI 2022"
     lr_milestones = False
@@ -125,7 +118,3 @@ class AIDGNRelease(AIDGN):
         "eta": (0.04, uniform(10 / 410, 25 / 410)),  # that code searches eta mu* from 10 to 25
         "ratio_threshold": (1.0, uniform(1, 3)),
     }
-
-    @classmethod
-    def name(cls) -> str:
-        return "AIDGN-release"

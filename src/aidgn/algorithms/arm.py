@@ -22,7 +22,7 @@ class ARM(Algorithm):
     title = "the network sees a context, averaged over images of the domain, beside the image"
     paper = "Zhang et al., NeurIPS 2021"
     extra_channels = 1
-    search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, kind=int, least=1))}
+    search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, least=1))}
     small_images: ClassVar[SearchSpace] = {"batch_size": COMMON_SMALL["batch_size"]}
     context: nn.Module
     context_net: nn.Module

@@ -20,7 +20,7 @@ from aidgn.algorithms.hyper_parameters import (
     resolve,
 )
 from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural
 from aidgn.objective import AngularClassifier
 
 Minibatches = Sequence[tuple[Tensor, Tensor]]
@@ -49,6 +49,7 @@ class Algorithm(nn.Module):
     `optimizers`, or `updates`, the number of updates done.
     """
 
+    called: ClassVar[str]  # in records and tables, where that is not the name of the class
     title: ClassVar[str] = "an algorithm of your own"  # one line: what it does
     paper: ClassVar[str] = "unpublished"  # who, where, year
     search_space: ClassVar[SearchSpace] = COMMON  # name -> (default, distribution), 224-pixel images
@@ -61,7 +62,8 @@ class Algorithm(nn.Module):
     def __init__(self, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any):
         super().__init__()
         if num_domains < self.min_domains:
-            raise UserError(f"{self.name()} needs at least {self.min_domains} source domains; there is {num_domains}.")
+            raise UserError(f"{self.name()} needs at least {plural(self.min_domains, 'source domain')}, not "
+                            f"{num_domains}.")
         self.hyper_parameters = resolve(self.name(), self.search_space, self.implied(hyper_parameters))
         if not hasattr(featurizer, "num_features"):
             raise UserError("The featurizer needs an attribute num_features: how many numbers it gives for an image.")
@@ -229,7 +231,7 @@ class Algorithm(nn.Module):
 
     @classmethod
     def name(cls) -> str:
-        return cls.__name__
+        return vars(cls).get("called", cls.__name__)  # its own: what is made from it is another
 
     @classmethod
     def implied(cls, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class DANN(Algorithm):
         "grad_penalty": (0.0, log_uniform(-2, 1)),
         "beta1": (0.5, one_of(0.0, 0.5, most=1.0, below=True)),
         "mlp_width": (256, floor_power(2, 6, 10, least=1)),
-        "mlp_depth": (3, one_of(3, 4, 5, kind=int, least=1)),
+        "mlp_depth": (3, one_of(3, 4, 5, least=1)),
         "mlp_dropout": (0.0, one_of(0.0, 0.1, 0.5, most=1.0, below=True)),
         "lr_g": (5e-5, RATE),
         "lr_d": (5e-5, RATE),

@@ -88,7 +88,7 @@ def floor_uniform(low: float, high: float, **valid: Any) -> Distribution:
 
 
 def one_of(*values: Value, **valid: Any) -> Distribution:
-    """Of words no others are possible; numbers may be any between the bounds."""
+    """Of words no others are possible; numbers may be any between the bounds, whole if all of these are."""
     return Distribution("{" + ", ".join(map(str, values)) + "}", lambda rng: values[int(rng.integers(len(values)))],
                         **{**_suiting(values), **valid})
 
@@ -106,7 +106,8 @@ def _suiting(values: Sequence[Value]) -> dict[str, Any]:
         return {"kind": bool}
     if any(isinstance(value, str) for value in known):
         return {"kind": str, "options": tuple(known), **optional}
-    return {"least": min([0.0, *known]), **optional}  # type: ignore[list-item]
+    kind = int if known and all(isinstance(value, int) for value in known) else float
+    return {"kind": kind, "least": min([0.0, *known]), **optional}  # type: ignore[list-item]
 
 
 SearchSpace = Mapping[str, tuple[Value, Distribution]]

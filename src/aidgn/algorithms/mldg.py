@@ -24,7 +24,7 @@ class MLDG(Algorithm):
     search_space: ClassVar[SearchSpace] = {
         **COMMON,
         "mldg_beta": (1.0, log_uniform(-1, 1)),
-        "n_meta_test": (None, one_of(1, 2, kind=int, least=1, optional=True)),
+        "n_meta_test": (None, one_of(1, 2, least=1, optional=True)),
     }
 
     def pairs(self) -> list[tuple[int, int]]:

@@ -64,23 +64,39 @@ def _check(algorithm: type[Algorithm], what: str) -> None:
                             f"Write `def {method}(self, {arguments})`.") from None
     if not (inspect.ismethod(algorithm.name) and isinstance(algorithm.name(), str) and algorithm.name()):
         raise UserError(f"{what}: `name` must be a class method that returns a word, as Algorithm's does; leave it out "
-                        "to be called as the class is.")
+                        "to be called as the class is, or write `called = \"another word\"`.")
     for attribute in ("search_space", "small_images"):
         space = getattr(algorithm, attribute)
         entries = dict(space) if isinstance(space, Mapping) else {attribute: space}
         for name, entry in entries.items():
+            if not isinstance(name, str):
+                raise UserError(f"{what}: {name!r} in `{attribute}` is not a name; put it in quotes.")
             if not (isinstance(entry, tuple | list) and len(entry) == 2 and isinstance(entry[1], Distribution)):
                 raise UserError(f"{what}: {name} in `{attribute}` is {entry!r}; expected (default, distribution), for "
                                 "example (0.1, uniform(0, 1)) with uniform of aidgn.algorithms.hyper_parameters.")
+    for attribute in ("min_domains", "min_batch", "extra_channels"):
+        if type(number := getattr(algorithm, attribute)) is not int or number < 0:
+            raise UserError(f"{what}: `{attribute}` is {number!r}; expected a whole number of at least 0.")
     missing = [name for name in COMMON if name not in algorithm.search_space]
     if missing:
         raise UserError(f"{what}: `search_space` lacks {', '.join(missing)}, which every algorithm has. Begin it with "
                         "**COMMON, of aidgn.algorithms.base.")
+    for name in vars(algorithm).get("small_images", ()):
+        if name not in algorithm.search_space:
+            raise UserError(f"{what}: `small_images` has {name}, which is not in `search_space`."
+                            f"{did_you_mean(name, algorithm.search_space)}")
 
 
 def source_of(algorithm: type[Algorithm]) -> str:
     """A digest of the file that an own algorithm is in: the functions beside the class are part of what is run."""
     return hashlib.sha256(Path(inspect.getfile(algorithm)).read_bytes()).hexdigest()[:16]
+
+
+def frame_in(name: str, error: BaseException) -> traceback.FrameSummary | None:
+    """The last place in the file of an own algorithm that an error passed; None where it passed none."""
+    path = str(Path(file_and_class(name)[0]).expanduser().resolve())
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame for frame in reversed(frames) if frame.filename == path), None)
 
 
 def _run(path: Path, module_name: str) -> None:
@@ -92,8 +108,8 @@ def _run(path: Path, module_name: str) -> None:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line, words = lines[-1] if lines else None, str(error)
+        place, words = frame_in(str(path), error), str(error)
+        line = place.lineno if place else None
         if isinstance(error, SyntaxError):
             line, words = error.lineno, error.msg
         where = f", line {line}" if line else ""

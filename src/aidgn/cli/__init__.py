@@ -84,7 +84,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except UserError as error:
-        click.echo(f"Error: {error}" if error.exit_code == 2 else str(error), err=True)
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        click.echo(f"Error: {said}" if error.exit_code == 2 else said, err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         goes_on = " ".join(sys.argv[1:3]).startswith(CONTINUED)

@@ -217,6 +217,9 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     for name, owners in partly_set(todo).items():
         click.echo(f"{name} is set for {', '.join(owners)} alone: the others have no such hyper-parameter.",
                    err=not dry_run)
+    if todo.older:
+        click.echo(f"{plural(len(todo.older), 'run')} of {', '.join(dict.fromkeys(todo.older))} made before the file "
+                   "was changed: those finished stay in tables, in rows of their own.", err=not dry_run)
     if todo.absent:
         click.echo(f"Not on this disk: {', '.join(todo.absent)}.", err=not dry_run)
     if not numbers:
@@ -267,7 +270,7 @@ def say_end(todo: "Agenda", out: str) -> None:
     click.echo(f"{done} of {plural(len(todo.specs), 'run')} {verb} finished.{shown}")
     if todo.changed():
         click.echo(f"The file of an own algorithm was changed meanwhile, so {plural(todo.changed(), 'run')} may be of "
-                   "either text. The same command with another --out trains all by the new one.")
+                   "either text. The same command trains those that the new one lacks.")
     if todo.others:
         click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {quote(str(todo.folder.yaml))}` "
                    "goes on with them.")

@@ -36,6 +36,7 @@ class Agenda:
     absent: list[str]  # data sets that are only known from the catalogue
     common: dict[str, dict[str, str]]  # by name of the data set, what all its runs must share
     states: list[State] = field(default_factory=list)
+    older: list[str] = field(default_factory=list)  # algorithms of runs here by another text of their file
     others: int = 0  # runs of the folder's plan that are left and were not asked for
 
     def look(self, retries: int) -> None:
@@ -54,8 +55,8 @@ class Agenda:
     def check(self) -> None:
         """That the runs in the folder are of the same kind."""
         specs = {item.key: spec for item, spec in zip(self.items, self.specs, strict=True)}
-        self.folder.check(specs, {key: one.name for key, one in self.datasets.items()}, self.common,
-                          self.folder.planned()[0])
+        self.older = self.folder.check(specs, {key: one.name for key, one in self.datasets.items()}, self.common,
+                                       self.folder.planned()[0])
 
     def enter(self, retries: int, data_dir: str | None) -> None:
         """Write the plan into the folder, joined with what was planned there before."""
@@ -73,7 +74,9 @@ class Agenda:
             dropped = [one for one in old if any(_conflict(one, other) for other in new)]
             gone = {self.name_of(dataset) for one in dropped for dataset in one.datasets}
             plans = merged([one for one in old if one not in dropped], new)
-            items = {item.key: item for item in before if item.dataset not in gone}
+            # Of a run by another text of an own algorithm's file no more can be made.
+            own = {str(item[1:]) for item, spec in zip(self.items, self.specs, strict=True) if spec.source()}
+            items = {item.key: item for item in before if item.dataset not in gone and str(item[1:]) not in own}
             items |= {item.key: item for item in self.items}
             remarks = [f"Written by aidgn {aidgn.__version__}: {len(items)} runs. "
                        f"`aidgn sweep {quote(str(self.folder.yaml))}` continues them."]

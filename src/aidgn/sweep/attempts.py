@@ -36,8 +36,8 @@ def attempt(spec: "RunSpec", out: str | Path, *, on_progress: "Progress | None" 
 
     "done"         its folder
     "failed"       a mistake in one sentence
-    "crashed"      a traceback, or that memory ran out or a NaN came up: what is left in this process is unknown,
-                   another one goes on
+    "crashed"      a traceback, or that memory ran out, a NaN came up or an own algorithm's code failed: what is left
+                   in this process is unknown, another one goes on
                    Both count: `may_try` says whether there is another attempt
     "interrupted"  by Ctrl-C or SIGTERM, after saving
     "busy"         another process is training it: look again later
@@ -45,7 +45,7 @@ def attempt(spec: "RunSpec", out: str | Path, *, on_progress: "Progress | None" 
     """
     from aidgn.training.folder import Busy
     from aidgn.training.loop import NotFinite
-    from aidgn.training.run import OutOfMemory, train
+    from aidgn.training.run import OutOfMemory, OwnMistake, train
     from aidgn.training.stopping import Interrupted
 
     log = _Log(spec, out)
@@ -66,7 +66,7 @@ def attempt(spec: "RunSpec", out: str | Path, *, on_progress: "Progress | None" 
     except StorageError as error:
         kind, what = "stop", str(error)
     except UserError as error:
-        kind, what = "crashed" if isinstance(error, OutOfMemory | NotFinite) else "failed", str(error)
+        kind, what = "crashed" if isinstance(error, OutOfMemory | NotFinite | OwnMistake) else "failed", str(error)
     except Exception as error:
         kind, what = "crashed", traceback.format_exc()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):

@@ -129,8 +129,9 @@ class SweepFolder:
             return {}
 
     def check(self, specs: "Mapping[str, RunSpec]", names: Mapping[str, str],
-              common: Mapping[str, Mapping[str, Any]], items: Sequence[Item]) -> None:
-        """Refuse runs here that the new ones would be mixed with in a table though they are of another kind.
+              common: Mapping[str, Mapping[str, Any]], items: Sequence[Item]) -> list[str]:
+        """Refuse runs here that the new ones would be mixed with in a table though they are of another kind. Returns
+        the algorithms of those that are by another text of an own algorithm's file: they have rows of their own.
 
         `specs` are by key; `names` are the data sets' names by what the specifications call them; `common` says by name
         what is known of weights, precision and images; `items` are the runs that were planned before."""
@@ -139,6 +140,7 @@ class SweepFolder:
         cells: dict[tuple[Any, ...], RunSpec] = {
             (names[spec.dataset], spec.label(), repr(list(spec.target)), spec.trial, spec.draw): spec
             for spec in specs.values()}
+        older = []
         for name in self.run_folders():
             identity = self.identity(name)
             example = examples.get(identity.get("dataset", ""))
@@ -154,17 +156,20 @@ class SweepFolder:
             # A single run that someone trained with hyper-parameters of their own is a candidate like any other.
             if not differing and cell in cells and sweep_key(identity) in planned:
                 spec = cells[cell]
+                if identity.get("source") != spec.source():
+                    older.append(identity["algorithm"])
+                    continue
                 there, here = identity["hyper_parameters"], spec.hyper_parameters
                 differing = {f"{identity['algorithm']}'s {key}": (there.get(key), here.get(key))
                              for key in {**there, **here} if there.get(key) != here.get(key)}
-                differing = differing or {f"the text of {identity['algorithm']}'s file": ("", "")}
             if differing:
-                said = "; ".join(words if words == "images" or there == here else f"{words} {there} (here {here})"
+                said = "; ".join(words if words == "images" else f"{words} {there} (here {here})"
                                  for words, (there, here) in differing.items())
                 raise UserError(
                     f"{self.path} holds runs of another plan, which tables would mix with these. Different on "
                     f"{identity['dataset']}: {said}. Choose another folder with --out, give the same settings, or move "
                     f"those runs away (the first: {self.path / name}).")
+        return older
 
 
 def items_of(specs: "Mapping[str, RunSpec]", names: Mapping[str, str]) -> list[Item]:

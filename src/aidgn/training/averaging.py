@@ -85,24 +85,19 @@ class Valley(RunningAverage):
         self.segment_count = 0
         if self.ended:
             self.waiting.clear()
-        elif self.limit is None:
+            return
+        if self.limit is None:
             del self.waiting[:-self.n_converge]
             losses = [segment["loss"] for segment in self.waiting]
-            if len(losses) == self.n_converge and losses[0] == min(losses):
-                self.limit = (1 + self.tolerance) * sum(losses) / len(losses)
-                self.count = 0
-                self.accept()
-        elif validation_loss <= self.limit:
-            self.accept()
-        elif len(self.waiting) == self.n_tolerance:
-            self.ended = True
-
-    def accept(self) -> None:
-        """All waiting segments lie in the valley."""
-        for segment in self.waiting:
+            if len(losses) < self.n_converge or losses[0] != min(losses):
+                return
+            self.limit, self.count = (1 + self.tolerance) * sum(losses) / len(losses), 0
+        inside = max((n for n, segment in enumerate(self.waiting, 1) if segment["loss"] <= self.limit), default=0)
+        for segment in self.waiting[:inside]:
             self.count += segment["count"]
             fold_in(self.average, segment["weights"], segment["count"] / self.count)
-        self.waiting.clear()
+        del self.waiting[:inside]
+        self.ended = len(self.waiting) >= self.n_tolerance
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "segment": self.segment, "segment_count": self.segment_count,

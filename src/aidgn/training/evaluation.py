@@ -64,9 +64,10 @@ def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
         own = slice(parallel.rank(), None, parallel.processes()) if shared else slice(None)
         for (pixels, geometry, labels), place in zip(images.batches(rows[own]), places[own], strict=True):
             logits = algorithm.predict(transform(pixels, geometry))
-            if logits.shape != (len(labels), algorithm.num_classes):
-                raise UserError(f"{algorithm.name()}: `predict` must give logits {[len(labels), algorithm.num_classes]}"
-                                f", images by classes; it gave {list(logits.shape)}.")
+            given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            if given != (expected := [len(labels), algorithm.num_classes]):
+                raise UserError(f"{algorithm.name()}: `predict` must give logits {expected}, images by classes; it "
+                                f"gave {given}.")
             place[0] = logits.argmax(1) == labels
             place[1] = cross_entropy(logits.float(), labels, reduction="none")
         values = (parallel.summed(values) if shared else values).double().cpu()

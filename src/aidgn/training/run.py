@@ -18,6 +18,7 @@ import aidgn
 from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.annealed import Annealed
+from aidgn.algorithms.own import frame_in
 from aidgn.data.batches import Images
 from aidgn.data.cache import Prepared, prepare
 from aidgn.data.dataset import check_apart
@@ -72,7 +73,8 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                           cache_dir=cache_dir, workers=workers, save_seconds=save_seconds)
 
     sources = [domain for domain, name in enumerate(dataset.domains) if name not in spec.target]
-    with folder.locked(), stoppable() as stopped, tracking, _enough_memory(spec, len(sources)):
+    with (_own_mistakes(spec, folder), folder.locked(), stoppable() as stopped, tracking,
+          _enough_memory(spec, len(sources))):
         parallel.meet()
         folder.tidy()
         about = folder.about(identity)
@@ -171,6 +173,27 @@ def resident_or_streamed(prepared: Prepared, device: torch.device) -> Images:
         _loaded.clear()
         _loaded[key] = Images(prepared, device)
     return _loaded[key]
+
+
+class OwnMistake(UserError):
+    """The code of an own algorithm failed."""
+
+
+@contextmanager
+def _own_mistakes(spec: RunSpec, folder: RunFolder) -> Iterator[None]:
+    """Where the code of an own algorithm failed, in place of a traceback, of which few lines are its own."""
+    try:
+        yield
+    except Exception as error:
+        place = frame_in(spec.algorithm, error)
+        if place is None or isinstance(error, UserError):
+            raise
+        words, log_file = str(error).strip().split("\n")[0].rstrip("."), folder.path / "log.txt"
+        mistake = OwnMistake(f"{spec.algorithm} failed in `{place.name}`, line {place.lineno}: {type(error).__name__}: "
+                             f"{words}.")
+        if log_file.exists():
+            mistake.add_note(f"{log_file} has the traceback.")
+        raise mistake from error
 
 
 class OutOfMemory(UserError):

@@ -10,11 +10,11 @@ from typing import Any
 from aidgn import backbones
 from aidgn.algorithms import canonical, find
 from aidgn.algorithms.hyper_parameters import resolve
-from aidgn.algorithms.own import source_of
+from aidgn.algorithms.own import is_own, source_of
 from aidgn.data import CATALOGUE, Dataset, load_dataset
 from aidgn.data.catalogue import in_catalogue
 from aidgn.data.dataset import as_text
-from aidgn.errors import UserError
+from aidgn.errors import UserError, plural
 from aidgn.identity import sweep_key
 from aidgn.training.averaging import AVERAGES
 
@@ -62,8 +62,9 @@ class RunSpec:
             raise UserError("Every domain is a target: none is left to train on.")
         if sources < algorithm.min_domains:
             where = f"with target {', '.join(dataset.domains[i] for i in targets)} " if targets else ""
-            raise UserError(f"{algorithm.name()} needs at least {algorithm.min_domains} source domains; {where}"
-                            f"there is {sources}.")
+            raise UserError(f"{algorithm.name()} needs at least {plural(algorithm.min_domains, 'source domain')}; "
+                            f"{where}there {'is' if sources == 1 else 'are'} {sources}. Choose another algorithm, or "
+                            "give it more domains.")
         defaults = algorithm.sample(_key(dataset), self.trial, self.draw, small=dataset.small)
         space = algorithm.space(dataset.name, dataset.small)
         given = algorithm.implied(self.hyper_parameters)
@@ -109,12 +110,11 @@ class RunSpec:
 
     def _without_files(self, dataset: str) -> dict[str, Any]:
         """The part of the identity that neither images nor weights are read for."""
-        algorithm = find(self.algorithm)
         identity = asdict(self)
         identity["dataset"] = dataset
         identity["algorithm"] = self.label()
-        if self.algorithm != algorithm.name():
-            identity["source"] = source_of(algorithm)
+        if source := self.source():
+            identity["source"] = source
         del identity["skip_broken"]  # what was left out shows in the fingerprint
         if self.train_only is None:  # as before there was a choice
             del identity["train_only"]
@@ -125,6 +125,10 @@ class RunSpec:
         without reading them. For a resolved specification."""
         known = in_catalogue(self.dataset)
         return sweep_key(self._without_files(self.dataset if known else as_text(Path(self.dataset).resolve().name)))
+
+    def source(self) -> str | None:
+        """A digest of the file that an own algorithm is in; of others None."""
+        return source_of(find(self.algorithm)) if is_own(self.algorithm) else None
 
     def label(self) -> str:
         """The algorithm's name in records and tables."""
