@@ -26,7 +26,7 @@ from aidgn.errors import UserError, plural, some
 from aidgn.files import write_text, written_aside
 from aidgn.report.forms import markdown
 from aidgn.selection import read_runs, select
-from aidgn.training.averaging import SMA_START
+from aidgn.training.averaging import RunningAverage
 from aidgn.training.featurizer import choose_device
 from aidgn.training.spec import LAST_STAGE, RunSpec
 
@@ -144,7 +144,7 @@ def plan(dataset: Dataset, folder: str, algorithm: str, *, quick: bool = False, 
     if dataset.name in CATALOGUE and not quick:
         number = dataset.steps
     number = given.pop("steps", None) or int(number)
-    plain = quick or weights == "none" or number < 2 * SMA_START
+    plain = quick or weights == "none" or number < 2 * RunningAverage.start
     average = given.pop("average", None) or ("none" if plain else "sma")
     if quick and on_cpu and not small:
         values.setdefault("batch_size", 16)

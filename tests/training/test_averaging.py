@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 from aidgn import training
-from aidgn.training.averaging import RunningAverage, Valley
+from aidgn.errors import UserError
+from aidgn.inference import load_model
+from aidgn.training.averaging import RunningAverage, Valley, find_average
+from aidgn.training.folder import RunFolder, read_weights
 
 
 def walk(steps: int) -> tuple[nn.Module, list[np.ndarray]]:
@@ -27,7 +30,7 @@ def put(module: nn.Linear, weight: np.ndarray) -> None:
 
 def test_running_average_is_the_mean_from_the_start_on() -> None:
     module, path = walk(12)
-    average = RunningAverage(module, start=4)
+    average = find_average("sma:4")(module)
     for step, weight in enumerate(path, 1):
         put(module, weight)
         average.after_step(step)
@@ -35,6 +38,22 @@ def test_running_average_is_the_mean_from_the_start_on() -> None:
         with average.in_place():
             np.testing.assert_allclose(module.weight.detach().numpy(), expected, rtol=1e-12)
         np.testing.assert_array_equal(module.weight.detach().numpy(), weight)  # the trained weights are back
+
+
+@pytest.mark.parametrize("name", ["ema", "sma:", "sma:0", "sma:-3", "sma:1.5", "swad:3", ":3"])
+def test_other_averages_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"--average {name} is not one of sma, swad, or sma:N"):
+        find_average(name)
+
+
+def test_the_start_is_part_of_a_runs_name(digits_run: Callable[..., Path], tmp_path: Path) -> None:
+    plain, later, sooner = (digits_run(tmp_path, "ERM", average=average) for average in (None, "sma", "sma:1"))
+    records = [RunFolder(folder).records() for folder in (plain, later, sooner)]
+    assert [each[-1]["args"]["algorithm"] for each in records] == ["ERM", "ERM+SMA", "ERM+SMA:1"]
+    weights = [read_weights(folder / "last.safetensors")[0] for folder in (plain, later, sooner)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])  # of four steps none is averaged
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+    assert load_model(sooner, "cpu").predict(np.zeros((1, 28, 28, 3), np.uint8)).labels
 
 
 def valley_by_definition(losses: list[float]) -> tuple[int, int] | None:
@@ -95,7 +114,7 @@ def test_saved_and_loaded_goes_on_alike(kind: type[RunningAverage], tmp_path) ->
 
 def test_the_benchmark_measures_what_training_with_the_option_measures(
         digits_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunningAverage.__init__, "__defaults__", (1,))  # the step after which it averages
+    monkeypatch.setattr(RunningAverage, "start", 1)
     alone = [digits_run(tmp_path / "alone", "ERM", average=average) for average in (None, "sma")]
     monkeypatch.setattr(training.run, "Run", training.run.Run)  # the benchmark puts its own there
     benchmark = run_path(str(Path(__file__).parents[2] / "benchmarks" / "averaging.py"))

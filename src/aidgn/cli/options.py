@@ -26,8 +26,9 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small]."),
         click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
                      help="A hyper-parameter; repeatable. `aidgn algorithms NAME` lists them."),
-        click.option("--average", type=click.Choice(["sma", "swad"]),
-                     help="Average the weights: sma over all steps from 100 on, swad over the validation-loss valley."),
+        click.option("--average", metavar="sma|swad|sma:N",
+                     help="Average the weights: sma over all steps from 100 (or N) on, swad over the validation-loss "
+                          "valley."),
         click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu."),
         click.option("--precision", default="auto", show_default=True, metavar="bfloat16|tf32|float32",
                      help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU."),

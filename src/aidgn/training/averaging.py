@@ -7,25 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aidgn.errors import UserError
+
 Weights = list[Tensor]
-SMA_START = 100  # the step from which on `sma` averages
 
 
 class RunningAverage:
     """`sma`: the uniform average of the weights after every step from `start` on (Arpit et al., NeurIPS 2022)."""
 
     needs_validation_loss = False
+    start = 100
 
-    def __init__(self, module: nn.Module, start: int = SMA_START):
+    def __init__(self, module: nn.Module):
         self.parameters: Weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.start = start
         self.count = 0  # weights in the average
         self.average = copies(self.parameters)
 
     @classmethod
     def begins(cls, eval_every: int) -> int:
         """The step after which the average is one of several steps, at the earliest."""
-        return SMA_START
+        return cls.start
 
     def after_step(self, step: int) -> None:
         self.count = self.count + 1 if step > self.start else 1
@@ -111,6 +112,15 @@ class Valley(RunningAverage):
 
 
 AVERAGES: dict[str, type[RunningAverage]] = {"sma": RunningAverage, "swad": Valley}
+
+
+def find_average(name: str) -> type[RunningAverage]:
+    """`sma`, `swad`, or `sma:N`, which averages from step N on."""
+    kind, colon, start = name.partition(":")
+    if kind not in AVERAGES or (colon and not (kind == "sma" and start.isdecimal() and int(start) > 0)):
+        raise UserError(f"--average {name} is not one of {', '.join(AVERAGES)}, or sma:N with the step N from which on "
+                        "to average.")
+    return type(name, (AVERAGES[kind],), {"start": int(start)}) if colon else AVERAGES[kind]
 
 
 def copies(weights: Weights) -> Weights:

@@ -20,7 +20,7 @@ from aidgn.errors import UserError
 from aidgn.novelty import Novelty
 from aidgn.records import RECORDED, domainbed_names
 from aidgn.training import parallel
-from aidgn.training.averaging import AVERAGES
+from aidgn.training.averaging import find_average
 from aidgn.training.evaluation import Splits, Transform, calibrate, measure
 from aidgn.training.featurizer import compiled_by_shape
 from aidgn.training.folder import RunFolder
@@ -52,7 +52,7 @@ class Run:
         self.train_transform, self.clean_transform = transforms(
             dataset.image_size, dataset.augment, images.exact_fit, images.device.type == "cuda")
 
-        self.average = AVERAGES[spec.average](algorithm) if spec.average else None
+        self.average = find_average(spec.average)(algorithm) if spec.average else None
 
         self.step = 0
         self.sums: dict[str, Tensor] = {}  # of the terms since the last record, on the device

@@ -26,7 +26,7 @@ from aidgn.errors import UserError
 from aidgn.files import write_text
 from aidgn.identity import folder_name
 from aidgn.training import crew, parallel
-from aidgn.training.averaging import AVERAGES
+from aidgn.training.averaging import find_average
 from aidgn.training.evaluation import Splits
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
 from aidgn.training.folder import RunFolder
@@ -64,7 +64,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
     tracking = Tracking(trackers, folder)
     if folder.about(identity) and folder.finished:
         return folder.path
-    begins = AVERAGES[spec.average].begins(int(spec.eval_every or 0)) if spec.average else 0
+    begins = find_average(spec.average).begins(int(spec.eval_every or 0)) if spec.average else 0
     if int(spec.steps or 0) <= begins and parallel.processes() == 1:
         log.warning("--average %s begins after step %d at the earliest, this run has %d steps: nothing is averaged.",
                     spec.average, begins, spec.steps)

@@ -16,7 +16,7 @@ from aidgn.data.catalogue import in_catalogue
 from aidgn.data.dataset import as_text
 from aidgn.errors import UserError, plural
 from aidgn.identity import sweep_key
-from aidgn.training.averaging import AVERAGES
+from aidgn.training.averaging import find_average
 
 LAST_STAGE = "last-stage"
 
@@ -37,7 +37,7 @@ class RunSpec:
     backbone: str | None = None
     weights: str | None = None  # "hub", "none" or a file
     lr_milestones: Sequence[int] | None = None
-    average: str | None = None  # "sma" or "swad": average the weights over steps
+    average: str | None = None  # "sma", "swad" or "sma:N": average the weights over steps
     augment_validation: bool = False  # validate sources on augmented images, as DomainBed does
     evaluate_source_in: bool = False  # measure the accuracy on the training images too
     skip_broken: bool = False
@@ -92,8 +92,8 @@ class RunSpec:
         if spec.train_only and spec.weights == "none":
             raise UserError(f"train_only={spec.train_only} keeps what a network has learnt before, but with weights "
                             "none there is nothing. Give weights, or train all of it.")
-        if spec.average is not None and spec.average not in AVERAGES:
-            raise UserError(f"--average {spec.average} is not one of {', '.join(AVERAGES)}.")
+        if spec.average is not None:
+            find_average(spec.average)
         for option, value, least in (("steps", spec.steps, 1), ("eval-every", spec.eval_every, 1),
                                      ("trial", spec.trial, 0), ("draw", spec.draw, 0)):
             if value is None or value < least:
