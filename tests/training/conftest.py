@@ -19,9 +19,12 @@ train(eval(sys.argv[1]), sys.argv[2], save_seconds=0.0, device="cpu", devices=in
 
 class Process(subprocess.Popen[str]):
     def wait_for(self, line: str) -> None:
-        """Until it has said this, such as `train 5`."""
+        """Until it has got as far as this, such as `train 5`: one that was killed before may go on behind it, or be
+        at its end."""
         assert self.stdout and self.stderr
-        if not any(said.strip() == line for said in self.stdout):
+        what, step = line.split()
+        said = (each.split() for each in self.stdout)
+        if not any(kind == what and int(done) >= int(step) for kind, done in said) and self.wait():
             raise AssertionError(self.stderr.read())
 
 

@@ -71,6 +71,5 @@ def test_continued_average_is_uninterrupted(algorithm: str, average: str, tmp_pa
     """With steps enough for both averages to begin, the valley's at its third evaluation, and cuts before and after."""
     from aidgn.training.averaging import RunningAverage
 
-    begin = RunningAverage.__init__
-    monkeypatch.setattr(RunningAverage, "__init__", lambda self, module: begin(self, module, start=2))
+    monkeypatch.setattr(RunningAverage, "start", 2)
     check(algorithm, (3, 7, 9), tmp_path, average=average, steps=10)
