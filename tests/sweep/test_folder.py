@@ -118,6 +118,29 @@ def test_an_own_algorithm_whose_defaults_were_edited(tmp_path: Path) -> None:
     assert (again.count("left"), again.count("done")) == (2, 2)  # ERM's are not made again
 
 
+def test_an_own_algorithm_that_was_edited_and_planned_otherwise(tmp_path: Path) -> None:
+    file, out = tmp_path / "own.py", tmp_path / "out"
+    text = ("from aidgn.algorithms.base import COMMON\nfrom aidgn.algorithms.erm import ERM\nfrom aidgn.algorithms."
+            "hyper_parameters import fixed\n\n\nclass Mine(ERM):\n    search_space = {**COMMON, 'a': (1, fixed(1))}\n")
+    mine = {"algorithms": (f"{file}:Mine",)}
+    file.write_text(text)
+    todo = planned(out, **mine)
+    todo.enter(2, None)
+    train(todo.specs[0], out, device="cpu")
+    edited = text.replace("(1, fixed(1))", "(2, fixed(2))")
+    file.write_text(edited)
+    with pytest.raises(UserError, match=r"planned for .*own\.py:Mine with batch_size=4 and has runs by another text"):
+        planned(out, **mine, hyper_parameters={"batch_size": 4, "a": 7})
+    (tmp_path / "other.py").write_text(edited)
+    with pytest.raises(UserError, match=r"planned for .*own\.py:Mine with batch_size=4"):
+        planned(out, algorithms=(f"{tmp_path}/other.py:Mine",))
+    assert planned(out, **mine).older == ["Mine"]
+
+    train(todo.specs[1], out, device="cpu")  # planned by the old text, with its default, and made by the new one
+    with pytest.raises(UserError, match=r"Different on digits: Mine's a 1 \(here 2\)"):
+        planned(out, **mine)
+
+
 def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:
     with_one_run(tmp_path)
     todo = agenda([Plan(**PLAN)], tmp_path, precision="bfloat16")

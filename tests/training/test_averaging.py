@@ -40,7 +40,7 @@ def test_running_average_is_the_mean_from_the_start_on() -> None:
         np.testing.assert_array_equal(module.weight.detach().numpy(), weight)  # the trained weights are back
 
 
-@pytest.mark.parametrize("name", ["ema", "sma:", "sma:0", "sma:-3", "sma:1.5", "swad:3", ":3"])
+@pytest.mark.parametrize("name", ["ema", "sma:", "sma:0", "sma:-3", "sma:1.5", "sma:05", "swad:3", ":3"])
 def test_other_averages_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"--average {name} is not one of sma, swad, or sma:N"):
         find_average(name)

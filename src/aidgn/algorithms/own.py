@@ -81,10 +81,17 @@ def _check(algorithm: type[Algorithm], what: str) -> None:
     if missing:
         raise UserError(f"{what}: `search_space` lacks {', '.join(missing)}, which every algorithm has. Begin it with "
                         "**COMMON, of aidgn.algorithms.base.")
-    for name in vars(algorithm).get("small_images", ()):
-        if name not in algorithm.search_space:
-            raise UserError(f"{what}: `small_images` has {name}, which is not in `search_space`."
-                            f"{did_you_mean(name, algorithm.search_space)}")
+    for attribute in ("search_space", "small_images"):
+        for name, (default, distribution) in vars(algorithm).get(attribute, {}).items():
+            if name not in algorithm.search_space:
+                raise UserError(f"{what}: `{attribute}` has {name}, which is not in `search_space`."
+                                f"{did_you_mean(name, algorithm.search_space)}")
+            for each in (distribution, algorithm.search_space[name][1]):
+                try:
+                    each.check(what, name, default)
+                except UserError as error:
+                    raise UserError(f"{error} It is a default in `{attribute}`. Values such as 1 and 2 make whole "
+                                    "numbers, 1.0 and 2.0 any.") from None
 
 
 def source_of(algorithm: type[Algorithm]) -> str:
@@ -93,10 +100,10 @@ def source_of(algorithm: type[Algorithm]) -> str:
 
 
 def frame_in(name: str, error: BaseException) -> traceback.FrameSummary | None:
-    """The last place in the file of an own algorithm that an error passed; None where it passed none."""
+    """The last place in the file of an own algorithm that an error, or its cause, passed; None where it passed none."""
     path = str(Path(file_and_class(name)[0]).expanduser().resolve())
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((frame for frame in reversed(frames) if frame.filename == path), None)
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return found[-1] if found else frame_in(name, error.__cause__) if error.__cause__ else None
 
 
 def _run(path: Path, module_name: str) -> None:

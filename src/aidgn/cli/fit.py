@@ -27,7 +27,7 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
 @click.option("--backbone", metavar="NAME", help="A timm name with weights tag, torchvision/NAME, or small  [default: "
               "resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures].")
 @click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small].")
-@click.option("--average", type=click.Choice(["sma", "swad", "none"]), help="Average the weights over steps, which "
+@click.option("--average", metavar="sma|swad|sma:N|none", help="Average the weights over steps, which "
               "makes steadier models and, for ERM, better ones  [default: sma; none from scratch, with --quick and for "
               "few steps].")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",

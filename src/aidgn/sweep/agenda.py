@@ -1,23 +1,25 @@
 """What a call of `aidgn sweep` has to do: its plan's runs, checked against the data and what the folder holds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 
 import aidgn
 from aidgn import backbones
 from aidgn.algorithms import find
+from aidgn.algorithms.own import file_and_class, is_own
 from aidgn.data import CATALOGUE, Dataset, find_entry
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_apart
 from aidgn.errors import UserError
 from aidgn.sweep.attempts import forgive
 from aidgn.sweep.folder import SETTINGS, Item, State, SweepFolder, items_of
-from aidgn.sweep.planfile import Plan, merged, read_plans, write_plans
+from aidgn.sweep.planfile import Plan, absolute_algorithm, merged, read_plans, write_plans
 from aidgn.sweep.timing import Speeds, h200_seconds, image_counts
 from aidgn.training.spec import RunSpec
 
@@ -57,6 +59,15 @@ class Agenda:
         specs = {item.key: spec for item, spec in zip(self.items, self.specs, strict=True)}
         self.older = self.folder.check(specs, {key: one.name for key, one in self.datasets.items()}, self.common,
                                        self.folder.planned()[0])
+        if self.older and self.folder.yaml.exists():
+            here = own_plans(self.plans)
+            for other in own_plans(read_plans(self.folder.yaml)[0]):
+                name, place, settings = other
+                if other not in here and name in (each for each, _, _ in here):
+                    said = ", ".join(f"{key}={value}" for key, value in settings.items()) or "no settings"
+                    raise UserError(f"{self.folder.path} was planned for {place} with {said} and has runs by another "
+                                    "text of it, which its plan would mix with these. Choose another folder with "
+                                    "--out, or give the same file and settings.")
 
     def enter(self, retries: int, data_dir: str | None) -> None:
         """Write the plan into the folder, joined with what was planned there before."""
@@ -157,6 +168,12 @@ def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = Non
             common[datasets[dataset].name]["weights"] = backbones.weights_identity(backbone, weights)
     items = items_of(keyed, {key: one.name for key, one in datasets.items()})
     return Agenda(SweepFolder(out), list(plans), specs, items, datasets, absent, common)
+
+
+def own_plans(plans: Sequence[Plan]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Class, place and settings of every own algorithm."""
+    return [(file_and_class(name)[1], absolute_algorithm(name), plan.hyper_parameters)
+            for plan in plans for name in plan.algorithms if is_own(name)]
 
 
 def outline(spec: RunSpec) -> Dataset:

@@ -140,6 +140,8 @@ class SweepFolder:
         cells: dict[tuple[Any, ...], RunSpec] = {
             (names[spec.dataset], spec.label(), repr(list(spec.target)), spec.trial, spec.draw): spec
             for spec in specs.values()}
+        replaced = {(item.dataset, item.algorithm, repr(item.target), item.trial, item.draw) for item in items
+                    if item.key in planned}
         older = []
         for name in self.run_folders():
             identity = self.identity(name)
@@ -153,8 +155,11 @@ class SweepFolder:
                          and not _same(key, identity[key], ours[key])}
             cell = (identity["dataset"], identity["algorithm"], repr(identity["target"]), identity["trial"],
                     identity["draw"])
-            # A single run that someone trained with hyper-parameters of their own is a candidate like any other.
-            if not differing and cell in cells and sweep_key(identity) in planned:
+            # A single run that someone trained with hyper-parameters of their own is a candidate like any other. One by
+            # an own file that was changed may have been planned by another text of it, with other defaults.
+            key = sweep_key(identity)
+            if not differing and cell in cells and key not in specs and (
+                    key in planned or (cell in replaced and "source" in identity)):
                 spec = cells[cell]
                 if identity.get("source") != spec.source():
                     older.append(identity["algorithm"])

@@ -52,7 +52,7 @@ class Plan:
         if common.get("weights") not in (None, "hub", "none"):
             common["weights"] = str(Path(common["weights"]).resolve())
         return replace(self, **common, datasets=tuple(map(_absolute_data, self.datasets)),
-                       algorithms=tuple(map(_absolute_algorithm, self.algorithms)))
+                       algorithms=tuple(map(absolute_algorithm, self.algorithms)))
 
     def covers(self, other: "Plan") -> bool:
         """Whether every run of `other` is one of this plan's."""
@@ -180,7 +180,7 @@ def _absolute_data(name: str) -> str:
     return name if in_catalogue(name) else str(Path(name).resolve())
 
 
-def _absolute_algorithm(name: str) -> str:
+def absolute_algorithm(name: str) -> str:
     if not is_own(name):
         return canonical(name)
     file, class_name = file_and_class(name)

@@ -1,5 +1,6 @@
 """Weight averaging, an option of any algorithm: the averaged weights are what is evaluated, selected and saved."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -116,11 +117,12 @@ AVERAGES: dict[str, type[RunningAverage]] = {"sma": RunningAverage, "swad": Vall
 
 def find_average(name: str) -> type[RunningAverage]:
     """`sma`, `swad`, or `sma:N`, which averages from step N on."""
-    kind, colon, start = name.partition(":")
-    if kind not in AVERAGES or (colon and not (kind == "sma" and start.isdecimal() and int(start) > 0)):
+    if name in AVERAGES:
+        return AVERAGES[name]
+    if not re.fullmatch("sma:[1-9][0-9]*", name):
         raise UserError(f"--average {name} is not one of {', '.join(AVERAGES)}, or sma:N with the step N from which on "
                         "to average.")
-    return type(name, (AVERAGES[kind],), {"start": int(start)}) if colon else AVERAGES[kind]
+    return type(name, (RunningAverage,), {"start": int(name[4:])})
 
 
 def copies(weights: Weights) -> Weights:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -181,18 +182,18 @@ class OwnMistake(UserError):
 
 @contextmanager
 def _own_mistakes(spec: RunSpec, folder: RunFolder) -> Iterator[None]:
-    """Where the code of an own algorithm failed, in place of a traceback, of which few lines are its own."""
+    """Where the code of an own algorithm failed, in place of a traceback, of which few lines are its own and which the
+    log has. Of several processes the crew says what happened, of files and disks the system."""
     try:
         yield
     except Exception as error:
         place = frame_in(spec.algorithm, error)
-        if place is None or isinstance(error, UserError):
+        log_file = folder.path / "log.txt"
+        if place is None or isinstance(error, UserError | OSError) or parallel.processes() > 1 or not log_file.exists():
             raise
-        words, log_file = str(error).strip().split("\n")[0].rstrip("."), folder.path / "log.txt"
-        mistake = OwnMistake(f"{spec.algorithm} failed in `{place.name}`, line {place.lineno}: {type(error).__name__}: "
-                             f"{words}.")
-        if log_file.exists():
-            mistake.add_note(f"{log_file} has the traceback.")
+        words = ": ".join(filter(None, [type(error).__name__, shorten(str(error), 300).rstrip(".")]))
+        mistake = OwnMistake(f"{spec.algorithm} failed in `{place.name}`, line {place.lineno}: {words}.")
+        mistake.add_note(f"{log_file} has the traceback.")
         raise mistake from error
 
 
