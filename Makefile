@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint docs clean
+.PHONY: demo test test-all coverage lint hooks docs dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/aidgn demo
@@ -15,12 +15,31 @@ test: $(VENV)/installed-dev lint
 test-all: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+# Open htmlcov/index.html to see which lines no test reaches.
+coverage: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --cov --cov-report=term --cov-report=html
+
 lint: $(VENV)/installed-dev
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/mypy
+
+# The same checks before every commit.
+hooks: $(VENV)/installed-dev
+	$(BIN)/pre-commit install
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The wheel and the source archive, checked and installed in a new environment.
+dist: $(VENV)/installed-dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv dist/check
+	dist/check/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	dist/check/bin/aidgn --version
 
 # What a user needs; PyTorch is large, so that this takes minutes the first time.
 $(VENV)/installed: pyproject.toml
@@ -34,4 +53,4 @@ $(VENV)/installed-dev: pyproject.toml
 	touch $(VENV)/installed $@
 
 clean:
-	rm -rf $(VENV) build dist site
+	rm -rf $(VENV) build dist site htmlcov .coverage

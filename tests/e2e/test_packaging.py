@@ -6,10 +6,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+import aidgn
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,8 +23,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("dist")
     source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "runs", "data", "build", "dist", "*.egg-info"))
-    shutil.copytree(ROOT / "src/aidgn/data", source / "src/aidgn/data")
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     result = subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(source)], capture_output=True,
                             text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -38,6 +44,13 @@ def test_the_wheel_has_every_file_of_the_package(built: Path) -> None:
     assert inside == wanted
     assert about["License-Expression"] == "MIT" and about["Requires-Python"] == ">=3.11"
     assert {"ray", "slurm", "onnx", "serve", "trackers", "docs", "dev"} <= set(about.get_all("Provides-Extra"))
+
+
+def test_one_version_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert aidgn.__version__ == version == str(citation["version"])
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_source_archive_can_be_built_from(built: Path) -> None:
