@@ -2,13 +2,22 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it, and so would what tests interrupt
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Decoded images go to a temporary folder, not to that of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("aidgn-cache")
+        patch.setenv("AIDGN_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

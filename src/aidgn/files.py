@@ -17,6 +17,15 @@ class StorageError(UserError):
     """Something could not be written: the disk is full, the folder read-only. It concerns all that write there."""
 
 
+def open_no_link(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Open a file, not what a symbolic link of its name leads to: a folder that comes from someone else must not choose
+    which file is written."""
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+    return open(path, mode, opener=opener, **options)
+
+
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary path; rename it to `path` if the block succeeds, remove it if not.
@@ -30,6 +39,7 @@ def written_aside(path: Path) -> Iterator[Path]:
             yield path  # a device, a pipe, standard output: there is nothing to rename over
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)  # it could be a link
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -95,6 +105,8 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"The disk is full: {path} could not be written. What was saved before is intact; "
                             "free some space and run the same command again to continue.")
+    if error.errno == errno.ELOOP:
+        return StorageError(f"{path} is, or holds, a symbolic link where a file is to be written. Remove the link.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StorageError(f"{path} cannot be written ({error.strerror}). Make it writable, or choose another folder.")
     return StorageError(f"{path} could not be written: {error.strerror or error}.")

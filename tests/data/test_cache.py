@@ -13,6 +13,7 @@ from collections import namedtuple
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from hashlib import blake2b
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -21,15 +22,20 @@ import pytest
 from PIL import Image, ImageOps
 
 from aidgn.data import Dataset, cache, checking, decoding, load_dataset
-from aidgn.data.cache import Index, Prepared, line_of, prepare
+from aidgn.data.cache import Index, Prepared, cache_folder, line_of, prepare
 from aidgn.data.checking import pixel_digests
 from aidgn.errors import UserError, amount
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("AIDGN_CACHE", raising=False)
+    monkeypatch.setenv("AIDGN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(decoding, "RACY_NS", -1)  # as if every file had been written long ago
+
+
+def folder_of(root: Path) -> Path:
+    """Where the decoded images of a data set lie."""
+    return cache_folder(load_dataset(root))
 
 
 def picture(seed: int, height: int, width: int) -> Image.Image:
@@ -165,7 +171,7 @@ def test_embedded_images_need_no_file(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 28, 28, 3), dtype=np.uint8)
     prepared = prepare(replace(dataset, root=None, pixels=pixels))
     assert prepared.pixels is pixels and prepared.rows.tolist() == list(range(12)) and prepared.slot == 28
-    assert prepared.geometry.tolist() == [[28] * 4] * 12 and not (tmp_path / "d" / ".aidgn-cache").exists()
+    assert prepared.geometry.tolist() == [[28] * 4] * 12 and not (tmp_path / "cache").exists()
 
 
 # What is noticed -----------------------------------------------------------------------------------------------------
@@ -174,10 +180,10 @@ def test_nothing_is_decoded_twice(tmp_path: Path) -> None:
     dataset, seen = many(tmp_path / "d"), []
     assert prepare(dataset, on_progress=lambda done, total: seen.append((done, total))).decoded == 12
     assert seen == [(done, 12) for done in range(13)]
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "d" / ".aidgn-cache").iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in folder_of(tmp_path / "d").iterdir()}
     again = prepare(dataset)
     assert again.decoded == 0
-    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "d" / ".aidgn-cache").iterdir()}
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder_of(tmp_path / "d").iterdir()}
     check_exact(again)
 
 
@@ -187,7 +193,7 @@ def test_touched_files_are_compared_by_content_once(tmp_path: Path) -> None:
     for file in dataset.files[:5]:
         os.utime(tmp_path / "d" / file, ns=(0, 1234 * 10**15))
     assert prepare(dataset).decoded == 0
-    index = tmp_path / "d" / ".aidgn-cache" / "index-256.jsonl"
+    index = folder_of(tmp_path / "d") / "index-256.jsonl"
     before = index.read_bytes()
     assert prepare(dataset).decoded == 0 and index.read_bytes() == before
     check_exact(prepare(dataset))
@@ -210,17 +216,62 @@ def test_changed_added_and_removed_files(tmp_path: Path) -> None:
     check_exact(part)
 
 
-def test_a_change_within_the_tick_of_the_clock_is_noticed(tmp_path: Path) -> None:
+def test_a_change_within_the_tick_of_the_clock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "RACY_NS", 2 * 10**9)
     dataset = many(tmp_path / "d")
-    path = tmp_path / "d" / dataset.files[0]
-    path.touch()
-    stat = path.stat()
     prepare(dataset)
+    index = Index.load(folder_of(tmp_path / "d") / "index-256.jsonl")
+    assert index and not any(entry.stamp for entry in index.entries.values())  # just written: no stamp can be relied on
+    path = tmp_path / "d" / dataset.files[0]
+    times = path.stat()
     path.write_bytes(as_bytes(noise(99, 9, 9), "BMP"))  # as many bytes as before
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     changed = prepare(dataset)
     assert changed.decoded == 1
     check_exact(changed)
+
+
+@pytest.mark.parametrize("how", ["renamed", "copied"])
+def test_swapped_files_of_one_size_and_mtime(tmp_path: Path, how: str) -> None:
+    dataset = many(tmp_path / "d")
+    first, second = (tmp_path / "d" / file for file in dataset.files[:2])
+    os.utime(second, ns=(0, first.stat().st_mtime_ns))
+    before = prepare(dataset)
+    assert first.stat().st_size == second.stat().st_size
+    aside = tmp_path / "aside.bmp"
+    for source, target in ((first, aside), (second, first), (aside, second)):
+        if how == "renamed":
+            source.rename(target)
+        else:
+            shutil.copy2(source, target)  # cp -p: size, mtime and, of the target, inode stay
+    after = prepare(dataset)
+    assert after.decoded == 2 and after.content != before.content
+    assert after.digests[:2] == before.digests[1::-1]
+    check_exact(after)
+
+
+def test_a_restored_folder_is_read_but_not_decoded(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    before = prepare(dataset)
+    shutil.copytree(tmp_path / "d", tmp_path / "backup")
+    shutil.rmtree(tmp_path / "d")
+    shutil.copytree(tmp_path / "backup", tmp_path / "d")
+    after = prepare(dataset)
+    assert after.decoded == 0 and after.content == before.content
+    index = folder_of(tmp_path / "d") / "index-256.jsonl"
+    stamps = [Path(tmp_path / "d" / file).stat().st_ino for file in dataset.files]
+    known = Index.load(index)
+    assert known and [known.entries[file].stamp[3] for file in dataset.files] == stamps  # not read again next time
+    check_exact(after)
+
+
+def test_runs_of_the_same_images_stay_the_same(tmp_path: Path) -> None:
+    """The digest that enters the identity of runs: of the digests of the files, in order."""
+    dataset = many(tmp_path / "d")
+    digests = [blake2b((tmp_path / "d" / file).read_bytes(), digest_size=16).hexdigest() for file in dataset.files]
+    prepared = prepare(dataset)
+    assert prepared.digests == digests
+    assert prepared.content == blake2b("".join(digests).encode(), digest_size=16).hexdigest()
 
 
 def test_slots_grow_without_decoding_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +293,7 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
     prepared = [prepare(many(tmp_path / "d", seed=100 * turn)) for turn in range(5)]
     assert [each.decoded for each in prepared] == [12] * 5
     assert len(prepared[-1].pixels) <= 24
-    assert len(list((tmp_path / "d" / ".aidgn-cache").glob("pixels*"))) == 1
+    assert len(list(folder_of(tmp_path / "d").glob("pixels*"))) == 1
     check_exact(prepared[-1])
     for turn, each in enumerate(prepared):  # each still has the pixels of its time
         order = [int(Path(file).stem) for file in each.dataset.files]
@@ -347,15 +398,86 @@ def test_the_same_pixels_among_embedded_images() -> None:
 
 # Where it is stored --------------------------------------------------------------------------------------------------
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def everything_in(folder: Path) -> dict[Path, tuple[bytes | str, int]]:
+    """The content and mtime of each file, where each link leads."""
+    return {path: (str(path.readlink()) if path.is_symlink() else path.read_bytes(), path.lstat().st_mtime_ns)
+            for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+def test_the_places_for_decoded_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = many(tmp_path / "d")
-    (tmp_path / "d" / ".aidgn-cache").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    places = []
+    for unset in ("", "AIDGN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(unset, raising=False)
+        prepare(dataset)
+        places.append(cache_folder(dataset).parent)
+        assert (cache_folder(dataset) / "index-256.jsonl").exists()
+        assert cache_folder(dataset).stat().st_mode & 0o777 == 0o700
+    assert places == [tmp_path / "cache", tmp_path / "xdg/aidgn", tmp_path / "home/.cache/aidgn"]
+
+
+def test_nothing_is_written_beside_the_images(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    before = everything_in(tmp_path / "d")
+    prepare(dataset)
+    prepare(many(tmp_path / "d", 0))
+    assert everything_in(tmp_path / "d") == before
+
+
+def test_a_cache_that_came_with_the_data_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset, victim = many(tmp_path / "d"), tmp_path / "authorized_keys"
+    victim.write_bytes(b"ssh-ed25519 mine")
+    sent = tmp_path / "d" / ".aidgn-cache"
+    sent.mkdir()
+    (sent / "index-256.jsonl").write_bytes(line_of({"version": 1, "slot": 9, "pixels": "pixels-256-0.u8"}))
+    (sent / "pixels-256-0.u8").symlink_to(victim)
+    before = everything_in(tmp_path / "d")
     check_exact(prepare(dataset))
-    assert len(list((tmp_path / "home" / ".cache" / "aidgn").glob("d-*/index-256.jsonl"))) == 1
-    assert prepare(dataset).decoded == 0
-    shutil.rmtree(tmp_path / "home")
-    (tmp_path / "home").write_text("in the way")
-    with pytest.raises(UserError, match=r"\.aidgn-cache .* nor .*AIDGN_CACHE"):
+    prepare(many(tmp_path / "d", 13))
+    assert victim.read_bytes() == b"ssh-ed25519 mine"
+    assert everything_in(sent) == {
+        path: content for path, content in before.items() if path.is_relative_to(sent)}
+    assert [record.getMessage().count(str(sent)) for record in caplog.records] == [1]  # said once
+
+
+@pytest.mark.parametrize("name", ["index-256.jsonl", "lock-256", "pixels-256-*"])
+def test_links_in_the_cache_are_not_followed(tmp_path: Path, name: str) -> None:
+    dataset = many(tmp_path / "d")
+    prepare(dataset)
+    [path] = folder_of(tmp_path / "d").glob(name)
+    victim = path.rename(tmp_path / "victim")
+    path.symlink_to(victim)
+    before = everything_in(tmp_path)[victim]
+    dataset = many(tmp_path / "d", 20)
+    if name == "lock-256":
+        with pytest.raises(UserError, match="symbolic link"):
+            prepare(dataset)
+    else:
+        check_exact(prepare(dataset))
+    assert everything_in(tmp_path)[victim] == before
+
+
+def test_a_folder_of_someone_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = many(tmp_path / "d")
+    prepare(dataset)
+    user = os.getuid()
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: user + 1)
+        with pytest.raises(UserError, match=r"another user.*AIDGN_CACHE"):
+            prepare(dataset)
+    folder = folder_of(tmp_path / "d")
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"is a link.*AIDGN_CACHE"):
+        prepare(dataset)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    (tmp_path / "cache").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot be stored in .*AIDGN_CACHE"):
         prepare(dataset)
 
 
@@ -364,7 +486,7 @@ def test_a_folder_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for dataset in (first, second):
         check_exact(prepare(dataset, cache_dir=tmp_path / "c"))
     assert len(list((tmp_path / "c").glob("d-*"))) == 2
-    assert not (tmp_path / "1" / "d" / ".aidgn-cache").exists()
+    assert not (tmp_path / "cache").exists()
     monkeypatch.setenv("AIDGN_CACHE", str(tmp_path / "c"))
     assert prepare(first).decoded == prepare(second).decoded == 0
 
@@ -372,7 +494,7 @@ def test_a_folder_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_disk_too_small_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
-    with pytest.raises(UserError, match=r"need 2\.92 kB in .*aidgn-cache, where 1 kB are free.*AIDGN_CACHE"):
+    with pytest.raises(UserError, match=r"need 2\.92 kB in .*cache/d-\w+, where 1 kB are free.*AIDGN_CACHE"):
         prepare(many(tmp_path / "d"))
 
 
@@ -426,37 +548,82 @@ def test_worthless_workers_are_refused(tmp_path: Path) -> None:
 
 # Damage and interruption ---------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("damage", ["header", "middle", "end", "gone", "pixels short", "pixels gone", "garbage",
-                                    "strange"])
-def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
+DAMAGE = {"index header": 13, "index middle": 13, "index end": 1, "index gone": 13, "index zeroed": 13,
+          "index garbage": 13, "index strange": 13, "pixels short": 1, "pixels half": 7, "pixels gone": 13,
+          "pixels zeroed": 13, "pixels flipped": 1, "pixels swapped": 2, "pixels empty": 13}
+
+
+@pytest.mark.parametrize(("damage", "decoded"), DAMAGE.items())
+def test_damage_is_mended(tmp_path: Path, damage: str, decoded: int) -> None:
     dataset = many(tmp_path / "d")
     prepare(dataset)
     dataset = fill(tmp_path / "d", {"a/x/more.png": noise(50, 9, 9)})
-    prepare(dataset)  # a second batch in the index
-    folder = tmp_path / "d" / ".aidgn-cache"
-    index, (pixels,) = folder / "index-256.jsonl", folder.glob("pixels*")
-    content = bytearray(index.read_bytes())
-    lines = content.splitlines(keepends=True)
-    if damage in ("header", "middle"):
-        content[len(lines[0]) // 2 if damage == "header" else len(lines[0]) + len(lines[1]) // 2] ^= 1
-        index.write_bytes(content)
-    elif damage == "end":
-        index.write_bytes(content[:-20])
-    elif damage == "gone":
-        index.unlink()
-    elif damage == "pixels short":
-        os.truncate(pixels, pixels.stat().st_size - 1)
-    elif damage == "pixels gone":
-        pixels.unlink()
-    elif damage == "strange":  # though sound
-        index.write_bytes(line_of({"version": 1, "slot": 256, "pixels": f"../.aidgn-cache/{pixels.name}"}))
+    content = prepare(dataset).content  # a second batch in the index
+    folder = folder_of(tmp_path / "d")
+    (index,), (pixels,) = folder.glob("index*"), folder.glob("pixels*")
+    lines, stored = index.read_bytes().splitlines(keepends=True), bytearray(pixels.read_bytes())
+    flipped = {number: line[:len(line) // 2] + bytes([line[len(line) // 2] ^ 1]) + line[len(line) // 2 + 1:]
+               for number, line in enumerate(lines)}
+    assert len(stored) == 13 * 243
+    if damage.endswith("gone"):
+        (index if damage.startswith("index") else pixels).unlink()
+    elif damage.startswith("index"):
+        index.write_bytes({
+            "header": flipped[0] + lines[1] + lines[2], "middle": lines[0] + flipped[1] + lines[2],
+            "end": b"".join(lines)[:-20], "zeroed": bytes(len(b"".join(lines))), "garbage": os.urandom(1000),
+            "strange": line_of({"version": cache.VERSION, "slot": 9, "pixels": f"../{pixels.name}"}),  # though sound
+        }[damage.split()[1]])
     else:
-        index.write_bytes(os.urandom(1000))
+        one, other = stored[:243], stored[243:486]
+        at = 5 * 243 + 100
+        pixels.write_bytes({
+            "short": stored[:-1], "half": stored[:6 * 243 + 5], "zeroed": bytes(len(stored)), "empty": b"",
+            "flipped": stored[:at] + bytes([stored[at] ^ 8]) + stored[at + 1:], "swapped": other + one + stored[486:],
+        }[damage.split()[1]])
     mended = prepare(dataset)
-    assert mended.decoded == (1 if damage == "end" else 13)
+    assert mended.decoded == decoded and mended.content == content
     check_exact(mended)
     assert prepare(dataset).decoded == 0
     assert len(list(folder.glob("pixels*"))) == 1
+
+
+def test_mending_is_said_and_changes_no_map(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = many(tmp_path / "d")
+    prepare(dataset)
+    folder = folder_of(tmp_path / "d")
+    [pixels] = folder.glob("pixels*")
+    with pixels.open("r+b") as file:
+        file.write(bytes(2 * 243))
+    damaged = Index.load(folder / "index-256.jsonl")
+    assert damaged
+    seen = damaged.map.copy()  # by a run that has mapped the file since
+    mended = prepare(dataset)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"2 decoded images of d in {folder} were damaged and are decoded again."]
+    assert np.array_equal(damaged.map, seen)
+    check_exact(mended)
+
+
+def test_damage_is_not_copied_to_larger_slots(tmp_path: Path) -> None:
+    many(tmp_path / "d")
+    dataset = load_dataset(tmp_path / "d")
+    prepare(dataset)
+    [pixels] = folder_of(tmp_path / "d").glob("pixels*")
+    with pixels.open("r+b") as file:
+        file.write(bytes(3 * 243))
+    grown = prepare(fill(tmp_path / "d", {"a/x/wide.png": noise(1, 3, 33)}))
+    assert grown.decoded == 4 and grown.slot == 33
+    check_exact(grown)
+
+
+def test_damage_to_images_that_are_gone_is_an_error(tmp_path: Path) -> None:
+    dataset = many(tmp_path / "d")
+    prepare(dataset)
+    [pixels] = folder_of(tmp_path / "d").glob("pixels*")
+    pixels.write_bytes(bytes(12 * 243))
+    (tmp_path / "d" / dataset.files[3]).unlink()
+    with pytest.raises(UserError, match=dataset.files[3]):
+        prepare(dataset)
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
@@ -514,7 +681,7 @@ def test_killed_at_any_moment_it_continues(tmp_path: Path) -> None:
     content = {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i:04}.png": as_bytes(noise(i, 150, 150), compress_level=1)
                for i in range(500)}
     dataset = fill(tmp_path / "d", content)
-    path = tmp_path / "d" / ".aidgn-cache" / "index-256.jsonl"
+    path = folder_of(tmp_path / "d") / "index-256.jsonl"
 
     def committed() -> int:
         index = Index.load(path)
@@ -550,7 +717,7 @@ def test_waiting_shows_how_far_the_other_is(tmp_path: Path) -> None:
     dataset = many(tmp_path / "d")
     prepare(dataset.without([0]))
     seen: list[tuple[int, int]] = []
-    with (tmp_path / "d" / ".aidgn-cache" / "lock-256").open() as lock:
+    with (folder_of(tmp_path / "d") / "lock-256").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting = threading.Thread(target=prepare, args=(dataset,), kwargs={
             "on_progress": lambda done, total: seen.append((done, total))})

@@ -335,6 +335,39 @@ def test_malicious_and_damaged_states_are_refused(tmp_path: Path, monkeypatch: p
         train(spec(), tmp_path / "out", device="cpu")
 
 
+def lock(folder: RunFolder) -> None:
+    with folder.locked():
+        pass
+
+
+@pytest.mark.parametrize(("name", "write"), [
+    (".lock", lock),
+    ("log.txt", lambda folder: folder.log("text")),
+    ("results.jsonl", lambda folder: folder.append({"step": 1})),
+    ("results.jsonl", RunFolder.load)])  # cuts the records back to the state
+def test_links_in_a_run_folder_are_not_followed(name: str, write: Callable[[RunFolder], object],
+                                                tmp_path: Path) -> None:
+    folder, victim = RunFolder(tmp_path / "run"), tmp_path / "victim"
+    folder.path.mkdir()
+    victim.write_text("of the user")
+    folder.save({"step": 0})  # when there were no records
+    (folder.path / name).symlink_to(victim)
+    with pytest.raises(UserError, match="symbolic link"):
+        write(folder)
+    assert victim.read_text() == "of the user"
+
+
+def test_a_link_of_a_temporary_name_is_replaced(tmp_path: Path) -> None:
+    folder, victim = RunFolder(tmp_path / "run"), tmp_path / "victim"
+    folder.path.mkdir()
+    victim.write_text("of the user")
+    (folder.path / f".state.pt.{os.getpid()}.tmp").symlink_to(victim)
+    folder.save({"step": 3})
+    assert victim.read_text() == "of the user"
+    state = folder.load()
+    assert state and state["step"] == 3
+
+
 @pytest.mark.parametrize("error", [MemoryError(), OSError(5, "Input/output error")])
 def test_a_sound_state_that_cannot_be_read_now_is_not_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                     error: Exception) -> None:

@@ -33,7 +33,7 @@ from aidgn.analysis.features import (
 )
 from aidgn.data.batches import Images
 from aidgn.errors import UserError
-from aidgn.files import lock, storage_error, write_text
+from aidgn.files import lock, open_no_link, storage_error, write_text
 from aidgn.inference import load_model
 from aidgn.novelty import predicts_by_classifier
 from aidgn.reading import ADAPTATION, read_adaptation
@@ -182,7 +182,7 @@ def _check(network: Algorithm) -> None:
 def locked(run: Path) -> Iterator[None]:
     """While the lines of a run are read and written."""
     try:
-        file = (run / f".{ADAPTATION}.lock").open("a")
+        file = open_no_link(run / f".{ADAPTATION}.lock", "a")
     except OSError as error:
         raise storage_error(run / ADAPTATION, error) from None
     with file:

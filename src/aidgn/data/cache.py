@@ -1,12 +1,17 @@
 """Decoded images: each is decoded once, by all cores, into a file that every run maps.
 
 Pixels are only ever appended, and the index names them only after they have reached the disk. So an interruption loses
-half a second of work at most, and a run that has mapped the file never sees it change.
+half a second of work at most, and a run that has mapped the file never sees it change. The index has a checksum of each
+image's pixels, which every run verifies, and what shows whether the image file has changed.
+
+The files lie in a folder of the user's alone, never beside the data, which may be anybody's.
 """
 
 import json
+import logging
 import os
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +21,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from secrets import token_hex
+from secrets import randbits
 from typing import IO
 
 import numpy as np
@@ -33,13 +38,16 @@ from aidgn.data.decoding import (
     longest_side,
     settled,
     slot_bytes,
+    stamp_of,
 )
-from aidgn.errors import UserError, amount
-from aidgn.files import lock, storage_error, written_aside
+from aidgn.errors import UserError, amount, plural
+from aidgn.files import lock, open_no_link, storage_error, written_aside
 
-VERSION = 1
+VERSION = 2
 SAMPLE = 128  # images whose headers tell the slot size at first
 COMMIT_SECONDS = 0.5
+VERIFIED_TOGETHER = 64  # images
+log = logging.getLogger("aidgn")
 
 Progress = Callable[[int, int], None]
 
@@ -80,39 +88,45 @@ def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | N
         raise UserError(f"--workers {workers}: at least one process is needed to decode images.")
     limit = largest_slot(dataset.image_size)
     on_progress = on_progress or (lambda done, total: None)
-    problems = []
-    for folder in cache_folders(dataset, cache_dir):
-        path = folder / f"index-{limit}.jsonl"
-        index = Index.load(path)
-        if index and not any(outdated(dataset, index.entries)):  # no lock: nothing to write
-            return finish(dataset, index, skip_broken, 0)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            held = (folder / f"lock-{limit}").open("a")
-        except OSError as error:
-            problems.append(f"{folder} ({error.strerror})")
-            continue
-        with held:
-            try:
-                wait_for(held, path, len(dataset), on_progress)
-                decoded = bring_up_to_date(dataset, path, limit, workers or usable_cores(), on_progress)
-            except OSError as error:
-                raise storage_error(folder, error) from error
-            index = Index.load(path)
-        if index is None:
-            raise UserError(f"{folder} was changed by something else while images were stored there. Run the same "
-                            "command again.")
-        return finish(dataset, index, skip_broken, decoded)
-    raise UserError(f"Decoded images cannot be stored: no writing to {' nor '.join(problems)}. Set AIDGN_CACHE to a "
-                    "folder where they can.")
+    path = cache_folder(dataset, cache_dir) / f"index-{limit}.jsonl"
+    make_private(path.parent)
+
+    def update(suspects: Sequence[str] = ()) -> tuple[Index, set[str]]:
+        return bring_up_to_date(dataset, path, limit, workers or usable_cores(), on_progress, suspects)
+
+    decoded = set[str]()
+    index = Index.load(path)
+    if index is None or any(outdated(dataset, index.entries)):
+        index, decoded = update()
+    damaged = index.damaged(file for file in dataset.files if file not in decoded)
+    if damaged:
+        log.warning("%s of %s in %s were damaged and are decoded again.", plural(len(damaged), "decoded image"),
+                    dataset.name, path.parent)
+        index, mended = update(damaged)
+        decoded |= mended
+    return finish(dataset, index, skip_broken, len(decoded))
 
 
-def cache_folders(dataset: Dataset, cache_dir: Path | None) -> list[Path]:
-    """Where the decoded images may lie, best place first: beside the data, else in the home folder."""
+def cache_folder(dataset: Dataset, cache_dir: Path | None = None) -> Path:
+    """Where the decoded images lie: below `cache_dir`, else $AIDGN_CACHE, else the user's cache directory."""
+    place = cache_dir or os.environ.get("AIDGN_CACHE")
+    if not place:
+        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aidgn"
     root = Path(dataset.root or "").resolve()
-    own = f"{dataset.name}-{blake2b(os.fsencode(root), digest_size=6).hexdigest()}"
-    given = cache_dir or os.environ.get("AIDGN_CACHE")
-    return [Path(given) / own] if given else [root / ".aidgn-cache", Path.home() / ".cache" / "aidgn" / own]
+    return Path(place) / f"{dataset.name[:50]}-{blake2b(os.fsencode(root), digest_size=6).hexdigest()}"
+
+
+def make_private(folder: Path) -> None:
+    """Make the folder for this user alone, or make sure that it is this user's."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise UserError(f"Decoded images cannot be stored in {folder} ({error.strerror}). Set AIDGN_CACHE to a folder "
+                        "where they can.") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UserError(f"{folder} is a link or belongs to another user, who could change the decoded images in it. "
+                        "Set AIDGN_CACHE to a folder that is yours.")
 
 
 def usable_cores() -> int:
@@ -146,7 +160,7 @@ class Index:
     """
 
     path: Path
-    pixels: Path
+    number: int  # of the pixel file
     slot: int
     entries: dict[str, Entry]
     end: int  # of the valid lines, in bytes
@@ -154,11 +168,11 @@ class Index:
 
     @classmethod
     def load(cls, path: Path) -> "Index | None":
-        """None if there is none or it does not fit the pixel file. Needs no lock."""
+        """None if there is none that can be used. Needs no lock."""
         try:
-            with path.open("rb") as file:
-                header = parse(file.readline())
-                if not header or header["version"] != VERSION:
+            with open_no_link(path, "rb") as file:
+                header = read_header(file)
+                if header is None:
                     return None
                 entries: dict[str, Entry] = {}
                 end = file.tell()
@@ -169,22 +183,25 @@ class Index:
                     found = (Entry(*fields) for fields in batch["entries"])
                     same_decoder = batch["pillow"] == PIL.__version__  # another one may read what is broken for this
                     entries.update((entry.file, entry) for entry in found if same_decoder or entry.row != BROKEN)
-            pixels, slot = path.with_name(header["pixels"]), header["slot"]
-            shape = (pixels.stat().st_size // slot_bytes(slot), slot, slot, 3)
-            if max((entry.row for entry in entries.values()), default=-1) >= shape[0]:
-                return None
-            mapped = np.memmap(pixels, np.uint8, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint8)
-        except (OSError, ValueError, KeyError, TypeError):  # it may have come with the data, from anyone
+            number, slot = header["pixels"], header["slot"]
+            with open_no_link(pixel_file(path, number), "rb") as pixels:
+                shape = (os.fstat(pixels.fileno()).st_size // slot_bytes(slot), slot, slot, 3)
+                mapped = np.memmap(pixels, np.uint8, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint8)
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return cls(path, pixels, slot, entries, end, mapped.view(np.ndarray))
+        return cls(path, number, slot, entries, end, mapped.view(np.ndarray))
+
+    @property
+    def pixels(self) -> Path:
+        return pixel_file(self.path, self.number)
 
     def append(self, entries: list[Entry]) -> None:
         """Commit: first the pixels reach the disk, then the entries that say so."""
         if not entries:
             return
-        with self.pixels.open("rb") as pixels:
+        with open_no_link(self.pixels, "rb") as pixels:
             os.fsync(pixels.fileno())
-        with self.path.open("r+b") as file:
+        with open_no_link(self.path, "r+b") as file:
             file.seek(self.end)
             file.truncate()
             file.write(batch_line(entries))
@@ -192,6 +209,32 @@ class Index:
             os.fsync(file.fileno())
             self.end = file.tell()
         self.entries.update((entry.file, entry) for entry in entries)
+
+    def intact(self, entry: Entry) -> bool:
+        """Whether the pixels are those that were written."""
+        return entry.row == BROKEN or (entry.row < len(self.map)
+                                       and zlib.crc32(self.map[entry.row]) == entry.checksum)
+
+    def damaged(self, files: Iterable[str]) -> list[str]:
+        """The files whose pixels are not those that were written, or are not there."""
+        known = sorted(files, key=lambda file: self.entries[file].row if file in self.entries else BROKEN)
+
+        def damaged_among(start: int) -> list[str]:
+            return [file for file in known[start:start + VERIFIED_TOGETHER]
+                    if file not in self.entries or not self.intact(self.entries[file])]
+
+        with ThreadPoolExecutor(usable_cores()) as pool:  # threads: checksums release the interpreter lock
+            return [*chain.from_iterable(pool.map(damaged_among, range(0, len(known), VERIFIED_TOGETHER)))]
+
+
+def pixel_file(index: Path, number: int) -> Path:
+    return index.with_name(f"pixels-{index.stem.rpartition('-')[2]}-{number:08x}.u8")
+
+
+def read_header(file: IO[bytes]) -> dict | None:
+    """The first line of an index, None if it is damaged or of another version."""
+    header = parse(file.readline())
+    return header if header and header["version"] == VERSION else None
 
 
 def line_of(content: dict[str, object]) -> bytes:
@@ -209,91 +252,124 @@ def parse(line: bytes) -> dict | None:
     return json.loads(line[9:]) if whole else None
 
 
-def rewrite(path: Path, slot: int, kept: Iterable[Entry] | None = None) -> Index:
-    """A new pixel file, with slots that may be larger, for the entries kept; then its index. The old file goes.
-
-    Slots grow only while they hold every image exactly, so that nothing is to be decoded again.
-    """
-    old = Index.load(path)
-    pixels = path.with_name(f"pixels-{path.stem.rpartition('-')[2]}-{token_hex(4)}.u8")
-    if kept is None:
-        kept = old.entries.values() if old else ()
-    entries, wide = [], np.zeros((slot, slot, 3), dtype=np.uint8)
-    with pixels.open("xb") as file:
-        for entry in sorted(kept, key=lambda entry: entry.row):
-            if old and entry.row != BROKEN:
-                wide[:old.slot, :old.slot] = old.map[entry.row]
-                entry = entry._replace(row=file.tell() // slot_bytes(slot))
-                file.write(wide.data)
-            entries.append(entry)
-        file.flush()
-        os.fsync(file.fileno())
+def write_index(path: Path, number: int, slot: int, entries: Iterable[Entry]) -> Index:
     with written_aside(path) as temporary:
-        temporary.write_bytes(line_of({"version": VERSION, "slot": slot, "pixels": pixels.name}) + batch_line(entries))
-    if old:
-        old.pixels.unlink()  # who has mapped it keeps it
+        temporary.write_bytes(line_of({"version": VERSION, "slot": slot, "pixels": number}) + batch_line(entries))
     index = Index.load(path)
     assert index is not None
     return index
 
 
+def rewrite(path: Path, slot: int, kept: Iterable[Entry] | None = None) -> Index:
+    """Write a new pixel file, with slots that may be larger, for the entries kept that are intact; then its index.
+    Remove the old file: existing maps of it stay valid.
+
+    Slots grow only while they hold every image exactly, so that nothing is to be decoded again.
+    """
+    old, number = Index.load(path), randbits(32)
+    if kept is None:
+        kept = old.entries.values() if old else ()
+    entries, wide = [], np.zeros((slot, slot, 3), dtype=np.uint8)
+    with pixel_file(path, number).open("xb") as file:
+        for entry in sorted(kept, key=lambda entry: entry.row):
+            if old and entry.row != BROKEN:
+                if not old.intact(entry):
+                    continue
+                wide[:old.slot, :old.slot] = old.map[entry.row]
+                entry = entry._replace(row=file.tell() // slot_bytes(slot), checksum=zlib.crc32(wide.data))
+                file.write(wide.data)
+            entries.append(entry)
+        file.flush()
+        os.fsync(file.fileno())
+    index = write_index(path, number, slot, entries)
+    if old:
+        old.pixels.unlink()
+    return index
+
+
 # Bringing it up to date ---------------------------------------------------------------------------------------------
 
-def outdated(dataset: Dataset, entries: dict[str, Entry]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Files that are not known with their present size and mtime, or as ones that are not there."""
+def outdated(dataset: Dataset, entries: dict[str, Entry]) -> Iterator[tuple[str, list[int]]]:
+    """Files that are not known with their present stamp, or as ones that are not there; and this stamp."""
     prefix = f"{dataset.root}{os.sep}"
     for file in dataset.files:
         entry = entries.get(file)
         try:
-            stat = os.stat(prefix + file)  # noqa: PTH116, for half a million files
+            stamp = stamp_of(prefix + file)
         except OSError:
-            if entry is None or entry.size != -1:
-                yield file, None
+            if entry is None or entry.digest:
+                yield file, []
             continue
-        if entry is None or entry.mtime != stat.st_mtime_ns or entry.size != stat.st_size:
-            yield file, stat
+        if entry is None or entry.stamp != stamp:
+            yield file, settled(stamp)
+
+
+def bring_up_to_date(dataset: Dataset, path: Path, limit: int, workers: int, on_progress: Progress,
+                     suspects: Sequence[str]) -> tuple[Index, set[str]]:
+    """Decode and store what is new, changed or, among the suspects, damaged; the index, and the files decoded."""
+    folder = path.parent
+    old_place = Path(dataset.root or "") / ".aidgn-cache"
+    if not path.exists() and old_place.is_dir():
+        log.warning("%s is no longer used, as decoded images now lie in %s; it can be deleted.", old_place, folder)
+    try:
+        with open_no_link(folder / f"lock-{limit}", "a") as held:
+            wait_for(held, path, len(dataset), on_progress)
+            decoded = decode_missing(dataset, path, limit, workers, on_progress, suspects)
+            index = Index.load(path)
+    except OSError as error:
+        raise storage_error(folder, error) from error
+    if index is None:
+        raise UserError(f"{folder} was changed by something else while images were stored there. Run the same "
+                        "command again.")
+    return index, decoded
 
 
 def wait_for(held: IO[str], path: Path, total: int, on_progress: Progress) -> None:
     """Take the lock; while another run prepares, show how far it is."""
     while not lock(held, path.parent, wait=False):
         with suppress(OSError):
-            with path.open("rb") as file:
-                header = parse(file.readline())
+            with open_no_link(path, "rb") as file:
+                header = read_header(file)
             if header:
-                stored = path.with_name(header["pixels"]).stat().st_size // slot_bytes(header["slot"])
+                stored = pixel_file(path, header["pixels"]).stat().st_size // slot_bytes(header["slot"])
                 on_progress(min(stored, total), total)
         time.sleep(0.1)
 
 
-def bring_up_to_date(dataset: Dataset, path: Path, limit: int, workers: int, on_progress: Progress) -> int:
-    """Decode and store what is new or changed; the number of images decoded. The caller holds the lock."""
+def decode_missing(dataset: Dataset, path: Path, limit: int, workers: int, on_progress: Progress,
+                   suspects: Sequence[str]) -> set[str]:
+    """Do what `bring_up_to_date` says, while it holds the lock; the files decoded."""
     index, root, total = Index.load(path), f"{dataset.root}{os.sep}", len(dataset)
     for left_over in chain(path.parent.glob(f"pixels-{limit}-*"), path.parent.glob(f".{path.name}.*.tmp")):
         if not index or left_over != index.pixels:
             left_over.unlink()
-    todo, touched = [], []
-    for file, stat in outdated(dataset, index.entries if index else {}):
-        if index and file in index.entries and stat:
-            touched.append((index.entries[file], stat))
+    if index:
+        for file in index.damaged(suspects):
+            index.entries.pop(file, None)
+    todo, touched = [], dict[str, list[int]]()
+    for file, stamp in outdated(dataset, index.entries if index else {}):
+        if index and file in index.entries:
+            touched[file] = stamp
         else:
             todo.append(file)
     done = total - len(todo) - len(touched)
     if index and touched:
         same = []
         with ThreadPoolExecutor(workers) as pool:  # threads: reading and hashing release the interpreter lock
-            contents = pool.map(content_digest, [root + entry.file for entry, _ in touched])
-            for (entry, stat), digest in zip(touched, contents, strict=True):
-                if digest == entry.digest:
-                    same.append(entry._replace(size=stat.st_size, mtime=settled(stat)))
+            contents = pool.map(content_digest, [root + file for file in touched])
+            for (file, stamp), digest in zip(touched.items(), contents, strict=True):
+                if digest == index.entries[file].digest:
+                    same.append(index.entries[file]._replace(stamp=stamp))
                     on_progress(done + len(same), total)
                 else:
-                    todo.append(entry.file)
-        index.append(same)
+                    todo.append(file)
         done += len(same)
+        if same:
+            index.entries.update((entry.file, entry) for entry in same)
+            index = write_index(path, index.number, index.slot, index.entries.values())
 
     on_progress(done, total)
-    decoded = 0
+    decoded = set[str]()
     slot = min(limit, max((longest_side(root + file) for file in todo[::max(1, len(todo) // SAMPLE)]), default=1))
     while todo:
         readable = sum(os.access(root + file, os.R_OK) for file in todo)  # others, such as dead links, need no space
@@ -313,8 +389,8 @@ def bring_up_to_date(dataset: Dataset, path: Path, limit: int, workers: int, on_
                         slot = min(limit, max(slot, *entry.geometry))
                         continue
                     pending.append(entry)
-                    decoded += 1
-                    on_progress(done + decoded, total)
+                    decoded.add(entry.file)
+                    on_progress(done + len(decoded), total)
                     if time.monotonic() - committed > COMMIT_SECONDS:
                         index.append(pending)
                         pending, committed = [], time.monotonic()

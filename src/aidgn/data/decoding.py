@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -26,13 +27,14 @@ from PIL import Image, ImageFile
 
 from aidgn.data.images import FORMATS, orientation, read_image
 from aidgn.errors import UserError
+from aidgn.files import open_no_link
 
 CHUNK = 16  # images handed to a worker at a time
 FEW = 200  # images decoded faster than workers start
 # For glibc: what one image has left is used for the next, not given back and asked for again, page by page. That
 # can cost a third of the time.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 26), "MALLOC_TRIM_THRESHOLD_": str(1 << 27)}
-RACY_NS = 2_000_000_000  # a file changed so shortly before may change again within the clock tick of its mtime
+RACY_NS = 2_000_000_000  # a file changed so shortly before may change again within the clock tick of its ctime
 BROKEN, LARGER = -1, -2  # instead of a row: cannot be decoded; larger than a slot that can still grow
 
 
@@ -40,11 +42,11 @@ class Entry(NamedTuple):
     """What is known of one image file."""
 
     file: str
-    size: int
-    mtime: int  # in ns; -1: the content is to be compared next time
-    digest: str  # of the content
+    stamp: Sequence[int]  # see `stamp_of`; empty: compare the content next time
+    digest: str  # of the content; empty: the file could not be read
     row: int = BROKEN
     geometry: Sequence[int] = (0, 0, 0, 0)
+    checksum: int = 0  # CRC-32 of the slot
     reason: str = ""  # why it is broken
 
 
@@ -64,9 +66,15 @@ def content_digest(path: str) -> str:
         return "unreadable"
 
 
-def settled(stat: os.stat_result) -> int:
-    """The mtime, or -1 if the file may yet change without changing it."""
-    return stat.st_mtime_ns if abs(time.time_ns() - stat.st_mtime_ns) > RACY_NS else -1
+def stamp_of(path: str) -> list[int]:
+    """What changes whenever the file does: the system sets the ctime on every write, nobody can set it back."""
+    stat = os.stat(path)  # noqa: PTH116, for half a million files
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def settled(stamp: list[int]) -> list[int]:
+    """The stamp just taken, or an empty one if the file may yet change without changing it."""
+    return stamp if abs(time.time_ns() - stamp[2]) > RACY_NS else []
 
 
 def longest_side(path: str) -> int:
@@ -107,36 +115,36 @@ def covered(image: Image.Image, width: int, height: int) -> tuple[float, float, 
 
 def decode(root: str, pixels: str, slot: int, limit: int, row: int, files: list[str]) -> list[Entry]:
     """Decode images into consecutive rows of the pixel file."""
-    with Path(pixels).open("r+b", buffering=0) as store:
+    with open_no_link(Path(pixels), "r+b") as store:
         return [decode_one(root, file, slot, limit, store, row + number) for number, file in enumerate(files)]
 
 
 def decode_one(root: str, file: str, slot: int, limit: int, store: IO[bytes], row: int) -> Entry:
     path = root + file
-    # In this order, so that a change in between shows next time: the file then has another mtime and another content.
     try:
-        stat = os.stat(path)  # noqa: PTH116
+        stamp = settled(stamp_of(path))  # before reading, so that a later change shows next time
         digest = blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
     except OSError as error:
-        return Entry(file, -1, -1, "", reason=f"cannot be read: {error.strerror}.")
+        return Entry(file, [], "", reason=f"cannot be read: {error.strerror}.")
     try:
         image, (height, width) = shrunk(path, slot)
     except UserError as error:
         reason, cause = str(error).removeprefix(path).strip(), error.__context__
         if isinstance(cause, MemoryError) or getattr(cause, "errno", None):  # the fault is not the file's: try again
-            return Entry(file, -1, -1, "", reason=reason)
-        return Entry(file, stat.st_size, settled(stat), digest, reason=reason)
+            return Entry(file, [], "", reason=reason)
+        return Entry(file, stamp, digest, reason=reason)
     if max(height, width) > slot and slot < limit:
-        return Entry(file, -1, -1, "", LARGER, (0, 0, height, width))
+        return Entry(file, [], "", LARGER, (0, 0, height, width))
     geometry = image.height, image.width, height, width
     if image.size != (slot, slot):
         image = image.crop((0, 0, slot, slot))  # fills up with zeros
     rest = memoryview(image.tobytes())
+    checksum = zlib.crc32(rest)
     position = row * slot_bytes(slot)
     while rest:
         written = os.pwrite(store.fileno(), rest, position)
         rest, position = rest[written:], position + written
-    return Entry(file, stat.st_size, settled(stat), digest, row, geometry)
+    return Entry(file, stamp, digest, row, geometry, checksum)
 
 
 def fill(store: int, slot: int, rows: list[int], files: list[str]) -> list[tuple[int, int] | str]:
@@ -169,9 +177,9 @@ def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
     reserving = threading.Lock()
 
     def task(chunk: list[str]) -> tuple[str, str, int, int, int, list[str]]:
-        with reserving:
-            row = -(-pixels.stat().st_size // slot_bytes(slot))
-            os.truncate(pixels, (row + len(chunk)) * slot_bytes(slot))
+        with reserving, open_no_link(pixels, "r+b") as store:
+            row = -(-os.fstat(store.fileno()).st_size // slot_bytes(slot))
+            store.truncate((row + len(chunk)) * slot_bytes(slot))
         return root, str(pixels), slot, limit, row, chunk
 
     idle: SimpleQueue[Connection] = SimpleQueue()

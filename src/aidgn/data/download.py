@@ -15,7 +15,7 @@ from aidgn.data.fetch import File, MirrorError, OnProgress, fetch, storing
 from aidgn.data.sources import SOURCES, Mirror, Source
 from aidgn.data.unpack import ARRANGE, BadFile, Limit
 from aidgn.errors import UserError, some
-from aidgn.files import lock, write_text
+from aidgn.files import lock, open_no_link, write_text
 
 SHOWN = 8  # differences in a message
 
@@ -90,7 +90,7 @@ def find_source(name: str, sources: Mapping[str, Source] | None) -> Source:
 def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """One process at a time; the lock ends with the process, however that ends."""
     with storing(path):
-        file = path.open("w")
+        file = open_no_link(path, "w")
     with file:
         if not lock(file, path.parent, wait=False):
             on_wait()

@@ -20,7 +20,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from aidgn.errors import UserError, amount
-from aidgn.files import storage_error, write_text
+from aidgn.files import open_no_link, storage_error, write_text
 
 OnProgress = Callable[[int, int | None], None]  # bytes of the file that are here, bytes of the whole (None: not known)
 
@@ -164,7 +164,7 @@ def receive(url: str, file: File, part: Path, on_progress: OnProgress | None) ->
             raise UserError(f"The disk is full: {part.parent} has {amount(free)} left and {file.name} needs "
                             f"{amount(total - done)} more. Free some space or choose another --data-dir.")
         with storing(part):
-            output = part.open("ab" if resumed else "wb")
+            output = open_no_link(part, "ab" if resumed else "wb")
         with output:
             if not resumed:  # after the old content is gone, so that the two never mix
                 write_text(state_of(part), json.dumps(

@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import UserError
-from aidgn.files import StorageError, storage_error
+from aidgn.files import StorageError, open_no_link, storage_error
 
 if TYPE_CHECKING:
     from aidgn.training.run import Progress
@@ -228,7 +228,7 @@ def _path(out: str | Path, key: str) -> Path:
 def _append(path: Path, said: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:  # one write: lines of several processes do not mix
+        with open_no_link(path, "ab", buffering=0) as file:  # one write: lines of several processes do not mix
             file.write(b"\n" + json.dumps(said).encode())  # the line before may be cut in half
     except OSError as error:
         raise storage_error(path, error) from None

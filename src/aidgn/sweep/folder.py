@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aidgn.errors import UserError, short
-from aidgn.files import lock, storage_error, write_text
+from aidgn.files import lock, open_no_link, storage_error, write_text
 from aidgn.identity import sweep_key
 from aidgn.sweep.attempts import History, history
 
@@ -80,7 +80,7 @@ class SweepFolder:
         """While the plan is read and written."""
         try:
             self.json.parent.mkdir(parents=True, exist_ok=True)
-            file = (self.json.parent / "lock").open("a")
+            file = open_no_link(self.json.parent / "lock", "a")
         except OSError as error:
             raise storage_error(self.path, error) from None
         with file:
@@ -89,7 +89,7 @@ class SweepFolder:
 
     def alone(self) -> bool:
         """Whether no other process is at work on its plan here. From now on this one is, as long as this object is."""
-        self.at_work = (self.json.parent / "at-work").open("a")
+        self.at_work = open_no_link(self.json.parent / "at-work", "a")
         alone = lock(self.at_work, self.path, wait=False)
         lock(self.at_work, self.path, wait=True, shared=True)
         return alone

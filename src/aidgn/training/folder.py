@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aidgn.errors import UserError
-from aidgn.files import lock, storage_error, write_text, written_aside
+from aidgn.files import lock, open_no_link, storage_error, write_text, written_aside
 from aidgn.training.stopping import Interrupted
 
 
@@ -55,7 +55,7 @@ class RunFolder:
         path = self.path / ".lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = path.open("a")
+            file = open_no_link(path, "a")
         except OSError as error:
             raise storage_error(self.path, error) from None
         with file:
@@ -118,14 +118,14 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         try:
-            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+            with open_no_link(self.path / "log.txt", "a", encoding="utf-8") as file:
                 file.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
         except OSError as error:
             raise storage_error(self.path / "log.txt", error) from None
 
     def append(self, record: Mapping[str, Any]) -> None:
         try:
-            with self.results.open("ab") as file:
+            with open_no_link(self.results, "ab") as file:
                 file.write((json.dumps(record) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -163,7 +163,11 @@ class RunFolder:
             raise UserError(f"{self.results} is shorter than when {self.state.name} was saved: records were removed. "
                             f"Remove {self.state} to start this run from the beginning.")
         if records > size:
-            os.truncate(self.results, size)
+            try:
+                with open_no_link(self.results, "r+b") as file:
+                    file.truncate(size)
+            except OSError as error:
+                raise storage_error(self.results, error) from None
         return state
 
     def finish(self, algorithm: str, selected: tuple[Mapping[str, Tensor], int],
