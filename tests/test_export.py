@@ -191,6 +191,7 @@ def changed(exported: Path, path: Path, change: dict[str, object]) -> Path:
 
     with safe_open(exported / "model.safetensors", framework="pt") as file:
         metadata = json.loads(file.metadata()["aidgn"])
+    del metadata["sha256"]  # as in a file of version 0.1.0
     save_file(load_file(exported / "model.safetensors"), path, {"aidgn": json.dumps({**metadata, **change})})
     return path
 

@@ -283,7 +283,7 @@ def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
 
     whole = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(whole[:len(whole) // 2])
-    refused(copy, "model.safetensors cannot be read")
+    refused(copy, "model.safetensors is damaged")
     save_file({"a": torch.zeros(2)}, copy / "model.safetensors")
     refused(copy, "does not fit .*missing")
     save_file(load_file(run / "model.safetensors"), copy / "model.safetensors", {"aidgn": '{"algorithm": "ERM"}'})

@@ -23,6 +23,7 @@ from aidgn.batch_norm import (  # noqa: F401 (a featuriser's batch norm is asked
     stem_convolution,
     unfold,
 )
+from aidgn.checkpoints import check_finite
 from aidgn.errors import UserError, did_you_mean
 
 DEFAULT = "resnet50.tv_in1k"
@@ -314,6 +315,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
     if not isinstance(content, dict) or not content or not all(isinstance(t, Tensor) for t in content.values()):
         raise UserError(f"{path} does not hold weights: expected tensors by name, as a state_dict has them.")
+    check_finite(path, content)
     return content, metadata
 
 

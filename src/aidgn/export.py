@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from aidgn import backbones
 from aidgn.algorithms import Algorithm
 from aidgn.analysis.features import find_dataset, own_algorithm, read_about
+from aidgn.checkpoints import read_novelty, read_weights, write_weights
 from aidgn.data import Dataset
 from aidgn.data.augment import MEAN, STD, weights
 from aidgn.data.images import read_image
@@ -31,7 +32,6 @@ from aidgn.files import write_text, written_aside
 from aidgn.inference import Model, find_model, load_model
 from aidgn.model_card import model_card
 from aidgn.training.featurizer import Featurizer
-from aidgn.training.folder import read_weights, write_weights
 
 TOLERANCE = 1e-3  # of the largest logit: between ONNX and the model, on pictures that the model does not shrink first
 SHRUNK = 2e-2  # the same for larger pictures, which Pillow shrinks to whole grey levels
@@ -293,6 +293,6 @@ def write_safetensors(run: Path, about: dict[str, Any], path: Path) -> Path:
     metadata["run"] = {key: about[key] for key in KEPT if key in about}
     novelty = run / "novelty.json"
     if novelty.exists():
-        metadata["novelty"] = json.loads(novelty.read_text(encoding="utf-8"))
+        metadata["novelty"] = read_novelty(novelty)
     write_weights(path, tensors, metadata)
     return path

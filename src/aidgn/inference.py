@@ -22,6 +22,7 @@ from aidgn.algorithms import ALGORITHMS, Algorithm, find
 from aidgn.algorithms.base import class_vectors
 from aidgn.algorithms.hyper_parameters import resolve
 from aidgn.algorithms.own import source_of
+from aidgn.checkpoints import NOVELTY, read_novelty, read_weights
 from aidgn.data.augment import clean
 from aidgn.data.batches import to_device
 from aidgn.data.dataset import walk
@@ -32,7 +33,6 @@ from aidgn.errors import UserError, plural
 from aidgn.novelty import RATE, Novelty, measures, outputs
 from aidgn.training.evaluation import batch_size
 from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
-from aidgn.training.folder import read_weights
 
 log = logging.getLogger("aidgn")
 
@@ -93,6 +93,9 @@ class Model:
 
     def prediction(self, found: "Outputs") -> Prediction:
         probabilities = softmax(found.logits.numpy())
+        if not np.isfinite(probabilities).all():
+            raise UserError(f"The {self.algorithm} model gives NaN or infinite outputs: its weights are damaged or its "
+                            "training diverged. Copy the model from its source again, or train again.")
         warnings = None if self.novelty is None else self.novelty.warnings_of(
             found.norms.numpy(), found.angles.numpy(), self.false_alarms)
         return Prediction([self.classes[c] for c in probabilities.argmax(1)], probabilities, self.classes, found.logits,
@@ -278,7 +281,7 @@ def load_model(path: str | Path, device: str = "auto", algorithm: str | None = N
         raise UserError(f"{weights} does not fit {about}, which describes {label} with {backbone} and "
                         f"{len(classes)} classes: {faults}. They are not of the same run, or one was changed.")
     network.load_state_dict(tensors, strict=False)
-    return Model(network, label, classes, domains, size, where, read_novelty(weights, network, metadata), false_alarms)
+    return Model(network, label, classes, domains, size, where, load_novelty(weights, network, metadata), false_alarms)
 
 
 def find_model(path: str | Path) -> Path:
@@ -288,18 +291,15 @@ def find_model(path: str | Path) -> Path:
     return path / "model" if inner else path
 
 
-def read_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) -> Novelty | None:
+def load_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) -> Novelty | None:
     """What is usual for the selected step's weights; None for others, and for runs that were trained before this."""
     if "run" in metadata:
         exported = metadata.get("novelty")
         return None if exported is None else Novelty.from_dict(exported, class_vectors(network.classifier))
-    path = weights.with_name("novelty.json")
+    path = weights.with_name(NOVELTY)
     if weights.name != "model.safetensors" or not path.exists():
         return None
-    try:
-        return Novelty.from_dict(json.loads(path.read_text(encoding="utf-8")), class_vectors(network.classifier))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}). Without it there are no warnings: move it away.") from None
+    return Novelty.from_dict(read_novelty(path), class_vectors(network.classifier))
 
 
 def path_to_run(path: Path, weights: Path) -> Path:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from aidgn.errors import UserError
 from aidgn.files import StorageError, write_text
@@ -353,10 +355,12 @@ def test_the_status_of_fifteen_thousand_runs_is_quick(tmp_path: Path) -> None:
     items = [Item(f"digits-ERM-ink-trial{n}-draw0-{n:08x}", "digits", "ERM", ["ink"], n, 0, 100, "")
              for n in range(number)]
     folder.write(items, 2, "")
+    save_file({f"layer{n}.weight": torch.zeros(1) for n in range(320)}, tmp_path / "x")  # as many as a ResNet-50 has
+    weights = (tmp_path / "x").read_bytes()
     for n, item in enumerate(items):
         (tmp_path / f"run{n}").mkdir()
         if n < number // 2:
-            (tmp_path / f"run{n}" / "last.safetensors").touch()
+            (tmp_path / f"run{n}" / "last.safetensors").write_bytes(weights)
             write(folder, item, started(), {"first": 0, "step": 0}, {"step": 50},
                   {"step": 100, "kind": "done", "what": f"/x/run{n}", "step_seconds": 0.1})
     began = time.process_time()

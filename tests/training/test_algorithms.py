@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from aidgn.algorithms import ALGORITHMS
+from aidgn.checkpoints import read_weights
 from aidgn.training import RunSpec, train
-from aidgn.training.folder import RunFolder, read_weights
+from aidgn.training.folder import RunFolder
 
 # Settings under which everything that can change in four updates does.
 BUSY: dict[str, dict[str, Any]] = {

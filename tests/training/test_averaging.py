@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from aidgn import training
+from aidgn.checkpoints import read_weights
 from aidgn.errors import UserError
 from aidgn.inference import load_model
 from aidgn.training.averaging import RunningAverage, Valley, find_average
-from aidgn.training.folder import RunFolder, read_weights
+from aidgn.training.folder import RunFolder
 
 
 def walk(steps: int) -> tuple[nn.Module, list[np.ndarray]]:

@@ -19,11 +19,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from aidgn.algorithms import ALGORITHMS, create
+from aidgn.checkpoints import read_weights
 from aidgn.errors import UserError
 from aidgn.training import RunSpec, parallel, train
 from aidgn.training.crew import Crashed, Member, _listen
 from aidgn.training.featurizer import Featurizer
-from aidgn.training.folder import RunFolder, read_weights
+from aidgn.training.folder import RunFolder
 
 Start = Callable[..., Any]
 SIZES = (5, 3, 3)  # samples of the three source domains: 11 do not halve

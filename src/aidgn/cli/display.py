@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 UNITS = {"decoding images": "images", "reading images": "images", "training": "steps", "downloading": "MB",
          "predicting": "images", "computing features": "images", "adapting": "settings",
-         "looking inside": "runs", "making thumbnails": "images"}
+         "looking inside": "runs", "making thumbnails": "images", "verifying": "files"}
 NARROW = 72  # columns: below, the bar and words give way to the numbers
 
 

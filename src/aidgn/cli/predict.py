@@ -123,7 +123,8 @@ def _as_json(rows: Rows, first: bool) -> str:
     for file, best, warning in rows:
         entries = [{"label": label, "probability": round(p, 6)} for label, p in best]
         told = {} if warning is None else {"warning": warning or None}
-        lines.append(json.dumps({"file": file, **entries[0], **told, **({"top": entries} if len(best) > 1 else {})}))
+        lines.append(json.dumps({"file": file, **entries[0], **told, **({"top": entries} if len(best) > 1 else {})},
+                                allow_nan=False))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -1,7 +1,6 @@
 """Training images as the model sees them: a map of them in two dimensions, and which are nearest to a new picture."""
 
 import io
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from safetensors import SafetensorError, safe_open
 
 from aidgn.analysis.embedding import tsne
 from aidgn.analysis.features import KEPT, Features, model_digest, read_about
+from aidgn.checkpoints import read_weights
 from aidgn.data import Dataset
 from aidgn.data.decoding import shrunk
 from aidgn.data.splits import split
@@ -116,11 +115,10 @@ def latent_space(path: Path, model: Model, count: int, data: str | Path | None =
 def describe(path: Path) -> dict[str, Any]:
     """What run.json says of a run, or an exported file of itself."""
     if path.is_file() and not path.with_name("run.json").exists():
-        try:
-            with safe_open(path, framework="pt") as file:
-                return json.loads(file.metadata()["aidgn"])["run"]
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise UserError(f"{path} does not say what it was trained on ({error}).") from None
+        _, metadata = read_weights(path)
+        if "run" not in metadata:
+            raise UserError(f"{path} does not say what it was trained on.")
+        return metadata["run"]
     return read_about(path if path.is_dir() else path.parent)
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aidgn.checkpoints import is_finished
 from aidgn.errors import UserError, short
 from aidgn.files import lock, open_no_link, storage_error, write_text
 from aidgn.identity import sweep_key
@@ -106,7 +107,7 @@ class SweepFolder:
         for item in items:
             if item.key not in self.finished:
                 past, folder = histories[item.key], folders.get(item.key)
-                if folder and (self.path / folder / "last.safetensors").exists():
+                if folder and is_finished(self.path / folder):
                     self.finished[item.key] = State("done", past)
                 else:
                     kind = "running" if past.running else "failed" if past.failures > retries else "left"

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from shlex import quote
 
+from aidgn.checkpoints import is_finished
 from aidgn.errors import UserError, plural, some
 from aidgn.sweep.attempts import last_line
 from aidgn.sweep.folder import Item, State, SweepFolder
@@ -89,7 +90,7 @@ def _without_plan(folder: SweepFolder) -> Status:
         raise UserError(f"{folder.path} has no runs and no plan of a sweep"
                         + (f", but folders in it do: {some(deeper, 5)}. Give one of them." if deeper else
                            ". Give the folder that `aidgn sweep` was given as --out."))
-    done = sum((folder.path / name / "last.safetensors").exists() for name in names)
+    done = sum(is_finished(folder.path / name) for name in names)
     return Status(len(names), Counter(done=done, left=len(names) - done),
                   unknown="unknown: these runs were not planned by a sweep")
 

@@ -3,15 +3,15 @@
     run.json            the specification, its identity, versions
     results.jsonl       one record per evaluation
     state.pt            everything needed to go on; removed when the run is finished
+    novelty.json        norms and angles of features of images set aside
     model.safetensors   weights of the selected step
-    last.safetensors    weights of the last step; written last: a run is finished when this file is there
+    last.safetensors    weights of the last step; written last: a run is finished when this file is complete
     log.txt             what happened, in words
 
 Progress has one commit point, the renaming of `state.pt`, which knows how long `results.jsonl` was; records behind that
 are dropped and measured again. The end has one commit point, the renaming of `last.safetensors`.
 """
 
-import errno
 import glob
 import json
 import os
@@ -22,13 +22,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from aidgn.checkpoints import LAST, MODEL, STATE, is_finished, read_state, write_state, write_weights
 from aidgn.errors import UserError
-from aidgn.files import lock, open_no_link, storage_error, write_text, written_aside
+from aidgn.files import lock, open_no_link, storage_error, write_text
 from aidgn.training.stopping import Interrupted
 
 
@@ -40,13 +38,13 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.results = path / "results.jsonl"
-        self.state = path / "state.pt"
-        self.model = path / "model.safetensors"
-        self.last = path / "last.safetensors"
+        self.state = path / STATE
+        self.model = path / MODEL
+        self.last = path / LAST
 
     @property
     def finished(self) -> bool:
-        return self.last.exists()
+        return is_finished(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -134,11 +132,7 @@ class RunFolder:
 
     def save(self, state: Mapping[str, Any]) -> None:
         size = self.results.stat().st_size if self.results.exists() else 0
-        with written_aside(self.state) as temporary:
-            try:
-                torch.save({**state, "results_bytes": size}, temporary)
-            except RuntimeError as error:
-                raise _system_error(error, self.path) from None
+        write_state(self.state, {**state, "results_bytes": size})
 
     def load(self) -> dict[str, Any] | None:
         """The last saved state, with the records cut back to it; None to start from the beginning."""
@@ -146,18 +140,8 @@ class RunFolder:
             if self.results.exists():
                 self.results.unlink()
             return None
-        try:
-            state = torch.load(self.state, map_location="cpu", weights_only=True)
-            size = int(state["results_bytes"])
-        except MemoryError:
-            raise  # what is saved is sound
-        except OSError as error:
-            raise UserError(f"{self.state} cannot be read: {error.strerror or error}. Once it can, the same command "
-                            "goes on from there.") from None
-        except Exception as error:
-            raise UserError(
-                f"{self.state} was refused: it is damaged, or holds objects that could run code "
-                f"({type(error).__name__}). Remove it to start this run from the beginning.") from None
+        state = read_state(self.state)
+        size = int(state["results_bytes"])
         records = self.results.stat().st_size if self.results.exists() else 0
         if records < size:
             raise UserError(f"{self.results} is shorter than when {self.state.name} was saved: records were removed. "
@@ -181,34 +165,3 @@ class RunFolder:
         if not self.results.exists():
             return []
         return [json.loads(line) for line in self.results.read_text(encoding="utf-8").splitlines()]
-
-
-def write_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """A safetensors file with what it is of, for `read_weights`."""
-    with written_aside(path) as temporary:
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary,
-                      metadata={"aidgn": json.dumps(about)})
-        except SafetensorError as error:
-            raise _system_error(error, path.parent) from None
-        temporary.chmod(path.parent.stat().st_mode & 0o666)  # as the folder, where it makes it private
-
-
-def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of a safetensors file, and of which algorithm and step they are, where it says so."""
-    try:
-        path.open("rb").close()  # says what is wrong with it; safe_open takes any fault for a missing file
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("aidgn", "{}"))
-            if not isinstance(about, dict):
-                raise ValueError("its metadata are not those of aidgn")
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (it is no dict)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {error}.") from None
-
-
-def _system_error(error: Exception, folder: Path) -> OSError:
-    """What torch's and safetensors' writers hide behind errors of their own."""
-    status = os.statvfs(folder)
-    full = status.f_bavail * status.f_frsize < 2**20
-    return OSError(errno.ENOSPC if full else errno.EIO, str(error).splitlines()[0])

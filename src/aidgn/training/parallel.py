@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from aidgn.backbones import FrozenBatchNorm
+from aidgn.checkpoints import read_state
 from aidgn.errors import UserError
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.folder import RunFolder
@@ -209,7 +210,7 @@ class Follower(RunFolder):
         yield
 
     def load(self) -> dict[str, Any] | None:
-        return torch.load(self.state, map_location="cpu", weights_only=True) if self.state.exists() else None
+        return read_state(self.state) if self.state.exists() else None
 
     def tidy(self) -> None: ...
 

@@ -1,6 +1,5 @@
 """A run, top to bottom: data, network, loop, records, and going on where it stopped."""
 
-import json
 import logging
 import platform
 import random
@@ -20,11 +19,11 @@ from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.own import frame_in
+from aidgn.checkpoints import NOVELTY, write_novelty
 from aidgn.data.batches import Images
 from aidgn.data.cache import Prepared, prepare
 from aidgn.data.dataset import check_apart
 from aidgn.errors import UserError
-from aidgn.files import write_text
 from aidgn.identity import folder_name
 from aidgn.training import crew, parallel
 from aidgn.training.averaging import find_average
@@ -120,13 +119,17 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
                                 "precision": precision, "threads": threads, "device": _describe(where),
                                 "aidgn": aidgn.__version__, "torch": torch.__version__,
                                 "python": platform.python_version()})
-        state = folder.load()
-        if state is not None:
-            try:
+        if about and folder.last.exists() and not parallel.rank():
+            folder.log(f"{folder.last.name} is damaged: the run is not finished")
+            log.warning("%s is damaged: the run is trained again, from the last saved state if there is one.",
+                        folder.last)
+        try:
+            state = folder.load()
+            if state is not None:
                 run.load_state(state)
-            except (KeyError, RuntimeError, TypeError, ValueError) as error:
-                raise UserError(f"{folder.state} does not fit this run ({str(error).splitlines()[0]}): it was saved by "
-                                "another version. Remove it to start this run from the beginning.") from error
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(f"{folder.state} does not fit this run ({str(error).splitlines()[0]}): it was saved by "
+                            "another version. Remove it to start this run from the beginning.") from error
         folder.log(f"{'continued' if run.step else 'started'} at step {run.step} of {spec.steps} on "
                    f"{f'{devices} x ' * (devices > 1)}{_describe(where)}, {precision}, torch {torch.__version__}")
         tracking.start({**identity, **spec.hyper_parameters})
@@ -158,7 +161,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
             log.warning("--average %s averaged nothing: the validation loss had no valley. The weights are those of "
                         "single steps.", spec.average)
         last = {name: tensor.clone() for name, tensor in run.last_weights().items()}
-        write_text(folder.path / "novelty.json", json.dumps(run.novelty().to_dict()) + "\n")
+        write_novelty(folder.path / NOVELTY, run.novelty().to_dict())
         folder.finish(spec.label(), (run.best_weights, run.best_step), (last, run.step))
         folder.log(f"finished; step {run.best_step} selected by training-domain validation")
     return folder.path
