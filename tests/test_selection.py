@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -296,6 +297,51 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
             read_runs(write(tmp_path, run))
     with pytest.raises(UserError, match="Record 0: the record has no valid args"):
         select([{"step": 1}])
+
+
+@pytest.mark.parametrize("value", ["1.5", "-0.1", "57", "1.0001", "1e3", "0.5e3", "2e-0", "Infinity", "true", "false",
+                                   '"0.5"', "[0.5]"])
+@pytest.mark.parametrize("colon", [":", ": ", " : "])
+def test_accuracies_that_are_none_are_refused(tmp_path: Path, value: str, colon: str) -> None:
+    for key in ("env1_out_acc", "env2_in_acc", "env0_uda_acc"):
+        for line in (0, 2, 3):
+            lines = [json.dumps({**one, "env0_uda_acc": 0.5}) for one in some_run()]
+            lines[line] = re.sub(rf'"{key}": [^,}}]+', f'"{key}"{colon}{value}', lines[line])
+            write(tmp_path, [])
+            (tmp_path / "results.jsonl").write_text("".join(text + "\n" for text in lines))
+            with pytest.raises(UserError) as refused:
+                read_runs(tmp_path)
+            assert f"results.jsonl, line {line + 1}: {key} is " in str(refused.value)
+            assert json.dumps(json.loads(value)) in str(refused.value)
+    with pytest.raises(UserError, match=r"Record 3: env0_uda_acc is "):
+        select([json.loads(text) for text in lines])
+
+
+@pytest.mark.parametrize("value", ["0", "1", "0.0", "1.0", "1.00", "-0.0", "1e-05", "2.5e-07", "1E-5", "5e-1", "NaN",
+                                   "null"])
+def test_accuracies_at_the_bounds_are_read(tmp_path: Path, value: str) -> None:
+    lines = [json.dumps(one).replace('"env1_in_acc": 0.5', f'"env1_in_acc": {value}') for one in some_run()]
+    write(tmp_path, [])
+    (tmp_path / "results.jsonl").write_text("".join(text + "\n" for text in lines))
+    expected = json.loads(value)
+    for one in read_runs(tmp_path):
+        assert one["env1_in_acc"] == expected or math.isnan(expected)
+
+
+def test_booleans_are_no_numbers(tmp_path: Path) -> None:
+    for line in (0, 1, 3):
+        run = some_run()
+        run[line]["step"] = True
+        with pytest.raises(UserError, match=rf"line {line + 1}: the record has no valid step = true"):
+            read_runs(write(tmp_path, run))
+    for key, value in (("trial_seed", True), ("hparams_seed", False), ("test_envs", [True])):
+        run = some_run()
+        for one in run:
+            one["args"][key] = value
+        with pytest.raises(UserError, match=rf"line 1: the record has no valid args\.{key} = "):
+            read_runs(write(tmp_path, run))
+    run = some_run(comment="a true story", converged=True)
+    assert list(read_runs(write(tmp_path, run))) == run
 
 
 def test_records_of_a_later_version_are_refused(tmp_path: Path) -> None:

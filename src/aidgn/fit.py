@@ -2,6 +2,7 @@
 turn, train on all, say it all in ten lines."""
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -22,6 +23,7 @@ from aidgn.data.cache import Prepared
 from aidgn.data.catalogue import SMALL_SIDE
 from aidgn.data.checking import count, pixel_digests, same_images
 from aidgn.data.decoding import longest_side
+from aidgn.differences import differences
 from aidgn.errors import UserError, plural, some
 from aidgn.files import write_text, written_aside
 from aidgn.report.forms import markdown
@@ -29,6 +31,8 @@ from aidgn.selection import read_runs, select
 from aidgn.training.averaging import RunningAverage
 from aidgn.training.featurizer import choose_device
 from aidgn.training.spec import LAST_STAGE, RunSpec
+
+log = logging.getLogger("aidgn")
 
 BASELINE = "ERM"
 ON_CPU = "resnet18.tv_in1k"  # a fifth of the work of ResNet-50
@@ -211,7 +215,10 @@ class Estimate:
 def estimates(folders: Sequence[str | Path]) -> list[Estimate]:
     """Of finished runs with one unseen domain each, at the step that training-domain validation selects."""
     found: dict[str, dict[str, float]] = {}
-    for row in select(read_runs(*folders), "training"):
+    records = read_runs(*folders)
+    for difference in differences(records.runs):
+        log.warning("%s", difference)
+    for row in select(records, "training"):
         found.setdefault(row["algorithm"], {})[row["target_name"]] = row["accuracy"]
     return [Estimate(algorithm, accuracies) for algorithm, accuracies in found.items()]
 

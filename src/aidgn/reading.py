@@ -14,7 +14,7 @@ import numpy as np
 
 from aidgn.data.cache import usable_cores
 from aidgn.errors import UserError
-from aidgn.records import Record, Records, Run, check, parse, sort_into_runs
+from aidgn.records import Record, Records, Run, check, is_a, parse, sort_into_runs
 
 File = tuple[str, tuple[int, int] | None, list[Run], bool]  # path, inode, its runs, whether its last line is cut
 
@@ -24,6 +24,8 @@ ADAPTED: dict[str, Any] = {"dataset": str, "algorithm": str, "target": list, "tr
                            "model": str}  # what a line says
 CHUNK = 250  # files read at a time by one process
 NO_STRUCTURE = bytes(set(range(256)) - set(b"{}[]\\\n"))
+# Finds an accuracy that is not plainly one, to be looked at in full; 0.93, 1.0, 5e-05, NaN and null are.
+DOUBTFUL = re.compile(rb'_acc"(?!: ?(?:0\.\d+[,}]|(?:[01]|1\.0|\d(?:\.\d+)?e-0?[1-9]\d*|NaN|null)[,}]))')
 
 
 def load_records(*folders: str | Path) -> list[Record]:
@@ -83,7 +85,8 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         wrong = [f"{key} is {line[key]!r}" for line in lines for key, kind in ADAPTED.items()
-                 if not isinstance(line[key], kind)]
+                 if not (isinstance(line[key], bool) if kind is bool else is_a(line[key], kind))
+                 or (kind is float and not 0 <= line[key] <= 1)]
         if wrong:
             raise ValueError(wrong[0])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -230,10 +233,15 @@ def _read_fast(text: bytes, path: Path, about: Mapping[str, Any]) -> Run | None:
     rest = b"0".join([*pieces, text[position:]])
     if rest.translate(None, NO_STRUCTURE) != b"{}\n" * number:
         return None
+    if DOUBTFUL.search(rest):
+        return None
     check(first, f"{path}, line 1", about)
     last = parse(rest[rest.rfind(b"\n", 0, -1) + 1:], path, number)
     run = Run(first, last, rest, number, path, about)
-    if np.isnan(run.column("step")).any():
+    try:
+        if np.isnan(run.column("step")).any():
+            return None
+    except UserError:  # a boolean or a text, whose line is named by reading in full
         return None
     # What selection will ask of every run; what it asks of a chosen one is left.
     target = [f"env{i}_in_acc" for i in run.targets] if len(run.targets) == 2 else []

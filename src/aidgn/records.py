@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aidgn.data.catalogue import CATALOGUE
 from aidgn.errors import UserError
 
 Record = dict[str, Any]
@@ -20,9 +21,11 @@ RECORD_VERSION = 1  # a record without `version` is of version 1
 NEEDED: dict[str, Any] = {"args": dict, "hparams": dict, "step": (int, float)}
 NEEDED_ARGS = {"dataset": str, "algorithm": str, "test_envs": list, "trial_seed": int, "hparams_seed": int}
 MOST_DOMAINS = 1000  # a table has a column for each
-# With the hyper-parameters, what runs that differ in the target alone have in common.
-SETTING = ("dataset", "algorithm", "trial_seed", "hparams_seed", "steps", "backbone", "weights", "task",
-           "holdout_fraction")
+# Settings that a record's args hold, by their names in the identity of run.json, which has more of them.
+SETTINGS_IN_ARGS = {"dataset": "dataset", "algorithm": "algorithm", "trial": "trial_seed", "draw": "hparams_seed",
+                    "steps": "steps", "backbone": "backbone", "weights": "weights", "precision": "precision",
+                    "task": "task", "holdout_fraction": "holdout_fraction"}
+ACCURACY = re.compile(r"env\d+_\w*acc")
 
 RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that no term of an objective may have
 
@@ -34,6 +37,13 @@ DOMAINBED_NAMES = {"DANN": {"dann_lambda": "lambda"}, "CDANN": {"dann_lambda": "
 def domainbed_names(algorithm: str) -> dict[str, str]:
     """Of an algorithm as records have it, which may be averaged: DANN+SMA."""
     return DOMAINBED_NAMES.get(algorithm.partition("+")[0], {})
+
+
+def domain_names(args: Mapping[str, Any]) -> list[str]:
+    """Names of the domains of a run, from its record or the catalogue; [] where neither knows them."""
+    if args.get("domains"):
+        return list(args["domains"])
+    return list(CATALOGUE[args["dataset"]].domains) if args["dataset"] in CATALOGUE else []
 
 
 class Run:
@@ -56,11 +66,15 @@ class Run:
         # DomainBed's last step is args.steps - 1; records with the names of the domains are ours.
         self.steps = about.get("steps", self.args.get("steps") if "domains" in self.args else None)
         identity = about.get("identity")
-        if not isinstance(identity, dict):
-            identity = {**{key: self.args.get(key) for key in SETTING}, "hparams": self.hparams}
-        self.setting = json.dumps({key: identity[key] for key in identity if key != "target"}, sort_keys=True)
-        self.data = identity.get("data")  # a digest of the images it was trained on, where that is known
-        self.source = identity.get("source")  # a digest of the file with an algorithm of the user's own
+        self.described = isinstance(identity, dict)  # whether run.json says how it was trained, or its args alone
+        in_args = {name: self.args[key] for name, key in SETTINGS_IN_ARGS.items() if key in self.args}
+        # All but the target: runs that differ in the target alone have equal settings.
+        self.settings: dict[str, Any] = {**in_args, **(identity if isinstance(identity, dict) else
+                                                       {"hyper_parameters": self.hparams})}
+        self.settings.pop("target", None)
+        self.setting = json.dumps(self.settings, sort_keys=True)
+        self.data = self.settings.get("data")  # a digest of the images it was trained on, where that is known
+        self.source = self.settings.get("source")  # a digest of the file with an algorithm of the user's own
 
     def __len__(self) -> int:
         return self.length
@@ -141,7 +155,7 @@ class Run:
         if key not in self.keys:
             raise UserError(f"The records of {self} have no {key}, which this selection needs.")
         value = record.get(key)
-        if value is not None and not isinstance(value, int | float):
+        if value is not None and not is_a(value, (int, float)):
             raise UserError(f"The records of {self} have {key} = {value!r}; expected a number.")
         return float("nan") if value is None else float(value)
 
@@ -192,24 +206,41 @@ def parse(line: bytes, path: Path | None, number: int) -> Record:
     raise UserError(f"{path}, line {number} is broken: {problem}. Remove that line, or run this run again.")
 
 
+def is_a(value: Any, kind: Any) -> bool:
+    """isinstance, for values from JSON: there a boolean is no number."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def check(record: Record, where: str, about: Mapping[str, Any]) -> None:
-    """Refuse a record that lacks what selection needs, or is of a later form."""
+    """Refuse a record that lacks what selection needs, is of a later form, or has an accuracy that can be none."""
     version = record.get("version", RECORD_VERSION)
-    if not isinstance(version, int) or version > RECORD_VERSION:
+    if not is_a(version, int) or version > RECORD_VERSION:
         raise UserError(f"{where}: the record is of version {version}, this aidgn reads up to {RECORD_VERSION}. "
                         "Install a newer aidgn.")
-    wrong = [key for key, kind in NEEDED.items() if not isinstance(record.get(key), kind)]
+    wrong = [_named(key, record) for key, kind in NEEDED.items() if not is_a(record.get(key), kind)]
     if not wrong:
         args = record["args"]
-        wrong = [f"args.{key}" for key, kind in NEEDED_ARGS.items() if not isinstance(args.get(key), kind)]
-        if not wrong and not all(isinstance(each, int) and 0 <= each < MOST_DOMAINS for each in args["test_envs"]):
-            wrong = ["args.test_envs (numbers of domains)"]
+        wrong = [f"args.{_named(key, args)}" for key, kind in NEEDED_ARGS.items() if not is_a(args.get(key), kind)]
+        if not wrong and not all(is_a(domain, int) and 0 <= domain < MOST_DOMAINS for domain in args["test_envs"]):
+            wrong = [f"args.{_named('test_envs', args)} (numbers of domains)"]
         names = args.get("domains") or []
         if not wrong and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             wrong = ["args.domains (their names)"]
     if wrong:
         by = f" It was written by aidgn {about['aidgn']}." if "aidgn" in about else ""
         raise UserError(f"{where}: the record has no valid {wrong[0]}. Expected a record of aidgn or DomainBed.{by}")
+    for key, value in record.items():
+        if key.startswith("env") and ACCURACY.fullmatch(key) and not _is_accuracy(value):
+            raise UserError(f"{where}: {key} is {json.dumps(value)}. An accuracy is a number from 0 to 1, NaN or null. "
+                            "Correct that line, or run this run again.")
+
+
+def _named(key: str, values: Mapping[str, Any]) -> str:
+    return f"{key} = {json.dumps(values[key])}" if key in values else key
+
+
+def _is_accuracy(value: Any) -> bool:
+    return value is None or (is_a(value, (int, float)) and (0 <= value <= 1 or value != value))
 
 
 def sort_into_runs(records: list[Record], path: Path | None, about: Mapping[str, Any]) -> list[Run]:

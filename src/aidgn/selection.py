@@ -1,15 +1,15 @@
 """Records in, chosen runs out: which run and step to believe, by training-domain validation, leave-one-domain-out
 validation or the oracle."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from aidgn.data.catalogue import CATALOGUE
+from aidgn.differences import check_same_images
 from aidgn.errors import UserError, did_you_mean
 from aidgn.reading import load_records, read_runs
-from aidgn.records import Floats, Integers, Record, Records, Run, as_records
+from aidgn.records import Floats, Integers, Record, Records, Run, as_records, domain_names
 
 __all__ = ["METHODS", "Record", "Records", "Run", "as_records", "choose", "domain_names", "load_records", "read_runs",
            "select"]
@@ -92,7 +92,7 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
             groups.setdefault(key, []).append(run)
     rows = []
     for (dataset, algorithm, target, trial), runs in sorted(groups.items(), key=lambda group: group[0]):
-        check_comparable(runs)
+        check_same_images(runs)
         best = choose(target, runs, method)
         if best is None:
             continue
@@ -105,20 +105,3 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
         names = domain_names(runs[0].args)
         rows.append(row | ({"target_name": names[target]} if target < len(names) else {}))
     return rows
-
-
-def check_comparable(runs: list[Run]) -> None:
-    """An error if runs that selection would choose from were trained on different images: someone changed the folder
-    between them, and their accuracies cannot be compared."""
-    of_images = {run.data: run for run in runs if run.data is not None}
-    if len(of_images) > 1:
-        one, other, *_ = of_images.values()
-        raise UserError(f"{one} and {other} were trained on different images of {one.args['dataset']}: the folder "
-                        "changed between them. Give the folders of runs that belong together, or move the others away.")
-
-
-def domain_names(args: Mapping[str, Any]) -> list[str]:
-    """Names of the domains of a run, from its record or the catalogue; [] where neither knows them."""
-    if args.get("domains"):
-        return list(args["domains"])
-    return list(CATALOGUE[args["dataset"]].domains) if args["dataset"] in CATALOGUE else []

@@ -48,12 +48,23 @@ def test_one_run_in_sentences_numbers_and_figures(runs: dict[str, Path], capsys:
             image.load()
 
 
+def test_settings_of_runs_that_differ_are_told(runs: dict[str, Path], tmp_path: Path,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    other = shutil.copytree(runs["AIDGN"], tmp_path / "other")
+    about = json.loads((other / "run.json").read_text())
+    about["identity"]["precision"] = "bfloat16"
+    (other / "run.json").write_text(json.dumps(about))
+    aidgn(runs["ERM"], other, "--permutations", 99, "--no-figures")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "differ in precision: bfloat16 (1 run: AIDGN); float32 (1 run: ERM)." in said
+
+
 def test_two_runs_are_compared(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     aidgn(runs["ERM"], runs["AIDGN"], "--permutations", 99)
     said = capsys.readouterr().out
     header = said.splitlines()[0]
     assert "ERM" in header and "AIDGN" in header and "ERM. In short" in said
-    assert "different data" not in said
+    assert "different data" not in said and "differ in" not in said
     assert (runs["ERM"] / "figures" / "latent-space-ERM-AIDGN.png").is_file()
     assert "nan" not in said and "Left out" not in said
 

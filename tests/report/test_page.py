@@ -156,7 +156,7 @@ def test_runs_that_differ_in_what_was_set_by_hand_are_told_apart(tmp_path: Path,
         folder = make_run(tmp_path / f"sweep{number}", images, "AIDGN", 0, with_features=False, kappa=kappa)
         if kappa == 10:  # better on images of the sources that were set aside, so it is the one selected
             text = (folder / "results.jsonl").read_text()
-            (folder / "results.jsonl").write_text(re.sub(r'("env[12]_out_acc": )0', r"\g<1>1", text))
+            (folder / "results.jsonl").write_text(re.sub(r'("env[12]_out_acc": 0\.)', r"\g<1>9", text))
     found = payload(report(tmp_path, tmp_path / "sweep0", tmp_path / "sweep1"))
     said = [(run["set"], run["selected"].get("training")) for run in found["runs"]]
     assert said == [("kappa 10", 4), ("kappa 30", None)]
@@ -183,6 +183,27 @@ def test_a_tie_is_called_one(tmp_path: Path, images: Path) -> None:
             make_run(tmp_path / "sweep", images, algorithm, target, trial, with_features=False)
     text = visible(report(tmp_path, tmp_path / "sweep"))
     assert "no more than CORAL. It is ahead in none of two trials" in text and "ahead on none of two." in text
+
+
+def test_runs_that_differ_in_a_setting_are_told_apart(tmp_path: Path, images: Path) -> None:
+    for place, size in (("sweep0", 32), ("sweep1", 64)):
+        folder = make_run(tmp_path / place, images, "ERM", 0, with_features=False)
+        about = json.loads((folder / "run.json").read_text())
+        about["identity"]["image_size"] = size
+        (folder / "run.json").write_text(json.dumps(about))
+    page = report(tmp_path, tmp_path / "sweep0", tmp_path / "sweep1")
+    assert {run["set"] for run in payload(page)["runs"]} == {"image_size 32", "image_size 64"}
+    assert "The runs of photos differ in image_size: 32 (1 run); 64 (1 run)." in visible(page)
+
+
+def test_rows_over_different_images_are_refused(tmp_path: Path, images: Path) -> None:
+    for trial, data in enumerate(("abc-def", "abc-changed")):
+        folder = make_run(tmp_path / "sweep", images, "ERM", 0, trial, with_features=False)
+        about = json.loads((folder / "run.json").read_text())
+        about["identity"]["data"] = data
+        (folder / "run.json").write_text(json.dumps(about))
+    text = visible(report(tmp_path, tmp_path / "sweep"))
+    assert "different images of photos" in text and "No run is finished" not in text
 
 
 def made_up(sweep: Path, images: Path, accuracies: dict[tuple[str, int, int], float]) -> dict[str, Any]:

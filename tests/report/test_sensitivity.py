@@ -61,6 +61,20 @@ def test_the_figure_shows_means_and_standard_deviations(tmp_path: Path) -> None:
     assert [len(lines) for lines in dotted] == [1, 0]
 
 
+def test_other_settings_that_differ_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    curves(records(POINTS))
+    assert caplog.messages == []
+    mixed = records(POINTS)
+    for one in mixed:
+        if one["hparams"]["kappa"] == 40:
+            one["args"]["precision"] = "bfloat16"
+        else:
+            one["args"]["precision"] = "float32"
+    curves(mixed)
+    (told,) = caplog.messages
+    assert "precision: bfloat16 (6 runs); float32 (18 runs)" in told
+
+
 def test_nothing_varied_or_several_algorithms_are_mistakes() -> None:
     with pytest.raises(UserError, match="several values"):
         sensitivity(records([{}]))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aidgn.differences import differences
 from aidgn.errors import UserError
 from aidgn.report.export import all_records_csv
 from aidgn.report.forms import Cell, Row, Table
@@ -263,14 +264,102 @@ def test_runs_of_domainbed_that_stopped_early_count_and_are_named(tmp_path: Path
 def test_mixtures_are_told() -> None:
     records = [*grid("PACS", "ERM", [[0.5]] * 4, backbone="resnet18"), *grid("PACS", "IRM", [[0.5]] * 4,
                                                                             backbone="resnet50")]
-    assert any("PACS differ in backbone: resnet18, resnet50" in note for note in tables(records)[0].notes)
+    assert ("The runs of PACS differ in backbone: resnet18 (4 runs: ERM); resnet50 (4 runs: IRM)."
+            in tables(records)[0].notes)
 
 
 def test_mixtures_are_told_below_the_tables_they_are_in() -> None:
     records = [record("PACS", "ERM", 0, trial, 0.5, step=steps, steps=steps) for trial, steps in enumerate((120, 30))]
     made = tables([*records, *grid("VLCS", "ERM", [[0.5]])])
     told = [[note for note in table.notes if "differ in" in note] for table in made]
-    assert told == [["The runs of PACS differ in steps: 30, 120."], [], ["The runs of PACS differ in steps: 30, 120."]]
+    note = ("The runs of PACS differ in steps: 30 (1 run: trial 1); 120 (1 run: trial 0). Runs of ERM have several of "
+            "these values.")
+    assert told == [[note], [], [note]]
+
+
+IDENTITY = {"target": [], "steps": 10, "eval_every": 5, "image_size": 224, "backbone": "resnet18", "weights": "hub",
+            "lr_milestones": [], "average": None, "augment_validation": False, "evaluate_source_in": False,
+            "data": f"{'a' * 32}-{'b' * 32}", "precision": "float32"}
+
+
+def write_run(root: Path, algorithm: str = "ERM", target: int = 0, trial: int = 0, draw: int = 0,
+              hparams: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """A run folder as training writes it, with these settings in run.json and, as far as they stand there, in args."""
+    folder = root / f"{len(list(root.glob('*'))):03d}"
+    folder.mkdir(parents=True)
+    identity = IDENTITY | {"dataset": "PACS", "algorithm": algorithm, "trial": trial, "draw": draw,
+                           "hyper_parameters": hparams or {"lr": 0.1}} | settings
+    in_args = {key: identity[key] for key in ("steps", "backbone", "weights", "precision")}
+    one = record("PACS", algorithm, target, trial, 0.5, draw, step=identity["steps"], **in_args)
+    one["hparams"] = identity["hyper_parameters"]
+    (folder / "results.jsonl").write_text(json.dumps(one) + "\n")
+    (folder / "run.json").write_text(json.dumps({"identity": identity, "steps": identity["steps"]}))
+    return folder
+
+
+def told_differences(root: Path) -> list[str]:
+    return [note for note in tables(read_runs(root))[0].notes if "differ in" in note]
+
+
+@pytest.mark.parametrize(("name", "usual", "other"), [
+    ("image_size", "224", 112), ("augment_validation", "no", True), ("precision", "float32", "bfloat16"),
+    ("eval_every", "5", 2), ("train_only", "none", "last-stage"), ("average", "none", "sma:3"),
+    ("lr_milestones", "[]", [3, 5]), ("weights", "hub", "none"), ("an_option_of_tomorrow", "none", 7)])
+def test_settings_mixed_in_a_cell_are_told(tmp_path: Path, name: str, usual: str, other: Any) -> None:
+    for trial in range(3):
+        write_run(tmp_path, trial=trial)
+    assert told_differences(tmp_path) == []
+    write_run(tmp_path, trial=3, **{name: other})
+    (note,) = told_differences(tmp_path)
+    (difference,) = differences(read_runs(tmp_path).runs)
+    assert difference.name == name and difference.mixed == ["ERM"] and note == str(difference)
+    text = "yes" if other is True else str(other)
+    assert {value: len(runs) for value, runs in difference.runs.items()} == {usual: 3, text: 1}
+    assert f"{text} (1 run: trial 3)" in note and f"{usual} (3 runs: trial 0, 1, 2)" in note
+
+
+def test_settings_that_differ_between_rows_are_told(tmp_path: Path) -> None:
+    for target in range(2):
+        write_run(tmp_path, "ERM", target)
+        write_run(tmp_path, "AIDGN", target, lr_milestones=[3], hparams={"lr": 0.5, "kappa": 1})  # its own schedule
+    assert told_differences(tmp_path) == []
+    for target in range(2):
+        write_run(tmp_path, "IRM", target, image_size=112, data="other")
+    image_size, data = differences(read_runs(tmp_path).runs)
+    assert (image_size.name, image_size.mixed) == ("image_size", [])
+    assert str(image_size).endswith("112 (2 runs: IRM); 224 (4 runs: AIDGN, ERM).")
+    assert list(data.runs) == ["aaaaaaaa-bbbbbbbb", "other"]
+    assert told_differences(tmp_path) == [str(image_size), str(data)]
+
+
+def test_rows_with_more_draws_to_choose_from_are_told(tmp_path: Path) -> None:
+    for draw in range(3):
+        write_run(tmp_path, "ERM", draw=draw, hparams={"lr": 0.1 + draw})
+    assert told_differences(tmp_path) == []
+    write_run(tmp_path, "IRM")
+    assert told_differences(tmp_path) == ["The runs of PACS differ in number of draws: 1 (1 run: IRM); 3 (3 runs: "
+                                          "ERM)."]
+
+
+@pytest.mark.parametrize("place", [{"trial": 1}, {"target": 1}])
+def test_a_row_over_different_images_is_refused(tmp_path: Path, place: dict[str, int]) -> None:
+    one = write_run(tmp_path)
+    other = write_run(tmp_path, data="changed", **place)
+    with pytest.raises(UserError, match="different images of PACS") as refused:
+        tables(read_runs(tmp_path))
+    assert str(one) in str(refused.value) and str(other) in str(refused.value)
+
+
+def test_runs_without_identity_are_compared_in_what_is_known(tmp_path: Path) -> None:
+    """A run of DomainBed says nothing of image size and the like: that is no difference."""
+    write_run(tmp_path, trial=0)
+    theirs = write_run(tmp_path, trial=1)
+    (theirs / "run.json").unlink()
+    assert told_differences(tmp_path) == []
+    theirs = write_run(tmp_path, trial=2, precision="bfloat16")
+    (theirs / "run.json").unlink()
+    (note,) = told_differences(tmp_path)
+    assert "precision: bfloat16 (1 run: trial 2); float32 (2 runs: trial 0, 1)" in note
 
 
 def test_nothing_to_tabulate() -> None:

@@ -83,6 +83,8 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
 
     from aidgn.analysis.diagnosis import compare
     from aidgn.cli.display import Output
+    from aidgn.differences import differences
+    from aidgn.selection import read_runs
 
     columns = min(shutil.get_terminal_size((120, 24)).columns, 120)
 
@@ -110,6 +112,9 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
     if len({(one.dataset, *one.targets, one.trial) for one in diagnoses}) > 1:
         echo("These runs are of different data, unseen domains or trials: differences between them are not the "
              "algorithms' alone.")
+    trained = [folder for folder in folders if (folder / "results.jsonl").is_file()]
+    for difference in differences(read_runs(*trained).runs) if len(trained) > 1 else ():
+        echo(str(difference))
 
 
 def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Path]:

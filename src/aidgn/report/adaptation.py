@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aidgn.differences import check_same_images, differences
 from aidgn.errors import UserError, some
 from aidgn.files import written_aside
 from aidgn.reading import ADAPTATION, ADAPTED, read_adaptation
@@ -151,6 +152,8 @@ def chosen_runs(folders: Sequence[str | Path],
                 key = run.args["dataset"], run.args["algorithm"], run.targets[0], run.args["trial_seed"]
                 groups.setdefault(key, []).append(run)
         without = []
+        for algorithm in {key[:2] for key in groups}:
+            check_same_images(run for key, members in groups.items() if key[:2] == algorithm for run in members)
         for key, members in sorted(groups.items(), key=lambda group: group[0]):
             best = choose(key[2], members)
             folder = best.run.path.parent if best and best.run.path else None
@@ -166,4 +169,5 @@ def chosen_runs(folders: Sequence[str | Path],
         if not runs:
             raise UserError("\n".join([f"There is no finished run with one unseen domain and its model in "
                                        f"{', '.join(map(str, sweeps))}.", *notes]))
+    notes += map(str, differences(places.values()))
     return list(dict.fromkeys(runs)), notes

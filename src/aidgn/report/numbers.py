@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.errors import UserError, short
+from aidgn.differences import differences
+from aidgn.errors import UserError
 from aidgn.reading import ADAPTATION
 from aidgn.records import Record, Records, Run
 from aidgn.report.adaptation import adaptation_tables, read_lines
@@ -115,7 +116,7 @@ def representatives(finished: Records) -> list[Run]:
 
 def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> list[dict[str, Any]]:
     """Accuracies per domain and loss terms of every run, or of the selected ones where there are many."""
-    twins: dict[tuple[Any, ...], list[Run]] = {}  # runs that differ in hyper-parameters set by hand alone
+    twins: dict[tuple[Any, ...], list[Run]] = {}  # runs that differ in settings alone
     for run in records.runs:
         twins.setdefault(key_of(run), []).append(run)
     shown = []
@@ -149,9 +150,9 @@ def _selected(method: str, run: Run, records: Records) -> bool:
 
 
 def _differing(run: Run, alike: list[Run]) -> str:
-    """Its hyper-parameters that those alike do not share, in words; '' if it is alone."""
-    names = [name for name in run.hparams if len({json.dumps(each.hparams.get(name)) for each in alike}) > 1]
-    return ", ".join(f"{name} {short(run.hparams[name])}" for name in names)
+    """Its settings and hyper-parameters that those alike do not share, in words; '' if it is alone."""
+    return ", ".join(f"{difference.name} {value}" for difference in differences(alike)
+                     for value, runs in difference.runs.items() if run in runs)
 
 
 def _rounded(value: Any, digits: int | None) -> float | None:

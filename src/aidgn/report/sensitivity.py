@@ -1,6 +1,7 @@
 """Accuracy against each hyper-parameter that a sweep varied, one at a time, as in the paper's search of kappa, gamma
 and mu_star."""
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from aidgn.differences import check_same_images, differences
 from aidgn.errors import UserError, plural
 from aidgn.report.figures import SOURCE_COLOURS, TARGET_COLOURS, WIDTH, grid, save, styled
 from aidgn.selection import Record, Records, as_records, read_runs, select
+
+log = logging.getLogger("aidgn")
 
 Curves = dict[str, dict[Any, dict[str, dict[int, float]]]]  # name -> value -> target -> trial -> accuracy
 
@@ -24,6 +28,10 @@ def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
     if len(kinds) != 1:
         raise UserError("Sensitivity is of one algorithm on one data set; the records are of "
                         f"{', '.join(' '.join(kind) for kind in sorted(kinds)) or 'none with one unseen domain'}.")
+    check_same_images(runs)
+    for difference in differences(runs):
+        if not difference.hyper_parameter:
+            log.warning("%s", difference)
     counts = {name: Counter(run.hparams.get(name) for run in runs) for name in runs[0].hparams}
     base = {name: counted.most_common(1)[0][0] for name, counted in counts.items()}
     found: Curves = {}

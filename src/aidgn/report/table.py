@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from aidgn.data.catalogue import CATALOGUE
-from aidgn.errors import UserError, did_you_mean, short, some
+from aidgn.differences import check_same_images, differences, search_differences
+from aidgn.errors import UserError, did_you_mean, some
 from aidgn.records import Record, Records, Run, as_records
 from aidgn.report.forms import Cell, Row, Table
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
@@ -46,17 +47,22 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
     datasets = in_order({run.args["dataset"] for run in finished.runs}, dataset_order())
     algorithms = in_order({run.args["algorithm"] for run in finished.runs}, paper_order())
     made = []
+    mixtures: dict[str, None] = {}  # of all data sets
     for dataset in datasets:
         runs = [run for run in finished.runs if run.args["dataset"] == dataset]
+        for name in algorithms:  # a cell is a mean over trials and Avg one over targets: all of the same images
+            check_same_images(run for run in runs if run.args["algorithm"] == name)
         ran = [name for name in algorithms if name in {run.args["algorithm"] for run in runs}]
         heads, notes = target_heads(dataset, [domain_names(run.args) for run in runs],
                                     1 + max(i for run in runs for i in [*run.domains, *run.targets]))
         made.append(dataset_table(f"{dataset}, {METHOD_TITLES[method]}", dataset, heads, ran, results, spread, paper))
-        made[-1].notes += [*notes, *holes(runs), *_mixture_notes(runs), *_by_hand_notes(runs)]
+        mixed = _mixture_notes(runs)
+        mixtures.update(dict.fromkeys(mixed))
+        made[-1].notes += [*notes, *holes(runs), *mixed]
     if len(datasets) > 1:
         title = f"All data sets, {METHOD_TITLES[method]}"
         made.append(benchmark_table(title, datasets, algorithms, results, spread, paper))
-        made[-1].notes += [*_mixture_notes(finished.runs), *_by_hand_notes(finished.runs)]
+        made[-1].notes += mixtures
     about = _reading_notes(loaded)
     for table in made:
         theirs = paper_notes(table.rows, method) if paper else []
@@ -205,41 +211,11 @@ def _reading_notes(records: Records) -> list[str]:
 
 
 def _mixture_notes(runs: Sequence[Run]) -> list[str]:
-    """Say where runs of different length, backbone or weights compete for one place in the table."""
-    notes = []
-    for dataset in sorted({run.args["dataset"] for run in runs}):
-        for key in ("steps", "backbone", "weights"):
-            found = {str(run.args[key]) for run in runs if run.args["dataset"] == dataset and key in run.args}
-            if len(found) > 1:
-                values = sorted(found, key=lambda text: (int(text) if text.isdecimal() else 0, text))
-                notes.append(f"The runs of {dataset} differ in {key}: {', '.join(values)}.")
+    """Say in which settings runs differ that compete for one place, share a row or stand in rows to be compared."""
+    tabulated = [run for run in runs if run.targets]
+    notes = [str(difference) for difference in (*differences(tabulated), *search_differences(tabulated))]
     versions = {run.args["algorithm"] for run in runs if run.source and "@" in run.args["algorithm"]}
     if versions:
         notes.append(f"{', '.join(sorted(versions))}: what stands behind @ is the beginning of `source` in run.json, a "
                      "digest of the algorithm's file, which was changed between the runs.")
-    return notes
-
-
-def _by_hand_notes(runs: Iterable[Run]) -> list[str]:
-    """Say where runs of the same draw, which share cells of a row, differ in hyper-parameters: some were set by hand.
-    Draws depend on the trial, the defaults (draw 0) do not."""
-    groups: dict[tuple[str, str], dict[tuple[int, int], list[dict[str, Any]]]] = {}
-    for run in runs:
-        draw, trial = run.args["hparams_seed"], run.args["trial_seed"]
-        same = groups.setdefault((run.args["dataset"], run.args["algorithm"]), {})
-        same.setdefault((draw, trial if draw else 0), []).append(run.hparams)
-    notes = []
-    for (dataset, algorithm), draws in sorted(groups.items()):
-        found: dict[str, set[tuple[float, str]]] = {}  # numbers in their order, words behind them
-        for members in draws.values():
-            for name in dict.fromkeys(name for hparams in members for name in hparams):
-                given = [hparams[name] for hparams in members if name in hparams]
-                values = {(each if isinstance(each, int | float) else float("inf"), short(each)) for each in given}
-                if len({text for _, text in values}) > 1:
-                    found.setdefault(name, set()).update(values)
-        if found:
-            text = "; ".join(f"{name} {', '.join(dict.fromkeys(text for _, text in sorted(values)))}"
-                             for name, values in found.items())
-            notes.append(f"Runs of {algorithm} on {dataset} that share a row differ in hyper-parameters set by hand: "
-                         f"{text}.")
     return notes
