@@ -26,18 +26,48 @@ CLASSES, DOMAINS, WIDTH, SIDE = 7, 3, 16, 8
 EQUAL = 1e-7
 # DomainBed's names, and values; ours are the same but for those in OURS.
 GIVEN: dict[str, Any] = {
-    "lr": 2e-3, "weight_decay": 1e-3, "batch_size": 8, "resnet_dropout": 0.0, "nonlinear_classifier": False,
-    "irm_lambda": 100.0, "irm_penalty_anneal_iters": 12, "vrex_lambda": 10.0, "vrex_penalty_anneal_iters": 12,
-    "mixup_alpha": 0.2, "groupdro_eta": 0.01, "mmd_gamma": 1.0, "mldg_beta": 1.0, "n_meta_test": 2, "mtl_ema": 0.99,
-    "sag_w_adv": 0.1, "rsc_f_drop_factor": 1 / 3, "rsc_b_drop_factor": 1 / 3, "sd_reg": 0.1,
-    "eqrm_quantile": 0.75, "eqrm_burnin_iters": 12, "eqrm_lr": 1e-4,
-    "d_steps_per_g_step": 2, "grad_penalty": 0.5, "beta1": 0.5, "mlp_width": 16, "mlp_depth": 3, "mlp_dropout": 0.0,
-    "lr_g": 2e-3, "lr_d": 3e-3, "weight_decay_g": 1e-3, "weight_decay_d": 1e-4, "lambda": 1.0}
+    "lr": 2e-3,
+    "weight_decay": 1e-3,
+    "batch_size": 8,
+    "resnet_dropout": 0.0,
+    "nonlinear_classifier": False,
+    "irm_lambda": 100.0,
+    "irm_penalty_anneal_iters": 12,
+    "vrex_lambda": 10.0,
+    "vrex_penalty_anneal_iters": 12,
+    "mixup_alpha": 0.2,
+    "groupdro_eta": 0.01,
+    "mmd_gamma": 1.0,
+    "mldg_beta": 1.0,
+    "n_meta_test": 2,
+    "mtl_ema": 0.99,
+    "sag_w_adv": 0.1,
+    "rsc_f_drop_factor": 1 / 3,
+    "rsc_b_drop_factor": 1 / 3,
+    "sd_reg": 0.1,
+    "eqrm_quantile": 0.75,
+    "eqrm_burnin_iters": 12,
+    "eqrm_lr": 1e-4,
+    "d_steps_per_g_step": 2,
+    "grad_penalty": 0.5,
+    "beta1": 0.5,
+    "mlp_width": 16,
+    "mlp_depth": 3,
+    "mlp_dropout": 0.0,
+    "lr_g": 2e-3,
+    "lr_d": 3e-3,
+    "weight_decay_g": 1e-3,
+    "weight_decay_d": 1e-4,
+    "lambda": 1.0,
+}
 OURS = {"lambda": "dann_lambda"}
 # Parts beside featuriser and classifier, there and here.
-PARTS = {"SagNet": [("network_s", "style_classifier")], "ARM": [("context_net", "context_net")],
-         "DANN": [("discriminator", "discriminator")],
-         "CDANN": [("discriminator", "discriminator"), ("class_embeddings", "class_embeddings")]}
+PARTS = {
+    "SagNet": [("network_s", "style_classifier")],
+    "ARM": [("context_net", "context_net")],
+    "DANN": [("discriminator", "discriminator")],
+    "CDANN": [("discriminator", "discriminator"), ("class_embeddings", "class_embeddings")],
+}
 # Where docs/differences.md says that they differ: always, or with uneven batches.
 DIFFERENT = {("MTL", False), ("MTL", True), ("ARM", True)}
 
@@ -48,9 +78,16 @@ class Network(nn.Module):
     def __init__(self, channels: int, norm: bool):
         super().__init__()
         norms = [nn.BatchNorm2d(6), nn.BatchNorm2d(WIDTH)] if norm else [nn.Identity(), nn.Identity()]
-        self.body = nn.Sequential(nn.Conv2d(channels, 6, 3, padding=1), norms[0], nn.ReLU(),
-                                  nn.Conv2d(6, WIDTH, 3, stride=2), norms[1], nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-                                  nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 6, 3, padding=1),
+            norms[0],
+            nn.ReLU(),
+            nn.Conv2d(6, WIDTH, 3, stride=2),
+            norms[1],
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
         self.num_features = self.n_outputs = WIDTH
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,22 +101,31 @@ def load(folder: str) -> tuple[ModuleType, ModuleType]:
         stand_in = sys.modules[name] = ModuleType(name)
         stand_in.__dict__.update(backpack=None, extend=None, BatchGrad=None)
     from domainbed import algorithms, networks  # type: ignore[import-not-found]
+
     return algorithms, networks
 
 
-def pair(name: str, theirs: ModuleType, networks: ModuleType, norm: bool
-         ) -> tuple[nn.Module, nn.Module, list[tuple[nn.Module, nn.Module]]]:
+def pair(
+    name: str, theirs: ModuleType, networks: ModuleType, norm: bool
+) -> tuple[nn.Module, nn.Module, list[tuple[nn.Module, nn.Module]]]:
     """DomainBed's algorithm, ours with the same weights, and the parts of both that belong together."""
     networks.__dict__["Featurizer"] = lambda shape, hparams: Network(shape[0], norm)
     torch.manual_seed(0)
     one = getattr(theirs, name)((3, SIDE, SIDE), CLASSES, DOMAINS, dict(GIVEN))
     named = {OURS.get(key, key): value for key, value in GIVEN.items()}
     kind = ALGORITHMS[name]
-    other = create(name, Network(3 + kind.extra_channels, norm), CLASSES, DOMAINS,
-                   **{key: value for key, value in named.items() if key in kind.search_space})
+    other = create(
+        name,
+        Network(3 + kind.extra_channels, norm),
+        CLASSES,
+        DOMAINS,
+        **{key: value for key, value in named.items() if key in kind.search_space},
+    )
     body = ("network_f", "network_c") if name == "SagNet" else ("featurizer", "classifier")
-    parts = [(getattr(one, there), getattr(other, here)) for there, here
-             in [*zip(body, ("featurizer", "classifier"), strict=True), *PARTS.get(name, [])]]
+    parts = [
+        (getattr(one, there), getattr(other, here))
+        for there, here in [*zip(body, ("featurizer", "classifier"), strict=True), *PARTS.get(name, [])]
+    ]
     with torch.no_grad():
         for there, here in parts:
             for tensor, mine in zip(tensors(there), tensors(here), strict=True):
@@ -95,14 +141,19 @@ def batches(steps: int, uneven: bool) -> Iterator[list[tuple[Tensor, Tensor]]]:
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         sizes = ((8, 8, 8), (8, 5, 11), (4, 9, 6), (7, 8, 3))[1 + step % 3 if uneven else 0]
-        labels = [torch.cat([torch.tensor([CLASSES - 1]), torch.randint(CLASSES, (n - 1,), generator=generator)])
-                  for n in sizes]  # the last class in each: DomainBed's CDANN counts classes by the largest label
-        yield [(torch.randn(len(y), 3, SIDE, SIDE, generator=generator) + 0.3 * domain + 0.2 * y.view(-1, 1, 1, 1), y)
-               for domain, y in enumerate(labels)]
+        labels = [
+            torch.cat([torch.tensor([CLASSES - 1]), torch.randint(CLASSES, (n - 1,), generator=generator)])
+            for n in sizes
+        ]  # the last class in each: DomainBed's CDANN counts classes by the largest label
+        yield [
+            (torch.randn(len(y), 3, SIDE, SIDE, generator=generator) + 0.3 * domain + 0.2 * y.view(-1, 1, 1, 1), y)
+            for domain, y in enumerate(labels)
+        ]
 
 
-def furthest(one: nn.Module, other: nn.Module, parts: list[tuple[nn.Module, nn.Module]], steps: int, uneven: bool
-             ) -> tuple[float, float, bool]:
+def furthest(
+    one: nn.Module, other: nn.Module, parts: list[tuple[nn.Module, nn.Module]], steps: int, uneven: bool
+) -> tuple[float, float, bool]:
     """The largest difference between weights after any update, how far weights moved, whether random draws agree."""
     start = [parameter.detach().clone() for there, _ in parts for parameter in there.parameters()]
     gap, same = 0.0, True
@@ -114,8 +165,14 @@ def furthest(one: nn.Module, other: nn.Module, parts: list[tuple[nn.Module, nn.M
             algorithm.update([(x.clone(), y.clone()) for x, y in batch])  # type: ignore[operator]
             states.append((torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()))  # type: ignore[index]
         same &= states[0] == states[1]
-        gap = max(gap, *(float((mine - theirs).detach().abs().max()) for there, here in parts
-                         for theirs, mine in zip(there.parameters(), here.parameters(), strict=True)))
+        gap = max(
+            gap,
+            *(
+                float((mine - theirs).detach().abs().max())
+                for there, here in parts
+                for theirs, mine in zip(there.parameters(), here.parameters(), strict=True)
+            ),
+        )
     now = [parameter for there, _ in parts for parameter in there.parameters()]
     return gap, max(float((a - b).detach().abs().max()) for a, b in zip(start, now, strict=True)), same
 
@@ -139,9 +196,11 @@ def main() -> bool:
                 known = (name, uneven) in DIFFERENT
                 verdict = "as documented" if known and gap > EQUAL else "equal" if gap <= EQUAL else "DIFFERENT"
                 wrong += [name] * (verdict == "DIFFERENT" or not (same or name == "MTL"))
-                print(f"{name:<9} {'batch norm' if norm else 'no norm':<10} {'uneven' if uneven else 'even':<6} "
-                      f"{gap:.1e}, moved {moved:.2f}, random draws {'the same' if same else 'differ'}: {verdict}",
-                      flush=True)
+                print(
+                    f"{name:<9} {'batch norm' if norm else 'no norm':<10} {'uneven' if uneven else 'even':<6} "
+                    f"{gap:.1e}, moved {moved:.2f}, random draws {'the same' if same else 'differ'}: {verdict}",
+                    flush=True,
+                )
     print(f"different: {', '.join(dict.fromkeys(wrong))}" if wrong else "no difference but those documented")
     return bool(wrong)
 

@@ -51,8 +51,10 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
     """How many its mathematics needs, and why. `step` is the time of ERM's, `whole` and `single` the shares of it that
     forward and backward take over all domains and over one."""
     if isinstance(algorithm, MLDG):
-        return 2 * DOMAINS * single + 1 - whole, \
-            f"meta-train and meta-test of every pair, over one domain: {single:.2f} each"
+        return (
+            2 * DOMAINS * single + 1 - whole,
+            f"meta-train and meta-test of every pair, over one domain: {single:.2f} each",
+        )
     if isinstance(algorithm, ARM):
         context = settled(lambda: algorithm.context(x), x.device) / step
         return 1 + context, f"and the forward of the context network, {context:.2f}"
@@ -64,8 +66,10 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
             algorithm.discriminator(z).sum().backward()
 
         discriminator = settled(discriminate, x.device) / step
-        return (1 + FORWARD) / 2 + discriminator, \
-            f"every other update needs the forward only; the discriminator {discriminator:.2f} in each"
+        return (
+            (1 + FORWARD) / 2 + discriminator,
+            f"every other update needs the forward only; the discriminator {discriminator:.2f} in each",
+        )
     if algorithm.name() in ONE_BY_ONE and algorithm.live_batch_norms():
         return DOMAINS * single + 1 - whole, f"batch norm is live: domains one by one, {single:.2f} each"
     return PASSES.get(algorithm.name(), (1.0, ""))
@@ -109,9 +113,11 @@ def seconds(algorithm: Algorithm, batch: Minibatches, steps: int) -> float:
 
 def gradient_seconds(algorithm: Algorithm, batch: Minibatches, steps: int) -> float:
     """Per forward and backward, without the optimiser."""
+
     def work() -> None:
         algorithm.objective(batch)["loss"].backward()
         algorithm.zero_grad()
+
     return timed(work, batch[0][0].device, steps)
 
 
@@ -136,40 +142,62 @@ def main() -> bool:
     y = torch.randint(CLASSES, (len(x),), generator=generator).to(device)
     batch = list(zip(x.split(arguments.batch_size), y.split(arguments.batch_size), strict=True))
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{machine}, torch {torch.__version__}, {arguments.backbone}, weights {arguments.weights}, {precision}, "
-          f"{DOMAINS} x {arguments.batch_size} images of {size} x {size}, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{machine}, torch {torch.__version__}, {arguments.backbone}, weights {arguments.weights}, {precision}, "
+        f"{DOMAINS} x {arguments.batch_size} images of {size} x {size}, load {os.getloadavg()[0]:.1f}"
+    )
     print(f"{'algorithm':<14} {'ms / step':>9} {'ratio':>6} {'passes':>6} {'ratio / passes':>14}", flush=True)
     over = []
 
-    figures: dict[str, Any] = {"device": machine, "torch": torch.__version__, "backbone": arguments.backbone,
-                               "weights": arguments.weights, "precision": precision,
-                               "batch": [DOMAINS, arguments.batch_size, size], "algorithms": {}}
+    figures: dict[str, Any] = {
+        "device": machine,
+        "torch": torch.__version__,
+        "backbone": arguments.backbone,
+        "weights": arguments.weights,
+        "precision": precision,
+        "batch": [DOMAINS, arguments.batch_size, size],
+        "algorithms": {},
+    }
     baseline = build("ERM", arguments, precision, device)
     one = list(zip(*(part.tensor_split(DOMAINS) for part in batch[0]), strict=True))  # domain, as ERM takes it
     for each in (batch, one):
         seconds(baseline, each, WARM_UP)
         gradient_seconds(baseline, each, WARM_UP)
-    shares = np.array([(seconds(baseline, batch, BLOCK), gradient_seconds(baseline, batch, BLOCK),
-                        gradient_seconds(baseline, one, BLOCK)) for _ in range(arguments.repeats)])
+    shares = np.array(
+        [
+            (
+                seconds(baseline, batch, BLOCK),
+                gradient_seconds(baseline, batch, BLOCK),
+                gradient_seconds(baseline, one, BLOCK),
+            )
+            for _ in range(arguments.repeats)
+        ]
+    )
     whole, single = np.median(shares[:, 1:] / shares[:, :1], axis=0)
     chosen = arguments.algorithm or list(ALGORITHMS)
     for name in sorted(chosen, key=lambda name: ALGORITHMS[name].extra_channels):  # another network compiles last
         algorithm = build(name, arguments, precision, device)
         seconds(algorithm, batch, WARM_UP)
         seconds(baseline, batch, 2)
-        pairs = np.array([(seconds(algorithm, batch, BLOCK), seconds(baseline, batch, BLOCK))
-                          for _ in range(arguments.repeats)])
+        pairs = np.array(
+            [(seconds(algorithm, batch, BLOCK), seconds(baseline, batch, BLOCK)) for _ in range(arguments.repeats)]
+        )
         ratio = float(np.median(pairs[:, 0] / pairs[:, 1]))
         with torch.no_grad():
             passes, why = passes_of(algorithm, x, float(np.median(pairs[:, 1])), float(whole), float(single))
         step = 1e3 * float(np.median(pairs[:, 0]))
         verdict = "ok" if ratio <= ALLOWED * passes else "over"
         over += [name] * (verdict == "over")
-        print(f"{name:<14} {step:>9.2f} {ratio:>6.2f} {passes:>6.2f} {ratio / passes:>14.2f} {verdict:>5}  {why}",
-              flush=True)
+        print(
+            f"{name:<14} {step:>9.2f} {ratio:>6.2f} {passes:>6.2f} {ratio / passes:>14.2f} {verdict:>5}  {why}",
+            flush=True,
+        )
         figures["algorithms"][name] = {"ms": step, "ratio": ratio, "passes": passes, "verdict": verdict}
-    print(f"over {ALLOWED:g} times the passes: {', '.join(over)}" if over else
-          f"all {len(chosen)} within {ALLOWED:g} times the passes")
+    print(
+        f"over {ALLOWED:g} times the passes: {', '.join(over)}"
+        if over
+        else f"all {len(chosen)} within {ALLOWED:g} times the passes"
+    )
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
     return len(over) > 0

@@ -41,10 +41,16 @@ def milliseconds(step: Callable[[], object], device: torch.device, repeats: int)
 
 def torchvision_step(images: Tensor, size: int) -> Callable[[], Tensor]:
     """The usual transforms of a loader's worker, decoding not counted."""
-    transform = transforms.Compose([
-        transforms.RandomResizedCrop(size, scale=(0.7, 1.0)), transforms.RandomHorizontalFlip(),
-        transforms.ColorJitter(0.3, 0.3, 0.3, 0.3), transforms.RandomGrayscale(0.1), transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD)])
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size, scale=(0.7, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            transforms.ColorJitter(0.3, 0.3, 0.3, 0.3),
+            transforms.RandomGrayscale(0.1),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
     pictures = [Image.fromarray(image.numpy()) for image in images.cpu()]
     return lambda: torch.stack([transform(picture) for picture in pictures])
 

@@ -60,8 +60,11 @@ class AlsoAveraged(Run):
             yield record
 
     def state(self) -> dict[str, Any]:
-        beside = {name: {"average": other.average.state(), "records": json.dumps(self.records[name])}
-                  for name, other in self.beside.items() if other.average}
+        beside = {
+            name: {"average": other.average.state(), "records": json.dumps(self.records[name])}
+            for name, other in self.beside.items()
+            if other.average
+        }
         return {**super().state(), "beside": beside}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

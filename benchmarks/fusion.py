@@ -66,18 +66,26 @@ def main() -> None:
     gradients: dict[str, Tensor] = {}
     inside, behind = step("inside"), step("behind")
     cosine = torch.nn.functional.cosine_similarity
-    print(f"features differ by {((inside - behind).norm() / behind.norm()).item():.1e} of their length, gradients' "
-          f"cosine {cosine(gradients['inside'].double(), gradients['behind'].double(), dim=0).item():.6f}", flush=True)
-    for what, work, images, times in (("training step", step, options.images, 20),
-                                      ("inference", inference, EVAL_BATCH, 10)):
+    print(
+        f"features differ by {((inside - behind).norm() / behind.norm()).item():.1e} of their length, gradients' "
+        f"cosine {cosine(gradients['inside'].double(), gradients['behind'].double(), dim=0).item():.6f}",
+        flush=True,
+    )
+    for what, work, images, times in (
+        ("training step", step, options.images, 20),
+        ("inference", inference, EVAL_BATCH, 10),
+    ):
         for name in networks:
             seconds(work, name, 3)
         best = dict.fromkeys(networks, float("inf"))
         for _ in range(options.rounds):
             for name in networks:
                 best[name] = min(best[name], seconds(work, name, times if device.type == "cuda" else 1))
-        print(f"{what}: {best['inside'] * 1e3:.2f} ms inside, {best['behind'] * 1e3:.2f} ms behind, ratio "
-              f"{best['behind'] / best['inside']:.2f}; {images / best['inside']:.0f} images/s", flush=True)
+        print(
+            f"{what}: {best['inside'] * 1e3:.2f} ms inside, {best['behind'] * 1e3:.2f} ms behind, ratio "
+            f"{best['behind'] / best['inside']:.2f}; {images / best['inside']:.0f} images/s",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -28,14 +28,36 @@ def dataset(images: int, size: int) -> Dataset:
     domain_of = np.sort(np.arange(images) % 4)
     labels = np.arange(images) % 5
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3), dtype=np.uint8)
-    return Dataset("random", None, list("abcd"), list("vwxyz"), list("ABCD"), [f"{i}" for i in range(images)], labels,
-                   domain_of, 224 if size > 64 else size, size > 64, 10**9, 10**9, (), pixels)
+    return Dataset(
+        "random",
+        None,
+        list("abcd"),
+        list("vwxyz"),
+        list("ABCD"),
+        [f"{i}" for i in range(images)],
+        labels,
+        domain_of,
+        224 if size > 64 else size,
+        size > 64,
+        10**9,
+        10**9,
+        (),
+        pixels,
+    )
 
 
 def loop(data: Dataset, backbone: str, batch_size: int) -> Run:
     device = torch.device("cpu")
-    spec = RunSpec("random", "AIDGN", "a", steps=10**9, eval_every=10**9, backbone=backbone, weights="none",
-                   hyper_parameters={"batch_size": batch_size}).resolved(data)
+    spec = RunSpec(
+        "random",
+        "AIDGN",
+        "a",
+        steps=10**9,
+        eval_every=10**9,
+        backbone=backbone,
+        weights="none",
+        hyper_parameters={"batch_size": batch_size},
+    ).resolved(data)
     algorithm = create("AIDGN", featurizer(backbone, "none", 3, "float32", device), 5, 3, **spec.hyper_parameters)
     return Run(spec, algorithm, Images(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0, {})
 
@@ -61,11 +83,15 @@ def main() -> None:
     batch = list(zip(x.split(arguments.batch_size), y.split(arguments.batch_size), strict=True))
     next(steps)
     run.algorithm.update(batch)
-    pairs = [(seconds(lambda: next(steps), 1), seconds(lambda: run.algorithm.update(batch), 1))
-             for _ in range(arguments.rounds)]
+    pairs = [
+        (seconds(lambda: next(steps), 1), seconds(lambda: run.algorithm.update(batch), 1))
+        for _ in range(arguments.rounds)
+    ]
     ours, bare = np.median(pairs, axis=0)
-    print(f"{arguments.backbone}, 3 x {arguments.batch_size} images: a step of the loop takes {ours / bare:.3f} times "
-          f"the bare step (median of {arguments.rounds} rounds, alternating)")
+    print(
+        f"{arguments.backbone}, 3 x {arguments.batch_size} images: a step of the loop takes {ours / bare:.3f} times "
+        f"the bare step (median of {arguments.rounds} rounds, alternating)"
+    )
 
     small, large = (loop(dataset(images, 28), "small", 32).go() for images in (1_000, 100_000))
     pairs = [(seconds(lambda: next(small), 20), seconds(lambda: next(large), 20)) for _ in range(arguments.rounds)]

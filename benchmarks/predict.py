@@ -54,7 +54,7 @@ class Nothing(nn.Module):
         self.features = nn.Parameter(torch.randn(EVAL_BATCH, self.num_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.features[:len(x)]
+        return self.features[: len(x)]
 
 
 def make_model(backbone: str, size: int, device: torch.device) -> Model:
@@ -68,8 +68,9 @@ def make_model(backbone: str, size: int, device: torch.device) -> Model:
         backbones.fold(net)
     featurizer = Featurizer(net.to(memory_format=torch.channels_last), choose_precision("auto", device), compiled=False)
     network = find("AIDGN")(featurizer, 7, 3)
-    usual = Novelty.of(torch.randn(MOST, network.num_features), torch.zeros(MOST, dtype=torch.long),
-                       class_vectors(network.classifier))
+    usual = Novelty.of(
+        torch.randn(MOST, network.num_features), torch.zeros(MOST, dtype=torch.long), class_vectors(network.classifier)
+    )
     return Model(network, "AIDGN", list("abcdefg"), ["x", "y", "z"], size, device, usual)
 
 
@@ -77,7 +78,7 @@ def in_memory(stack: ExitStack, model: Model, files: list[str]) -> Pixels:
     """As worker processes leave them."""
     memory = np.zeros((len(files), model.slot, model.slot, 3), np.uint8)
     pixels = [np.asarray(shrunk(file, model.slot)[0]) for file in files]
-    places = [slot[:image.shape[0], :image.shape[1]] for slot, image in zip(memory, pixels, strict=True)]
+    places = [slot[: image.shape[0], : image.shape[1]] for slot, image in zip(memory, pixels, strict=True)]
     for place, image in zip(places, pixels, strict=True):
         place[:] = image
     if model.device.type == "cuda":
@@ -111,7 +112,7 @@ def main() -> int:
         generate(Path(folder), options.images, options.pixels)
         files = find_images([folder]) * options.times
         images = len(files)
-        pixels = in_memory(stack, model, files[:model.batch_size])
+        pixels = in_memory(stack, model, files[: model.batch_size])
 
         decoded = partial(decode_only, model.slot)
 
@@ -126,7 +127,7 @@ def main() -> int:
         @torch.no_grad()
         def network() -> None:
             for start in range(0, images, model.batch_size):
-                model.network.predict(batch[:images - start]).cpu()
+                model.network.predict(batch[: images - start]).cpu()
 
         def from_memory() -> None:
             launched: deque[Launched] = deque()
@@ -139,15 +140,24 @@ def main() -> int:
             nonlocal feeding
             began = time.thread_time()
             for names, found in model.batches(files):
-                _as_csv([(str(name), best, warning or "") for name, best, warning
-                         in zip(names, found.top(1), found.warnings or [], strict=True)], False)
+                _as_csv(
+                    [
+                        (str(name), best, warning or "")
+                        for name, best, warning in zip(names, found.top(1), found.warnings or [], strict=True)
+                    ],
+                    False,
+                )
             feeding = min(feeding, time.thread_time() - began)
 
-        paths = files[:options.images]
+        paths = files[: options.images]
         decoding = {seconds(work, device)[0]: work for work in (threads, processes)}
         paths = files
-        works = {"bare decoding": decoding[min(decoding)], "bare network": network, "pixels in memory": from_memory,
-                 "predict": everything}
+        works = {
+            "bare decoding": decoding[min(decoding)],
+            "bare network": network,
+            "pixels in memory": from_memory,
+            "predict": everything,
+        }
         feeding = np.inf
         for work in (network, from_memory):
             work()  # cuDNN's choices
@@ -156,16 +166,22 @@ def main() -> int:
         for _ in range(options.repeats):
             for name, work in works.items():
                 times[name] = np.minimum(times[name], seconds(work, device))
-    print(f"{images} JPEGs of {options.pixels} pixels, {options.backbone} at {options.image_size} on "
-          f"{device.type}, {usable_cores()} cores, fastest of {options.repeats} in {time.perf_counter() - began:.0f} s")
+    print(
+        f"{images} JPEGs of {options.pixels} pixels, {options.backbone} at {options.image_size} on "
+        f"{device.type}, {usable_cores()} cores, fastest of {options.repeats} in {time.perf_counter() - began:.0f} s"
+    )
     for name, (wall, cores) in times.items():
         print(f"  {name:<21} {images / wall:>8.1f} images/s, {cores / images * 1e3:.2f} ms of a core")
     taken, worked = (each / images * model.batch_size * 1e3 for each in (wall, feeding))
-    print(f"  a batch of {model.batch_size} takes {taken:.1f} ms, {worked:.1f} of them work of the thread that "
-          "feeds the network")
+    print(
+        f"  a batch of {model.batch_size} takes {taken:.1f} ms, {worked:.1f} of them work of the thread that "
+        "feeds the network"
+    )
     wall, cores = (dict(zip(times, each, strict=True)) for each in zip(*times.values(), strict=True))
-    slower = {name: max(each["bare decoding"], each["bare network"]) / each["predict"]
-              for name, each in (("clock", wall), ("work", cores))}
+    slower = {
+        name: max(each["bare decoding"], each["bare network"]) / each["predict"]
+        for name, each in (("clock", wall), ("work", cores))
+    }
     print(f"  predict has {slower['clock']:.2f} of the speed of the slower of the two by the clock")
     if device.type == "cpu":  # says where time goes on a busy machine; the aim is by the clock
         both = cores["bare decoding"] + cores["bare network"]

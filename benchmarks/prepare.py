@@ -88,17 +88,28 @@ def main() -> int:
         limit = round(dataset.image_size * 256 / 224)
         times = []
         for _ in range(arguments.repeats):
-            times.append((bare(dataset, arguments.workers, limit), *prepared(dataset, arguments.workers),
-                          prepared(quarter, arguments.workers)[0]))
+            times.append(
+                (
+                    bare(dataset, arguments.workers, limit),
+                    *prepared(dataset, arguments.workers),
+                    prepared(quarter, arguments.workers)[0],
+                )
+            )
     decoding, preparing, again, preparing_quarter = np.min(times, axis=0)
     ratio, work = decoding / preparing
     print(f"{len(dataset)} images, {arguments.workers} workers, the fastest of {arguments.repeats}")
-    for name, (seconds, cores) in {"bare decoding": decoding, "prepare": preparing,
-                                   "a quarter of it": preparing_quarter, "nothing changed": again}.items():
+    for name, (seconds, cores) in {
+        "bare decoding": decoding,
+        "prepare": preparing,
+        "a quarter of it": preparing_quarter,
+        "nothing changed": again,
+    }.items():
         print(f"{name:16} {seconds:7.3f} s   {cores:7.3f} s of all cores")
     print(f"speed of bare decoding reached: {ratio:.2f} by the clock, {work:.2f} by work done (aim 0.90)")
-    print(f"four times the images take {preparing[0] / preparing_quarter[0]:.2f} times as long, "
-          f"{preparing[1] / preparing_quarter[1]:.2f} times the work (linear: 4, less the start)")
+    print(
+        f"four times the images take {preparing[0] / preparing_quarter[0]:.2f} times as long, "
+        f"{preparing[1] / preparing_quarter[1]:.2f} times the work (linear: 4, less the start)"
+    )
     return 0 if ratio >= 0.9 else 1
 
 

@@ -39,15 +39,24 @@ def main() -> None:
     print("| Algorithm | Runs |", " | ".join([*names, "Avg", "Chosen", "Steps", "Runs apart"]), "|")
     print("|:--|" + "--:|" * (len(names) + 5))
     for algorithm, targets in sorted(found.items(), key=lambda row: -len(row[1])):
-        columns = [np.array(targets[target]) if target in targets else np.full((1, 3), np.nan)
-                   for target in range(len(names))]
+        columns = [
+            np.array(targets[target]) if target in targets else np.full((1, 3), np.nan) for target in range(len(names))
+        ]
         averages = [runs[:, 0].mean() for runs in columns]
         steps = np.sqrt(np.mean([runs[:, 1].mean() for runs in columns]))
         between = [runs[:, 0].var(ddof=1) for runs in columns if len(runs) > 1]
-        cells = [*averages, np.mean(averages), np.mean([runs[:, 2].mean() for runs in columns]), steps,
-                 np.sqrt(np.mean(between)) if between else np.nan]
-        print(f"| {algorithm} | {sum(map(len, targets.values()))} |",
-              " | ".join("X" if np.isnan(cell) else f"{cell:.1f}" for cell in cells), "|")
+        cells = [
+            *averages,
+            np.mean(averages),
+            np.mean([runs[:, 2].mean() for runs in columns]),
+            steps,
+            np.sqrt(np.mean(between)) if between else np.nan,
+        ]
+        print(
+            f"| {algorithm} | {sum(map(len, targets.values()))} |",
+            " | ".join("X" if np.isnan(cell) else f"{cell:.1f}" for cell in cells),
+            "|",
+        )
 
 
 if __name__ == "__main__":

@@ -57,8 +57,15 @@ def reference(dataset, arguments, device):
     """Seconds per step and per evaluation of the plain way."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     normalise = [T.ToTensor(), T.Normalize(MEAN, STD)]
-    augmented = T.Compose([T.RandomResizedCrop(224, scale=(0.7, 1.0)), T.RandomHorizontalFlip(),
-                           T.ColorJitter(0.3, 0.3, 0.3, 0.3), T.RandomGrayscale(), *normalise])
+    augmented = T.Compose(
+        [
+            T.RandomResizedCrop(224, scale=(0.7, 1.0)),
+            T.RandomHorizontalFlip(),
+            T.ColorJitter(0.3, 0.3, 0.3, 0.3),
+            T.RandomGrayscale(),
+            *normalise,
+        ]
+    )
     clean = T.Compose([T.Resize((224, 224)), *normalise])
     target = dataset.find_domain(arguments.target)
     sources = [d for d in range(len(dataset.domains)) if d != target]
@@ -70,10 +77,22 @@ def reference(dataset, arguments, device):
         if domain in sources:
             files = Files(dataset, inside, augmented)
             sampler = RandomSampler(files, replacement=True, num_samples=10**9)
-            loaders.append(iter(DataLoader(files, arguments.batch_size, sampler=sampler, drop_last=True,
-                                           num_workers=arguments.workers)))
-        evaluations += [DataLoader(Files(dataset, part, transform), 64, num_workers=arguments.workers,
-                                   persistent_workers=arguments.workers > 0) for part in (inside, outside)]
+            loaders.append(
+                iter(
+                    DataLoader(
+                        files, arguments.batch_size, sampler=sampler, drop_last=True, num_workers=arguments.workers
+                    )
+                )
+            )
+        evaluations += [
+            DataLoader(
+                Files(dataset, part, transform),
+                64,
+                num_workers=arguments.workers,
+                persistent_workers=arguments.workers > 0,
+            )
+            for part in (inside, outside)
+        ]
     network = backbones.create(arguments.backbone, weights=arguments.weights).to(device)
     network = nn.Sequential(network, nn.Linear(network.num_features, len(dataset.classes)).to(device))
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-5, foreach=False)
@@ -98,8 +117,10 @@ def reference(dataset, arguments, device):
         step()
     evaluate()  # starts the workers, which stay
     seconds = {}
-    for name, action, times in (("step", step, arguments.reference_steps),
-                                ("evaluation", evaluate, arguments.reference_evals)):
+    for name, action, times in (
+        ("step", step, arguments.reference_steps),
+        ("evaluation", evaluate, arguments.reference_evals),
+    ):
         synchronize(device)
         began = time.perf_counter()
         for _ in range(times):
@@ -117,8 +138,12 @@ def parts(dataset, arguments, device):
     splits = Splits.of(prepared.dataset, 0)
     target = dataset.find_domain(arguments.target)
     sources = [d for d in range(len(dataset.domains)) if d != target]
-    algorithm = create(arguments.algorithm, featurizer(arguments.backbone, arguments.weights, 3, precision, device),
-                       len(dataset.classes), len(sources)).to(device)
+    algorithm = create(
+        arguments.algorithm,
+        featurizer(arguments.backbone, arguments.weights, 3, precision, device),
+        len(dataset.classes),
+        len(sources),
+    ).to(device)
     draws = Draws([splits.inside[d] for d in sources], arguments.batch_size, 0)
     augmented, clean = transforms(dataset.image_size, dataset.augment, images.exact_fit, device.type == "cuda")
     indices, uniforms = draws.steps(0, 20)
@@ -153,8 +178,12 @@ def parts(dataset, arguments, device):
         measure(algorithm, images, groups, clean)
 
     seconds = {}
-    for name, action, per in (("step", whole, 20), ("step without input", bare, 20), ("input", only_inputs, 20),
-                              ("evaluation", evaluate, 1)):
+    for name, action, per in (
+        ("step", whole, 20),
+        ("step without input", bare, 20),
+        ("input", only_inputs, 20),
+        ("evaluation", evaluate, 1),
+    ):
         for _ in range(3):
             action()
         times = []
@@ -177,10 +206,13 @@ def stem(arguments, device):
     x = x.to(device).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(64, 3, 7, 7, generator=generator).mul_(0.05).to(device).requires_grad_()
     bias = torch.zeros(64, device=device, requires_grad=True)
-    forms = {"blocks": backbones.stem_convolution,
-             "plain": lambda x, weight, bias: nn.functional.conv2d(x, weight, bias, stride=2, padding=3)}
+    forms = {
+        "blocks": backbones.stem_convolution,
+        "plain": lambda x, weight, bias: nn.functional.conv2d(x, weight, bias, stride=2, padding=3),
+    }
     steps, results = {}, {}
     for name, form in forms.items():
+
         def compute(x, weight, bias, form=form):
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 return form(x, weight, bias).float().square().mean()
@@ -211,10 +243,18 @@ def stem(arguments, device):
 
 def whole_run(arguments):
     """Wall seconds of the product's run, data on disk already decoded, code already compiled."""
+
     def run(steps, out):
-        spec = RunSpec(arguments.data, arguments.algorithm, arguments.target, steps=steps,
-                       eval_every=arguments.eval_every, backbone=arguments.backbone, weights=arguments.weights,
-                       hyper_parameters={"batch_size": arguments.batch_size})
+        spec = RunSpec(
+            arguments.data,
+            arguments.algorithm,
+            arguments.target,
+            steps=steps,
+            eval_every=arguments.eval_every,
+            backbone=arguments.backbone,
+            weights=arguments.weights,
+            hyper_parameters={"batch_size": arguments.batch_size},
+        )
         began = time.perf_counter()
         folder = train(spec, out, device=arguments.device, precision=arguments.precision)
         return time.perf_counter() - began, folder
@@ -224,9 +264,13 @@ def whole_run(arguments):
         seconds, folder = run(arguments.steps, arguments.out or out)
         records = RunFolder(folder).records()
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-        return {"first run": compiling, "run": seconds, "memory GiB": memory,
-                "step in run": float(np.median([r["step_time"] for r in records])),
-                "evaluation in run": float(np.mean([r["eval_time"] for r in records[1:]]))}
+        return {
+            "first run": compiling,
+            "run": seconds,
+            "memory GiB": memory,
+            "step in run": float(np.median([r["step_time"] for r in records])),
+            "evaluation in run": float(np.mean([r["eval_time"] for r in records[1:]])),
+        }
 
 
 def synchronize(device):
@@ -256,8 +300,11 @@ def main():
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
     dataset = load_dataset(arguments.data)
-    figures = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU", "cores": os.cpu_count(),
-               "torch": torch.__version__}
+    figures = {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+    }
     figures["ours, parts"] = ours = parts(dataset, arguments, device)
     figures["stem"] = first = stem(arguments, device)
     figures["ours, whole run"] = run = whole_run(arguments)
@@ -266,16 +313,24 @@ def main():
     evaluations = -(-arguments.steps // arguments.eval_every)
     total = arguments.steps * plain["step"] + evaluations * plain["evaluation"]
     print(json.dumps(figures, indent=1))
-    print(f"step: {ours['step'] * 1e3:.2f} ms, {batch / ours['step']:.0f} images/s; input alone "
-          f"{ours['input'] / ours['step']:.1%} of it; without input {batch / ours['step without input']:.0f} images/s")
-    print(f"first convolution, forward and backward: {first['blocks'] * 1e3:.2f} ms on 2 x 2 blocks of pixels, "
-          f"{first['plain'] * 1e3:.2f} ms in the plain form, ratio {first['plain'] / first['blocks']:.2f}")
+    print(
+        f"step: {ours['step'] * 1e3:.2f} ms, {batch / ours['step']:.0f} images/s; input alone "
+        f"{ours['input'] / ours['step']:.1%} of it; without input {batch / ours['step without input']:.0f} images/s"
+    )
+    print(
+        f"first convolution, forward and backward: {first['blocks'] * 1e3:.2f} ms on 2 x 2 blocks of pixels, "
+        f"{first['plain'] * 1e3:.2f} ms in the plain form, ratio {first['plain'] / first['blocks']:.2f}"
+    )
     print(f"evaluation: {ours['evaluation']:.3f} s for {ours['images per evaluation']} images")
-    print(f"reference: {plain['step'] * 1e3:.1f} ms a step, {plain['evaluation']:.2f} s an evaluation, "
-          f"{total:.0f} s for the run (extrapolated from {arguments.reference_steps} steps, "
-          f"{arguments.reference_evals} evaluations)")
-    print(f"whole run of {arguments.steps} steps, {evaluations} evaluations: {run['run']:.1f} s, "
-          f"{total / run['run']:.1f} times faster than the reference")
+    print(
+        f"reference: {plain['step'] * 1e3:.1f} ms a step, {plain['evaluation']:.2f} s an evaluation, "
+        f"{total:.0f} s for the run (extrapolated from {arguments.reference_steps} steps, "
+        f"{arguments.reference_evals} evaluations)"
+    )
+    print(
+        f"whole run of {arguments.steps} steps, {evaluations} evaluations: {run['run']:.1f} s, "
+        f"{total / run['run']:.1f} times faster than the reference"
+    )
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
 

@@ -26,6 +26,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def on_page_content(content: str, **_: Any) -> str:
     r"""Turn \( ... \) and \[ ... \] into MathML."""
+
     def formula(found: re.Match[str]) -> str:
         text = html.unescape(found[2].strip()[2:-2])
         if found[1] == "span":
@@ -77,11 +78,17 @@ def algorithms() -> str:
 
     parts = []
     for name, kind in ALGORITHMS.items():
-        rows = [f"| `{key}` | {cell(f'{default:g}' if isinstance(default, float) else str(default))} | "
-                f"{cell(str(distribution))} |" for key, (default, distribution) in kind.search_space.items()]
-        parts += [f"## {name}", f"{kind.title[0].upper()}{kind.title[1:]}. {kind.paper}.",
-                  f"```text\n{inspect.getdoc(kind)}\n```",
-                  "\n".join(["| hyper-parameter | default (224 pixels) | searched |", "|---|---|---|", *rows])]
+        rows = [
+            f"| `{key}` | {cell(f'{default:g}' if isinstance(default, float) else str(default))} | "
+            f"{cell(str(distribution))} |"
+            for key, (default, distribution) in kind.search_space.items()
+        ]
+        parts += [
+            f"## {name}",
+            f"{kind.title[0].upper()}{kind.title[1:]}. {kind.paper}.",
+            f"```text\n{inspect.getdoc(kind)}\n```",
+            "\n".join(["| hyper-parameter | default (224 pixels) | searched |", "|---|---|---|", *rows]),
+        ]
     return "\n\n".join(parts)
 
 
@@ -117,6 +124,8 @@ def dependencies() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     core = [(re.split(r"[<>=!~ \[]", each)[0], each) for each in project["dependencies"]]
     rows = [f"| `{wanted}` | {WHY[name]} |" for name, wanted in core]
-    extras = [f"| `aidgn[{extra}]` | {', '.join(f'`{each}`' for each in wanted)} |"
-              for extra, wanted in project["optional-dependencies"].items()]
+    extras = [
+        f"| `aidgn[{extra}]` | {', '.join(f'`{each}`' for each in wanted)} |"
+        for extra, wanted in project["optional-dependencies"].items()
+    ]
     return "\n".join(["| package | why |", "|---|---|", *rows, "", "| extra | brings |", "|---|---|", *extras])

@@ -1,6 +1,6 @@
 """The AIDGN loss in a Lightning module, on the embedded digits.
 
-    python examples/lightning_module.py --unseen chalk --epochs 20
+python examples/lightning_module.py --unseen chalk --epochs 20
 """
 
 import argparse
@@ -19,8 +19,15 @@ Batch = tuple[Tensor, Tensor, Tensor]
 class AngularInvariance(lightning.LightningModule):
     """Any network in front of the angular classifier."""
 
-    def __init__(self, network: nn.Module, num_features: int, num_classes: int, lr: float = 2e-3, kappa: float = 10,
-                 mu_star: float = 8):
+    def __init__(
+        self,
+        network: nn.Module,
+        num_features: int,
+        num_classes: int,
+        lr: float = 2e-3,
+        kappa: float = 10,
+        mu_star: float = 8,
+    ):
         super().__init__()
         self.network, self.classifier = network, AngularClassifier(num_features, num_classes, kappa)
         self.lr, self.kappa, self.mu_star = lr, kappa, mu_star
@@ -30,8 +37,9 @@ class AngularInvariance(lightning.LightningModule):
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         x, labels, domains = batch
-        loss = aidgn_loss(self.network(x), labels, domains, self.classifier.weight, kappa=self.kappa,
-                          mu_star=self.mu_star)
+        loss = aidgn_loss(
+            self.network(x), labels, domains, self.classifier.weight, kappa=self.kappa, mu_star=self.mu_star
+        )
         self.log_dict({"classification": loss.classification, "regularizer": loss.regularizer})
         return loss.total
 
@@ -57,11 +65,20 @@ def main() -> None:
     training = TensorDataset(x[~unseen], labels[~unseen], domains[~unseen])
     test = TensorDataset(x[unseen], labels[unseen], domains[unseen])
 
-    network = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-                            nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.BatchNorm2d(64), nn.ReLU(),
-                            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 64))
-    trainer = lightning.Trainer(max_epochs=options.epochs, accelerator="auto", logger=False, enable_checkpointing=False,
-                                log_every_n_steps=1)
+    network = nn.Sequential(
+        nn.Conv2d(3, 32, 3, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(1024, 64),
+    )
+    trainer = lightning.Trainer(
+        max_epochs=options.epochs, accelerator="auto", logger=False, enable_checkpointing=False, log_every_n_steps=1
+    )
     module = AngularInvariance(network, num_features=64, num_classes=len(digits.classes))
     trainer.fit(module, DataLoader(training, batch_size=96, shuffle=True, drop_last=True))
     trainer.test(module, DataLoader(test, batch_size=512))

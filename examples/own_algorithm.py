@@ -1,6 +1,6 @@
 """An algorithm of your own: one class in one file.
 
-    aidgn train digits --algorithm examples/own_algorithm.py:SmoothNorms --target ink
+aidgn train digits --algorithm examples/own_algorithm.py:SmoothNorms --target ink
 """
 
 from typing import ClassVar

@@ -1,6 +1,6 @@
 """The AIDGN loss in a plain PyTorch loop, on your own pictures: photos/<domain>/<class>/<image>.
 
-    python examples/plain_loop.py photos/ --unseen hospital_c --epochs 20
+python examples/plain_loop.py photos/ --unseen hospital_c --epochs 20
 """
 
 import argparse
@@ -32,9 +32,17 @@ class WithDomain(Dataset):
 
 def network() -> nn.Sequential:
     """Any network that ends in a vector will do; this one gives 64 features."""
-    return nn.Sequential(nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-                         nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.BatchNorm2d(64), nn.ReLU(),
-                         nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 64))
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(1024, 64),
+    )
 
 
 def main() -> None:
@@ -47,8 +55,10 @@ def main() -> None:
 
     torch.manual_seed(0)
     sources = sorted(path for path in options.folder.glob("[!.]*/") if path.name != options.unseen)
-    domains = [WithDomain(path, number, options.size)
-               for number, path in enumerate([*sources, options.folder / options.unseen])]
+    domains = [
+        WithDomain(path, number, options.size)
+        for number, path in enumerate([*sources, options.folder / options.unseen])
+    ]
     if any(each.images.classes != domains[0].images.classes for each in domains):
         raise SystemExit("Labels are numbers of class folders: every domain needs the same ones.")
     *training, test = domains

@@ -39,8 +39,9 @@ def main() -> None:
     sources = sorted(path for path in options.folder.glob("[!.]*/") if path.name != options.unseen)
     images = [ImageFolder(path, augmented) for path in sources]
     domains = torch.cat([torch.full((len(each),), number) for number, each in enumerate(images)])
-    training = DataLoader(StackDataset(ConcatDataset(images), domains), options.batch_size, shuffle=True,
-                          drop_last=True)
+    training = DataLoader(
+        StackDataset(ConcatDataset(images), domains), options.batch_size, shuffle=True, drop_last=True
+    )
     unseen = ImageFolder(options.folder / options.unseen, create_transform(**config))
     if any(each.classes != unseen.classes for each in images):
         raise SystemExit("Labels are numbers of class folders: every domain needs the same ones.")
@@ -59,8 +60,10 @@ def main() -> None:
         schedule.step(epoch + 1)
         model.eval()
         with torch.no_grad():
-            right = sum(int((classifier(model(x.to(device))).argmax(1).cpu() == y).sum())
-                        for x, y in DataLoader(unseen, options.batch_size))
+            right = sum(
+                int((classifier(model(x.to(device))).argmax(1).cpu() == y).sum())
+                for x, y in DataLoader(unseen, options.batch_size)
+            )
         print(f"epoch {epoch + 1}: loss {loss.total:.3f}, accuracy on {options.unseen} {right / len(unseen):.1%}")
 
 

@@ -28,6 +28,7 @@ def digits_run() -> Callable[..., Path]:
         """The folder of a short run, below `out`."""
         settings = {"steps": 4, "eval_every": 2, "hyper_parameters": {"batch_size": 8}, **changes}
         return train(RunSpec("digits", algorithm, target, **settings), out, device="cpu")  # type: ignore[arg-type]
+
     return run
 
 

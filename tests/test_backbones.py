@@ -46,8 +46,11 @@ from aidgn.errors import UserError
 from aidgn.training.featurizer import Featurizer
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
-HE2015 = {"architecture": "resnet50", "keys": "torchvision",
-          "downsample": "stride on the 1x1 conv (layer2-4, block 0: conv1.stride=2, conv2.stride=1)"}
+HE2015 = {
+    "architecture": "resnet50",
+    "keys": "torchvision",
+    "downsample": "stride on the 1x1 conv (layer2-4, block 0: conv1.stride=2, conv2.stride=1)",
+}
 
 
 def randomise(net: nn.Module) -> nn.Module:
@@ -80,6 +83,7 @@ def images(size: int = 32, count: int = 3, dtype: torch.dtype = torch.float32) -
 
 # The small network ----------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(("size", "channels"), [(28, 1), (28, 3), (32, 4), (64, 3)])
 def test_small_gives_features_image_by_image(size: int, channels: int) -> None:
     net = create(SMALL, in_channels=channels)
@@ -103,8 +107,17 @@ def test_features_of_small_may_take_any_norm() -> None:
 
 # Networks of the libraries, weights of files --------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["resnet10t.c3_in1k", "mobilenetv3_small_050.lamb_in1k", "vit_tiny_patch16_224",
-                                  "torchvision/resnet18", "torchvision/mobilenet_v3_small"])
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet10t.c3_in1k",
+        "mobilenetv3_small_050.lamb_in1k",
+        "vit_tiny_patch16_224",
+        "torchvision/resnet18",
+        "torchvision/mobilenet_v3_small",
+    ],
+)
 def test_num_features_is_what_comes_out(name: str) -> None:
     net = create(name, weights="none")
     assert net.eval()(images(224, count=1)).shape == (1, net.num_features)
@@ -136,8 +149,9 @@ def test_additional_channels_start_as_the_first(tmp_path: Path) -> None:
         reference = plain(name)
         save_file(reference.state_dict(), tmp_path / "weights.safetensors")
         net = create(name, weights=tmp_path / "weights.safetensors", in_channels=5)
-        first, old = (next(layer for layer in each.modules() if isinstance(layer, nn.Conv2d))
-                      for each in (net, reference))
+        first, old = (
+            next(layer for layer in each.modules() if isinstance(layer, nn.Conv2d)) for each in (net, reference)
+        )
         x, extra = images(), torch.randn(3, 2, 32, 32)
         kernel = old.weight[:, [0, 1, 2, 0, 0]]
         expected = F.conv2d(torch.cat([x, extra], 1), kernel, None, old.stride, old.padding)
@@ -195,16 +209,20 @@ def test_he2015_itself() -> None:
 
 # What people get wrong ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("name", "weights", "message"), [
-    ("resnet5.tv_in1k", None, "Unknown backbone resnet5.tv_in1k.*Did you mean resnet50.tv_in1k"),
-    ("resnet50.tv_in2k", "none", "Unknown backbone.*Did you mean resnet50.tv_in1k"),
-    ("torchvision/resnet5", None, "Unknown backbone.*Did you mean torchvision/resnet50"),
-    ("torchvision/squeezenet1_0", "none", "Unknown backbone"),
-    ("smal", None, "Did you mean small"),
-    ("resnet50", "hub", "does not say which weights.*resnet50.tv_in1k"),
-    ("small", "hub", "trained from scratch"),
-    ("resnet18.tv_in1k", "nowhere.pth", "nowhere.pth does not exist.*hub or none"),
-])
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("resnet5.tv_in1k", None, "Unknown backbone resnet5.tv_in1k.*Did you mean resnet50.tv_in1k"),
+        ("resnet50.tv_in2k", "none", "Unknown backbone.*Did you mean resnet50.tv_in1k"),
+        ("torchvision/resnet5", None, "Unknown backbone.*Did you mean torchvision/resnet50"),
+        ("torchvision/squeezenet1_0", "none", "Unknown backbone"),
+        ("smal", None, "Did you mean small"),
+        ("resnet50", "hub", "does not say which weights.*resnet50.tv_in1k"),
+        ("small", "hub", "trained from scratch"),
+        ("resnet18.tv_in1k", "nowhere.pth", "nowhere.pth does not exist.*hub or none"),
+    ],
+)
 def test_wrong_names(name: str, weights: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create(name, weights=weights)
@@ -241,7 +259,7 @@ def test_damaged_file(suffix: str, damage: str, tmp_path: Path) -> None:
     path = tmp_path / f"weights{suffix}"
     tensors = plain("resnet10t").state_dict()
     save_file(tensors, path) if suffix == ".safetensors" else torch.save(tensors, path)
-    content = {"half": path.read_bytes()[:path.stat().st_size // 2], "empty": b"", "text": b"<!doctype html>\n" * 9}
+    content = {"half": path.read_bytes()[: path.stat().st_size // 2], "empty": b"", "text": b"<!doctype html>\n" * 9}
     path.write_bytes(content[damage])
     with pytest.raises(UserError, match=f"weights{suffix} (is not a complete file of weights|was refused)"):
         create("resnet10t.c3_in1k", weights=path)
@@ -272,8 +290,11 @@ def test_weights_of_another_architecture(tmp_path: Path) -> None:
     del tensors["layer1.0.conv1.weight"]
     tensors["bn1.bias"] = torch.zeros(7)
     save_file(tensors, path)
-    with pytest.raises(UserError, match=r"1 missing \(layer1.0.conv1.weight\), "
-                                        r"1 of another shape \(bn1.bias is \[7\] instead of \[64\]\)"):
+    with pytest.raises(
+        UserError,
+        match=r"1 missing \(layer1.0.conv1.weight\), "
+        r"1 of another shape \(bn1.bias is \[7\] instead of \[64\]\)",
+    ):
         create("resnet18.tv_in1k", weights=path)
 
 
@@ -289,9 +310,15 @@ def test_hub_out_of_reach(offline: str, tmp_path: Path) -> None:
             except UserError as error:
                 print(error)
         """
-    environment = {**os.environ, "HF_HUB_OFFLINE": offline, "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path),
-                   "HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9",
-                   "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": offline,
+        "HF_HOME": str(tmp_path),
+        "TORCH_HOME": str(tmp_path),
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "Retrying" not in done.stderr
@@ -320,11 +347,14 @@ def test_what_a_file_says_of_its_strides(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "tv.safetensors")
     torch.save({"a": torch.zeros(1)}, tmp_path / "tv.pth")
     assert says_stride_first(DEFAULT, tmp_path / "he.safetensors")
-    assert not any(says_stride_first(DEFAULT, weights)
-                   for weights in (tmp_path / "tv.safetensors", tmp_path / "tv.pth", "hub", "none", None))
+    assert not any(
+        says_stride_first(DEFAULT, weights)
+        for weights in (tmp_path / "tv.safetensors", tmp_path / "tv.pth", "hub", "none", None)
+    )
 
 
 # Frozen and folded batch norm -----------------------------------------------------------------------------------------
+
 
 def featuriser_like(reference: nn.Module, name: str) -> nn.Module:
     net = create(name, weights="none").to(next(reference.parameters()).dtype)
@@ -352,8 +382,10 @@ def test_statistics_move_when_not_frozen() -> None:
     assert fold(net) == 0
 
 
-@pytest.mark.parametrize(("name", "pairs"), [("resnet10t", 14), ("mobilenetv3_small_050", 34),
-                                             ("efficientnet_lite0", 49), ("torchvision/resnet18", 20)])
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [("resnet10t", 14), ("mobilenetv3_small_050", 34), ("efficientnet_lite0", 49), ("torchvision/resnet18", 20)],
+)
 def test_folding_changes_neither_outputs_nor_gradients(name: str, pairs: int) -> None:
     reference = plain(name).double()
     net = featuriser_like(reference, name)
@@ -367,7 +399,7 @@ def test_folding_changes_neither_outputs_nor_gradients(name: str, pairs: int) ->
         features = each(x)
         assert isinstance(features, Tensor)
         direction = torch.randn(features.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        (features * direction + features ** 2).sum().backward()
+        (features * direction + features**2).sum().backward()
         gradients.append([("features", features), ("x", x.grad), *((k, p.grad) for k, p in each.named_parameters())])
     for (key, expected), (_, got) in zip(*gradients, strict=True):
         assert expected is not None and expected.abs().max() > 0, key
@@ -388,9 +420,19 @@ def test_unfolding_gives_the_network_before_folding(name: str) -> None:
     assert fold(other) == pairs > 0
 
 
-@pytest.mark.parametrize(("name", "blocks"), [
-    ("resnet50", 16), ("torchvision/resnet18", 8), ("resnet10t", 4), ("resnext26ts", 0),
-    ("seresnet50", 0), ("resnetaa34d", 13), ("resnetblur18", 5), ("mobilenetv3_small_050", 0)])
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("resnet50", 16),
+        ("torchvision/resnet18", 8),
+        ("resnet10t", 4),
+        ("resnext26ts", 0),
+        ("seresnet50", 0),
+        ("resnetaa34d", 13),
+        ("resnetblur18", 5),
+        ("mobilenetv3_small_050", 0),
+    ],
+)
 def test_only_plain_blocks_take_their_relus_in(name: str, blocks: int) -> None:
     reference = plain(name).double()
     net = featuriser_like(reference, name)
@@ -400,9 +442,16 @@ def test_only_plain_blocks_take_their_relus_in(name: str, blocks: int) -> None:
     torch.testing.assert_close(net(x), reference(x), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("resnet18", True), ("torchvision/resnet18", True), ("resnetblur18", True), ("resnet18d", True),
-    ("efficientnet_lite0", False)])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("resnet18", True),
+        ("torchvision/resnet18", True),
+        ("resnetblur18", True),
+        ("resnet18d", True),
+        ("efficientnet_lite0", False),
+    ],
+)
 def test_pooling_comes_before_shift_and_relu(name: str, expected: bool) -> None:
     net = featuriser_like(plain(name), name)
     fold(net)
@@ -463,9 +512,16 @@ def test_a_folded_network_goes_to_another_process(name: str, tmp_path: Path) -> 
     fold(net)
     (tmp_path / "net").write_bytes(pickle.dumps(net))
     torch.save(images(), tmp_path / "images")
-    subprocess.run([sys.executable, "-c", "import pickle, torch; net = pickle.load(open('net', 'rb')); "
-                    "torch.save((net(torch.load('images')), type(net.layer1[0]).__name__), 'found')"],
-                   cwd=tmp_path, check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import pickle, torch; net = pickle.load(open('net', 'rb')); "
+            "torch.save((net(torch.load('images')), type(net.layer1[0]).__name__), 'found')",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
     found, kind = torch.load(tmp_path / "found")
     torch.testing.assert_close(found, net(images()))
     assert kind == "FusedBasicBlock"
@@ -502,14 +558,23 @@ def test_which_convolutions_keep_the_size() -> None:
         return layer.keeps_size
 
     assert keeps(4, 8, 1) and keeps(4, 4, 3, padding=1) and keeps(4, 4, 3, padding=2, dilation=2)
-    assert not any((keeps(4, 8, 1, stride=2), keeps(4, 8, 1, padding=1), keeps(4, 8, 3, padding=1), keeps(4, 4, 3),
-                    keeps(4, 4, 3, padding=1, stride=2), keeps(4, 4, 2)))
+    assert not any(
+        (
+            keeps(4, 8, 1, stride=2),
+            keeps(4, 8, 1, padding=1),
+            keeps(4, 8, 3, padding=1),
+            keeps(4, 4, 3),
+            keeps(4, 4, 3, padding=1, stride=2),
+            keeps(4, 4, 2),
+        )
+    )
 
 
 def test_one_by_one_convolution_as_a_product() -> None:
     generator = torch.Generator().manual_seed(0)
-    x, weight, bias = (torch.randn(shape, dtype=torch.float64, generator=generator)
-                       for shape in ((2, 5, 3, 4), (7, 5, 1, 1), (7,)))
+    x, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((2, 5, 3, 4), (7, 5, 1, 1), (7,))
+    )
     x = x.contiguous(memory_format=torch.channels_last)
     found = product_relu(x, weight, bias)
     torch.testing.assert_close(found, F.conv2d(x, weight, bias).relu())
@@ -519,8 +584,10 @@ def test_one_by_one_convolution_as_a_product() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_what_lay_in_memory_before_does_not_count() -> None:
     for channels, out, kernel, shortcut in ((64, 64, 3, False), (256, 64, 1, False), (64, 256, 1, True)):
-        x, weight, bias, added = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in (
-            (8, channels, 28, 28), (out, channels, kernel, kernel), (out,), (8, out, 28, 28)))
+        x, weight, bias, added = (
+            torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+            for shape in ((8, channels, 28, 28), (out, channels, kernel, kernel), (out,), (8, out, 28, 28))
+        )
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         del_me = [torch.full((1 << 22,), torch.nan, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
@@ -540,16 +607,19 @@ def test_relus_inside_convolutions_on_cuda(compiled: bool) -> None:
     fold(net)
     before = copy.deepcopy(net)
     unfuse(before)
-    net, before = (Featurizer(each.to(memory_format=torch.channels_last), "bfloat16", compiled)
-                   for each in (net, before))
+    net, before = (
+        Featurizer(each.to(memory_format=torch.channels_last), "bfloat16", compiled) for each in (net, before)
+    )
     x, far = images(64, count=8).cuda(), []
     wanted = reference(x)
     wanted.square().sum().backward()
     for each in (net, before):
         features = each(x)
         features.square().sum().backward()
-        gradients = [((mine.grad - exact.grad).norm() / exact.grad.norm()).item() for mine, exact
-                     in zip(each.network.parameters(), reference.parameters(), strict=True)]
+        gradients = [
+            ((mine.grad - exact.grad).norm() / exact.grad.norm()).item()
+            for mine, exact in zip(each.network.parameters(), reference.parameters(), strict=True)
+        ]
         far.append([((features - wanted).norm() / wanted.norm()).item(), sum(gradients) / len(gradients)])
     assert all(mine < 1.2 * other < 0.3 for mine, other in zip(*far, strict=True)), far
 
@@ -618,8 +688,11 @@ def test_stem_on_blocks_is_the_same_convolution(channels: int) -> None:
     bias = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
     plain, ours = F.conv2d(x, weight, bias, stride=2, padding=3), stem_convolution(x, weight, bias)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
-    for expected, found in zip(torch.autograd.grad(plain.square().sum(), (x, weight, bias)),
-                               torch.autograd.grad(ours.square().sum(), (x, weight, bias)), strict=True):
+    for expected, found in zip(
+        torch.autograd.grad(plain.square().sum(), (x, weight, bias)),
+        torch.autograd.grad(ours.square().sum(), (x, weight, bias)),
+        strict=True,
+    ):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
@@ -644,8 +717,16 @@ def test_copy_of_a_folded_network_is_independent() -> None:
 
 def test_folded_network_compiles_and_runs_in_bfloat16() -> None:
     torch.manual_seed(0)
-    reference = randomise(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8),
-                                        BatchNormAct2d(8, act_layer=nn.SiLU), nn.Conv2d(8, 16, 1))).eval()
+    reference = randomise(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, groups=8),
+            BatchNormAct2d(8, act_layer=nn.SiLU),
+            nn.Conv2d(8, 16, 1),
+        )
+    ).eval()
     net = copy.deepcopy(reference).train()
     freeze(net)
     assert fold(net) == 2

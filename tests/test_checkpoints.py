@@ -40,8 +40,12 @@ DigitsRun = Callable[..., Path]
 FLIPS = 400
 SPEC = RunSpec("digits", "ERM", "chalk", steps=6, eval_every=2, hyper_parameters={"batch_size": 8})
 READERS: dict[str, Callable[[Path], Any]] = {
-    "state.pt": read_state, "model.safetensors": read_weights, "last.safetensors": read_weights,
-    "export.safetensors": read_weights, "novelty.json": read_novelty}
+    "state.pt": read_state,
+    "model.safetensors": read_weights,
+    "last.safetensors": read_weights,
+    "export.safetensors": read_weights,
+    "novelty.json": read_novelty,
+}
 
 
 class Stop(Exception):
@@ -51,6 +55,7 @@ class Stop(Exception):
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped at step 5 of 6."""
+
     def stop(what: str, done: int, *_: object) -> None:
         if what == "train" and done == 5:
             raise Stop
@@ -74,7 +79,7 @@ def files(run: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     shutil.copy(begun / "state.pt", folder)
     for name in ("model.safetensors", "last.safetensors", "novelty.json"):
         shutil.copy(run / name, folder)
-    exported, = export(run, folder / "export", onnx=False).files[:1]
+    (exported,) = export(run, folder / "export", onnx=False).files[:1]
     shutil.copy(exported, folder / "export.safetensors")
     return folder
 
@@ -93,8 +98,11 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(
-            one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+        )
     return bool(one == other)
 
 
@@ -116,6 +124,7 @@ def as_0_1_0(path: Path) -> None:
 
 
 # Flipped bits ---------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", READERS)
 def test_flipped_bits_are_refused_or_harmless(name: str, files: Path, tmp_path: Path) -> None:
@@ -153,8 +162,18 @@ def test_a_flipped_state_is_not_continued(begun: Path, tmp_path: Path) -> None:
     assert is_finished(train(SPEC, tmp_path, device="cpu"))
 
 
-@pytest.mark.parametrize("command", [["predict", "MODEL", "x.png"], ["export", "MODEL"], ["features", "MODEL"],
-                                     ["diagnose", "MODEL"], ["adapt", "MODEL"], ["serve", "MODEL"]], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["predict", "MODEL", "x.png"],
+        ["export", "MODEL"],
+        ["features", "MODEL"],
+        ["diagnose", "MODEL"],
+        ["adapt", "MODEL"],
+        ["serve", "MODEL"],
+    ],
+    ids=lambda c: c[0],
+)
 def test_commands_refuse_a_damaged_model(command: list[str], copy: Path) -> None:
     flip_one(copy / "model.safetensors")
     result = CliRunner().invoke(app, [str(copy) if word == "MODEL" else word for word in command])
@@ -164,14 +183,17 @@ def test_commands_refuse_a_damaged_model(command: list[str], copy: Path) -> None
 
 # The checksums --------------------------------------------------------------------------------------------------------
 
+
 def test_the_checksum_of_weights(tmp_path: Path) -> None:
     """Against a sha256 of the same made with NumPy; whatever the order of the tensors."""
     tensors = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(3), "c": torch.zeros(0, dtype=torch.bfloat16)}
     write_weights(tmp_path / "x.safetensors", tensors, {"step": 1, "algorithm": "ERM"})
     digest = hashlib.sha256(b'{"algorithm": "ERM", "step": 1}')
-    for front, values in ((b'["a", "torch.int64", []]', np.array(3)),
-                          (b'["b", "torch.float32", [2, 3]]', np.arange(6, dtype=np.float32)),
-                          (b'["c", "torch.bfloat16", [0]]', np.zeros(0))):
+    for front, values in (
+        (b'["a", "torch.int64", []]', np.array(3)),
+        (b'["b", "torch.float32", [2, 3]]', np.arange(6, dtype=np.float32)),
+        (b'["c", "torch.bfloat16", [0]]', np.zeros(0)),
+    ):
         digest.update(front + values.tobytes())
     with safe_open(tmp_path / "x.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["aidgn"])["sha256"] == digest.hexdigest()
@@ -202,7 +224,7 @@ def test_the_checksum_of_novelty(tmp_path: Path) -> None:
 def test_files_of_0_1_0_are_read(copy: Path, tmp_path: Path) -> None:
     pixels = load_dataset("digits").pixels[:20]
     wanted = load_model(copy, "cpu").predict(pixels)
-    exported, = export(copy, tmp_path / "export", onnx=False).files[:1]
+    (exported,) = export(copy, tmp_path / "export", onnx=False).files[:1]
     for path in (copy / "model.safetensors", copy / "last.safetensors", exported):
         as_0_1_0(path)
     novelty = read_novelty(copy / "novelty.json")
@@ -216,6 +238,7 @@ def test_files_of_0_1_0_are_read(copy: Path, tmp_path: Path) -> None:
 
 
 # Whether a run is finished --------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("size", [0, 7, 8, 100, -1, "one more"])
 def test_a_shortened_last_file_is_not_finished(size: int | str, run: Path, copy: Path) -> None:
@@ -242,6 +265,7 @@ def test_an_emptied_run_is_trained_again(run: Path, copy: Path, caplog: pytest.L
 
 
 # NaN ------------------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("form", ["checked", "0.1.0"])
@@ -270,6 +294,7 @@ def test_outputs_that_are_no_numbers_are_refused(copy: Path) -> None:
 
 # aidgn status --verify ------------------------------------------------------------------------------------------------
 
+
 def test_verify_names_every_damaged_file(copy: Path, begun: Path) -> None:
     runs = copy.parent
     shutil.copytree(begun, runs / "begun")
@@ -287,7 +312,10 @@ def test_verify_names_every_damaged_file(copy: Path, begun: Path) -> None:
     found = verify([runs])
     assert (found.files, found.unchecked) == (4, 1)
     assert {str(error).split(" is damaged")[0] for error in found.damaged} == {
-        str(copy / "last.safetensors"), str(copy / "novelty.json"), str(runs / "begun" / "state.pt")}
+        str(copy / "last.safetensors"),
+        str(copy / "novelty.json"),
+        str(runs / "begun" / "state.pt"),
+    }
     result = CliRunner().invoke(app, ["status", str(runs), "--verify"])
     assert result.exit_code == 1
     assert "4 files read, 3 damaged, 1 unchecked (written by 0.1.0)" in result.output

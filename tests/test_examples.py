@@ -28,8 +28,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(example: str, *arguments: str) -> str:
-    result = subprocess.run([sys.executable, str(EXAMPLES / example), *arguments], capture_output=True, text=True,
-                            timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -43,8 +48,22 @@ def test_plain_loop(photos: Path) -> None:
 
 
 def test_timm_finetune(photos: Path) -> None:
-    text = run("timm_finetune.py", str(photos), "--unseen", "poster", "--model", "test_resnet.r160_in1k", "--size",
-               "32", "--epochs", "3", "--batch-size", "32", "--lr", "0.003")
+    text = run(
+        "timm_finetune.py",
+        str(photos),
+        "--unseen",
+        "poster",
+        "--model",
+        "test_resnet.r160_in1k",
+        "--size",
+        "32",
+        "--epochs",
+        "3",
+        "--batch-size",
+        "32",
+        "--lr",
+        "0.003",
+    )
     assert text.count("epoch") == 3 and last_accuracy(text) > 25  # it is a tiny network without pretrained weights
 
 
@@ -54,8 +73,12 @@ def test_domains_with_other_classes_are_not_mixed_up(example: str, tmp_path: Pat
         (tmp_path / place).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / place / "0.png")
     model = ["--model", "test_resnet.r160_in1k"] if example.startswith("timm") else []
-    result = subprocess.run([sys.executable, str(EXAMPLES / example), str(tmp_path), "--unseen", "b", *model],
-                            capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), str(tmp_path), "--unseen", "b", *model],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert result.returncode == 1 and "every domain needs the same" in result.stderr
 
 

@@ -53,8 +53,12 @@ def session(path: Path) -> onnxruntime.InferenceSession:
 
 def reference(model: Model, picture: np.ndarray) -> torch.Tensor:
     """Logits after one antialiased resizing by PyTorch."""
-    x = interpolate(torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float(), (model.image_size,) * 2,
-                    mode="bilinear", antialias=True)
+    x = interpolate(
+        torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float(),
+        (model.image_size,) * 2,
+        mode="bilinear",
+        antialias=True,
+    )
     with torch.no_grad():
         return model.network.predict((x / 255 - MEAN[:, None, None]) / STD[:, None, None])[0]
 
@@ -65,6 +69,7 @@ def cloud(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 # ONNX -----------------------------------------------------------------------------------------------------------------
+
 
 def test_onnx_says_what_the_model_says(run: Path, exported: Path) -> None:
     model, onnx = load_model(run, "cpu"), session(exported / "model.onnx")
@@ -97,8 +102,9 @@ def test_timm_network_with_folded_batch_norm(digits_run: DigitsRun, tmp_path: Pa
     weights = tmp_path / "tiny.safetensors"
     net = backbones.create("test_resnet", weights="none")
     torch.manual_seed(0)
-    state = {name: torch.rand_like(tensor) / 2 if "running" in name else tensor
-             for name, tensor in net.state_dict().items()}  # statistics that folding must not lose
+    state = {
+        name: torch.rand_like(tensor) / 2 if "running" in name else tensor for name, tensor in net.state_dict().items()
+    }  # statistics that folding must not lose
     save_file(state, weights, {"architecture": "test_resnet"})
     folder = digits_run(tmp_path / "runs", "ERM", steps=1, backbone="test_resnet", weights=str(weights))
     model = load_model(folder, "cpu")
@@ -127,8 +133,9 @@ def test_what_disagrees_is_not_kept(run: Path, exported: Path, digits_run: Digit
     assert (exported / "model.onnx").read_bytes() == before and len(list(exported.iterdir())) == 3
 
 
-def test_who_has_no_onnx_is_told_why(run: Path, digits_run: DigitsRun, tmp_path: Path,
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_no_onnx_is_told_why(
+    run: Path, digits_run: DigitsRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arm = digits_run(tmp_path, "ARM", steps=1)
     with pytest.raises(UserError, match=r"ARM describes a domain by 8 images.*--no-onnx"):
         export.export(arm)
@@ -136,8 +143,9 @@ def test_who_has_no_onnx_is_told_why(run: Path, digits_run: DigitsRun, tmp_path:
     assert [path.name for path in export.export(arm, onnx=False).files] == ["model.safetensors", "MODEL_CARD.md"]
     assert "no ONNX file" in (arm / "export" / "MODEL_CARD.md").read_text()
     moved = Path(shutil.move(arm / "export" / "model.safetensors", tmp_path / "arm.safetensors"))
-    assert torch.equal(load_model(moved, "cpu").logits(DIGITS.pixels[:16]),
-                       load_model(arm, "cpu").logits(DIGITS.pixels[:16]))
+    assert torch.equal(
+        load_model(moved, "cpu").logits(DIGITS.pixels[:16]), load_model(arm, "cpu").logits(DIGITS.pixels[:16])
+    )
 
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "onnxscript" else there(name, *a))
@@ -158,6 +166,7 @@ def test_own_algorithm(digits_run: DigitsRun, own: str, tmp_path: Path) -> None:
 
 # Safetensors ----------------------------------------------------------------------------------------------------------
 
+
 def test_one_file_is_all(run: Path, exported: Path, tmp_path: Path) -> None:
     alone = tmp_path / "elsewhere.safetensors"
     shutil.copy(exported / "model.safetensors", alone)
@@ -170,17 +179,24 @@ def test_one_file_is_all(run: Path, exported: Path, tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == run.stat().st_mode & 0o666  # others may read what they may look into
 
     Image.fromarray(DIGITS.pixels[0]).save(tmp_path / "a.png")
-    result = subprocess.run([sys.executable, "-m", "aidgn", "predict", alone, tmp_path / "a.png", "--json"],
-                            capture_output=True, check=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-m", "aidgn", "predict", alone, tmp_path / "a.png", "--json"],
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
     assert json.loads(result.stdout)["label"] == wanted.labels[0]
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"run": {}}, "does not describe a run"),
-    ({"run": 7}, "does not describe a run"),
-    ({"novelty": {"norms": 3}}, "cannot be used"),
-    ({"algorithm": "ERM"}, "ERM"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"run": {}}, "does not describe a run"),
+        ({"run": 7}, "does not describe a run"),
+        ({"novelty": {"norms": 3}}, "cannot be used"),
+        ({"algorithm": "ERM"}, "ERM"),
+    ],
+)
 def test_a_changed_file_is_refused(change: dict[str, object], words: str, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         load_model(changed(exported, tmp_path / "x.safetensors", change))
@@ -209,14 +225,17 @@ def test_a_file_cannot_name_code_to_run(run: Path, exported: Path, tmp_path: Pat
 
 # The card -------------------------------------------------------------------------------------------------------------
 
+
 def test_card_has_the_accuracy_on_unseen_domains(digits_run: DigitsRun, tmp_path: Path) -> None:
     runs = {target: digits_run(tmp_path / "runs", "ERM", target) for target in ("chalk", "ink")}
     digits_run(tmp_path / "runs", "ERM", "ink", steps=2)  # another setting: no part of it
     accuracy = {}
     for target, folder in runs.items():
         number = DIGITS.domains.index(target)
-        best = max(RunFolder(folder).records(), key=lambda record, n=number: np.mean(
-            [record[f"env{i}_out_acc"] for i in range(4) if i != n]))
+        best = max(
+            RunFolder(folder).records(),
+            key=lambda record, n=number: np.mean([record[f"env{i}_out_acc"] for i in range(4) if i != n]),
+        )
         accuracy[target] = best[f"env{number}_in_acc"]
     other = shutil.copytree(runs["chalk"], tmp_path / "runs" / "unfinished")  # of another trial: no part of it yet
     about = json.loads((other / "run.json").read_text())
@@ -249,15 +268,19 @@ def test_code_in_the_card_runs(exported: Path, tmp_path: Path) -> None:
     Image.fromarray(DIGITS.pixels[3]).resize((280, 280)).save(place / "photo.jpg")
     blocks = re.findall(r"```python\n(.*?)```", (place / "MODEL_CARD.md").read_text(), re.DOTALL)
     assert len(blocks) == 2
-    first, second = (subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True,
-                                    check=True, timeout=120).stdout.split() for block in blocks)
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", block], cwd=place, capture_output=True, text=True, check=True, timeout=120
+        ).stdout.split()
+        for block in blocks
+    )
     assert first[0] == second[0] and float(first[1]) == pytest.approx(float(second[1]), abs=0.02)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "CMYK", "L"])
-def test_code_in_the_card_converts_as_the_model_does(mode: str, exported: Path, tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_in_the_card_converts_as_the_model_does(
+    mode: str, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = Path(shutil.copytree(exported, tmp_path / "place"))
     digit = Image.fromarray(DIGITS.pixels[3]).resize((28, 28))
     picture = digit.convert(mode)
@@ -306,16 +329,20 @@ def test_a_full_disk_leaves_no_empty_folder(run: Path, tmp_path: Path, monkeypat
 
 # The command ----------------------------------------------------------------------------------------------------------
 
+
 def test_command(run: Path, tmp_path: Path) -> None:
     def command(*arguments: object) -> Result:
         return CliRunner().invoke(app, ["export", *map(str, arguments)])
 
     result = command(run, "--out", tmp_path / "a b", "--no-onnx")
     assert result.exit_code == 0 and f"{tmp_path}/a b/model.safetensors  0.6 MB" in result.stdout
-    for arguments, words in (((tmp_path / "nowhere",), "does not exist"), ((run, "--out", run), "overwritten"),
-                             ((run / "model.safetensors",), "folder of a finished run"),
-                             ((run, "--out", run / "run.json"), "give --out a folder"),
-                             ((tmp_path / "a b",), "a b was made by `aidgn export` and is complete as it is"),
-                             ((tmp_path / "a b" / "model.safetensors",), "was made by `aidgn export`")):
+    for arguments, words in (
+        ((tmp_path / "nowhere",), "does not exist"),
+        ((run, "--out", run), "overwritten"),
+        ((run / "model.safetensors",), "folder of a finished run"),
+        ((run, "--out", run / "run.json"), "give --out a folder"),
+        ((tmp_path / "a b",), "a b was made by `aidgn export` and is complete as it is"),
+        ((tmp_path / "a b" / "model.safetensors",), "was made by `aidgn export`"),
+    ):
         error = command(*arguments).exception
         assert isinstance(error, UserError) and words in str(error)

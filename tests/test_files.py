@@ -39,8 +39,9 @@ with written_at_last(Path(sys.argv[1])) as file:
 """
     path = tmp_path / "labels.csv"
     path.write_text("before")
-    with subprocess.Popen([sys.executable, "-c", script, path], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout and process.stdout.readline() == b"written\n"
         process.kill()
     assert [*tmp_path.iterdir()] == [path] and path.read_text() == "before"

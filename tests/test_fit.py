@@ -29,9 +29,16 @@ def folder(root: Path, side: int, domains: int = 3, each: int = 4) -> Dataset:
     return load_dataset(root)
 
 
-@pytest.mark.parametrize(("side", "size", "backbone", "weights"), [
-    (20, 28, "small", "none"), (30, 32, "small", "none"), (64, 64, "small", "none"),
-    (65, 224, "resnet18.tv_in1k", "hub"), (500, 224, "resnet18.tv_in1k", "hub")])
+@pytest.mark.parametrize(
+    ("side", "size", "backbone", "weights"),
+    [
+        (20, 28, "small", "none"),
+        (30, 32, "small", "none"),
+        (64, 64, "small", "none"),
+        (65, 224, "resnet18.tv_in1k", "hub"),
+        (500, 224, "resnet18.tv_in1k", "hub"),
+    ],
+)
 def test_small_pictures_get_a_small_network(tmp_path: Path, side: int, size: int, backbone: str, weights: str) -> None:
     dataset = folder(tmp_path / "pictures", side)
     assert fit.choose_size(dataset) == size
@@ -44,11 +51,18 @@ def test_small_pictures_get_a_small_network(tmp_path: Path, side: int, size: int
     assert (first.steps or 0) < (final.steps or 0)
 
 
-@pytest.mark.parametrize(("images", "steps", "quick"), [
-    (200, 570, 140), (24, 300, 100), (10_000, 4000, 1000), (600_000, 15_000, 2000)])
+@pytest.mark.parametrize(
+    ("images", "steps", "quick"), [(200, 570, 140), (24, 300, 100), (10_000, 4000, 1000), (600_000, 15_000, 2000)]
+)
 def test_steps_grow_with_the_data(images: int, steps: int, quick: int) -> None:
-    many = replace(DIGITS, name="own", files=[str(number) for number in range(images)],
-                   labels=np.arange(images) % 10, domain_of=np.arange(images) * 4 // images, pixels=None)
+    many = replace(
+        DIGITS,
+        name="own",
+        files=[str(number) for number in range(images)],
+        labels=np.arange(images) % 10,
+        domain_of=np.arange(images) * 4 // images,
+        pixels=None,
+    )
 
     def planned(**settings: Any) -> int | None:
         job = fit.plan(many, "own/", "AIDGN", **settings)
@@ -62,7 +76,8 @@ def test_steps_grow_with_the_data(images: int, steps: int, quick: int) -> None:
 def test_the_plan_leaves_each_domain_out_once_and_compares_with_erm() -> None:
     job = fit.plan(DIGITS, "digits", "AIDGN", hyper_parameters={"kappa": "20", "batch_size": 8})
     assert [(spec.algorithm, spec.target) for spec in job.estimates] == [
-        (name, (domain,)) for name in ("AIDGN", "ERM") for domain in DIGITS.domains]
+        (name, (domain,)) for name in ("AIDGN", "ERM") for domain in DIGITS.domains
+    ]
     assert [spec.target for spec in job.finals.values()] == [(), ()] and list(job.finals) == ["AIDGN", "ERM"]
     assert job.estimates[0].hyper_parameters["kappa"] == 20
     assert {spec.hyper_parameters["batch_size"] for spec in job.estimates} == {8}
@@ -81,8 +96,12 @@ def test_weights_are_averaged_where_they_start_from_a_trained_network() -> None:
     job = planned(weights="hub", steps=200)
     assert list(job.finals) == ["AIDGN+SMA", "ERM+SMA"] and {spec.average for spec in job.estimates} == {"sma"}
     assert "averaged over steps" in fit.describe(job)
-    for settings in ({"weights": "none", "steps": 200}, {"weights": "hub", "steps": 199},
-                     {"weights": "hub", "quick": True}, {"weights": "hub", "average": "none"}):
+    for settings in (
+        {"weights": "none", "steps": 200},
+        {"weights": "hub", "steps": 199},
+        {"weights": "hub", "quick": True},
+        {"weights": "hub", "average": "none"},
+    ):
         job = planned(**settings)
         assert list(job.finals) == ["AIDGN", "ERM"] and "averaged" not in fit.describe(job)
     assert list(planned(weights="none", average="swad").finals) == ["AIDGN+SWAD", "ERM+SWAD"]
@@ -96,8 +115,13 @@ def test_what_is_said_is_what_the_numbers_say() -> None:
     assert fit.best([ours, erm], "AIDGN") == "AIDGN" and fit.best([], "AIDGN") == "AIDGN"
     assert fit.best([replace(ours, accuracies=erm.accuracies), erm], "AIDGN") == "AIDGN"
     expect, compared, seen = fit.answer([ours, erm], "AIDGN", 0.95, 4)
-    for words in ("about 80%", "80.0% is the mean over 3 domains", "10.0% the spread", "b the worst with 70.0%",
-                  "Guessing gives 25.0%"):
+    for words in (
+        "about 80%",
+        "80.0% is the mean over 3 domains",
+        "10.0% the spread",
+        "b the worst with 70.0%",
+        "Guessing gives 25.0%",
+    ):
         assert words in expect
     # Differences of 5, 4 and 5 points: mean 4.67, standard error 0.33.
     assert "ERM: 75.3%" in compared and "AIDGN is +4.7 points" in compared and "a clear difference" in compared
@@ -147,16 +171,25 @@ def test_model_and_summary(tmp_path: Path) -> None:
     assert text.count("| AIDGN |") == 1 and text.startswith("# three\\|styles\n")
     records = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
     assert fit.seen_accuracy(run) == max(
-        np.mean([record[f"env{domain}_out_acc"] for domain in range(3)]) for record in records)
+        np.mean([record[f"env{domain}_out_acc"] for domain in range(3)]) for record in records
+    )
 
 
 def test_equal_methods_rarely_differ_clearly() -> None:
     random = np.random.default_rng(0)
     for domains in (3, 4, 6):
         pairs = random.normal(0.7, 0.05, (2000, 2, domains))
-        clear = [", a clear difference" in fit.compared([fit.Estimate(name, {str(i): x for i, x in enumerate(values)})
-                                                         for name, values in zip("ab", pair, strict=True)], "a")
-                 for pair in pairs]
+        clear = [
+            ", a clear difference"
+            in fit.compared(
+                [
+                    fit.Estimate(name, {str(i): x for i, x in enumerate(values)})
+                    for name, values in zip("ab", pair, strict=True)
+                ],
+                "a",
+            )
+            for pair in pairs
+        ]
         assert 0.02 < np.mean(clear) < 0.07
 
 
@@ -191,8 +224,10 @@ def test_what_the_survey_says_of_names(tmp_path: Path, prepared_of: Callable[[Da
     dataset = folder(tmp_path / "all" / "inner", 28, each=6)
     assert fit.survey(prepared_of(dataset))[0].endswith("2 classes of 18 images each (cat, dog).")
     said = fit.survey(prepared_of(load_dataset(tmp_path / "all")))
-    assert any(sentence.endswith(f"If d0 is a domain and cat a class, give {tmp_path / 'all' / 'inner'} instead.")
-               for sentence in said)
+    assert any(
+        sentence.endswith(f"If d0 is a domain and cat a class, give {tmp_path / 'all' / 'inner'} instead.")
+        for sentence in said
+    )
     for path in (tmp_path / "all" / "inner").glob("*/dog/*"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="The class dog has no image that can be read"):
@@ -221,8 +256,9 @@ def test_the_estimate_is_honest(tmp_path: Path) -> None:
         chosen = max(found, key=lambda each: each.mean)
         indices = DIGITS.indices(new)
         labels = load_model(run, device="cpu").predict(DIGITS.pixels[indices]).labels
-        actual = float(np.mean([DIGITS.classes[label] == name
-                                for label, name in zip(DIGITS.labels[indices], labels, strict=True)]))
+        actual = float(
+            np.mean([DIGITS.classes[label] == name for label, name in zip(DIGITS.labels[indices], labels, strict=True)])
+        )
         print(f"{DIGITS.domains[new]}: estimated {chosen.mean:.1%} +- {chosen.spread:.1%}, actually {actual:.1%}")
         surprises.append(actual - chosen.mean)
         assert abs(actual - chosen.mean) < 3 * max(chosen.spread, 0.1)

@@ -61,9 +61,14 @@ def recorded(folder: Path, domain: int) -> float:
 
 # The run's own evaluation --------------------------------------------------------------------------------------------
 
+
 def test_accuracy_is_the_recorded_one_for_arrays_and_files(run: Path, model: Model, tmp_path: Path) -> None:
     assert (model.algorithm, model.classes, model.domains, model.image_size) == (
-        "AIDGN", DIGITS.classes, DIGITS.domains, 28)
+        "AIDGN",
+        DIGITS.classes,
+        DIGITS.domains,
+        28,
+    )
     wanted = recorded(run, CHALK)
     assert 0.05 < wanted < 0.99
     assert accuracy(model, DIGITS.pixels[INSIDE], DIGITS.labels[INSIDE]) == pytest.approx(wanted, abs=1e-9)
@@ -73,8 +78,11 @@ def test_accuracy_is_the_recorded_one_for_arrays_and_files(run: Path, model: Mod
     assert accuracy(model, paths, DIGITS.labels[INSIDE]) == pytest.approx(wanted, abs=1e-9)
 
 
-@pytest.mark.parametrize("changes", [{"algorithm": "ARM"}, {"algorithm": "MTL"}, {"algorithm": "SagNet"},
-                                     {"algorithm": "ERM", "average": "sma"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"algorithm": "ARM"}, {"algorithm": "MTL"}, {"algorithm": "SagNet"}, {"algorithm": "ERM", "average": "sma"}],
+    ids=str,
+)
 def test_algorithms_of_every_kind(changes: dict[str, str], digits_run: DigitsRun, tmp_path: Path) -> None:
     folder = digits_run(tmp_path, steps=2, **changes)
     model = load_model(folder, device="cpu")
@@ -92,8 +100,11 @@ def test_folder_of_images_larger_than_the_cache_stores(tmp_path: Path) -> None:
                 noise = random.normal(level, 40, (5, 7, 3)).clip(0, 255).astype(np.uint8)
                 size = (300 + 40 * number, 700 - 50 * number)
                 Image.fromarray(noise).resize(size).save(root / domain / name / f"{number}.jpg")
-    folder = train(RunSpec(str(root), "ERM", "c", steps=2, eval_every=1, backbone="small",
-                           hyper_parameters={"batch_size": 2}), tmp_path / "runs", device="cpu")
+    folder = train(
+        RunSpec(str(root), "ERM", "c", steps=2, eval_every=1, backbone="small", hyper_parameters={"batch_size": 2}),
+        tmp_path / "runs",
+        device="cpu",
+    )
     model, data = load_model(folder, device="cpu"), load_dataset(root)
     inside = data.indices(2)[split(len(data.indices(2)), 0, 2)[0]]
     paths = [root / data.files[index] for index in inside]
@@ -101,8 +112,17 @@ def test_folder_of_images_larger_than_the_cache_stores(tmp_path: Path) -> None:
 
     # In memory they are shrunk once to 256 pixels and then to 224; close to one exact antialiased resizing.
     arrays = [np.asarray(Image.open(path)) for path in paths[:3]]
-    exact = torch.cat([interpolate(torch.from_numpy(array.copy()).permute(2, 0, 1)[None].float(), (224, 224),
-                                   mode="bilinear", antialias=True) for array in arrays])
+    exact = torch.cat(
+        [
+            interpolate(
+                torch.from_numpy(array.copy()).permute(2, 0, 1)[None].float(),
+                (224, 224),
+                mode="bilinear",
+                antialias=True,
+            )
+            for array in arrays
+        ]
+    )
     with torch.no_grad():
         x = (exact / 255 - MEAN[:, None, None]) / STD[:, None, None]
         wanted = model.network.predict(x).softmax(1)
@@ -113,8 +133,7 @@ def test_folder_of_images_larger_than_the_cache_stores(tmp_path: Path) -> None:
 def test_strides_are_those_of_the_initial_weights(digits_run: DigitsRun, tmp_path: Path) -> None:
     weights = tmp_path / "tiny.safetensors"
     plain = backbones.create("test_resnet", weights="none")
-    save_file(plain.state_dict(), weights,
-              {"architecture": "test_resnet", "downsample": "stride on the 1x1 conv"})
+    save_file(plain.state_dict(), weights, {"architecture": "test_resnet", "downsample": "stride on the 1x1 conv"})
     folder = digits_run(tmp_path / "runs", "ERM", steps=1, backbone="test_resnet", weights=str(weights))
     weights.unlink()
     model = load_model(folder, device="cpu")
@@ -130,6 +149,7 @@ def test_strides_are_those_of_the_initial_weights(digits_run: DigitsRun, tmp_pat
 
 # Kinds of images -----------------------------------------------------------------------------------------------------
 
+
 def test_every_kind_of_image_gives_the_same(model: Model, tmp_path: Path) -> None:
     pixels = DIGITS.pixels[INSIDE[0]]
     Image.fromarray(pixels).save(tmp_path / "a.png")
@@ -137,8 +157,19 @@ def test_every_kind_of_image_gives_the_same(model: Model, tmp_path: Path) -> Non
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     opaque = np.concatenate([pixels, np.full((28, 28, 1), 255, np.uint8)], axis=2)
     lazy = Image.open(tmp_path / "turned.png")
-    images = [str(tmp_path / "a.png"), tmp_path / "turned.png", Image.fromarray(pixels), pixels, tensor, tensor / 255,
-              (tensor / 255).double(), opaque, np.ascontiguousarray(pixels[::-1])[::-1], lazy, lazy]
+    images = [
+        str(tmp_path / "a.png"),
+        tmp_path / "turned.png",
+        Image.fromarray(pixels),
+        pixels,
+        tensor,
+        tensor / 255,
+        (tensor / 255).double(),
+        opaque,
+        np.ascontiguousarray(pixels[::-1])[::-1],
+        lazy,
+        lazy,
+    ]
     logits = model.logits(images)
     assert logits.shape == (len(images), 10) and logits.dtype == torch.float32
     with torch.no_grad():
@@ -163,8 +194,7 @@ def test_one_many_and_none(model: Model) -> None:
     assert len(found) == 150 and found.probabilities.shape == (150, 10)
     np.testing.assert_allclose(found.probabilities.sum(1), 1)
     logits = model.logits(iter(many)).double().numpy()
-    np.testing.assert_allclose(found.probabilities,
-                               np.exp(logits) / np.exp(logits).sum(1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(found.probabilities, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), atol=1e-6)
     one = model.predict(many[77])
     assert one.labels == [found.labels[77]] and one.probabilities[0] == pytest.approx(found.probabilities[77], abs=1e-5)
     best = found.top(3)[77]
@@ -173,16 +203,19 @@ def test_one_many_and_none(model: Model) -> None:
     assert len(model.predict([])) == 0 and model.predict([]).probabilities.shape == (0, 10)
 
 
-@pytest.mark.parametrize(("image", "words"), [
-    (np.zeros((28, 28)) - 1, "from -1 to -1"),
-    (np.zeros((28, 28, 3), np.int64), "int64"),
-    (np.zeros((3, 28, 28), np.uint8), r"\[H, W, 3\]"),
-    (np.zeros((0, 5, 3), np.uint8), "shape"),
-    (torch.zeros(28, 28, 3, dtype=torch.uint8), r"\[3, H, W\]"),
-    (torch.full((3, 4, 4), torch.nan), "nan"),
-    (7, "int"),
-    ("nowhere.png", "nowhere.png does not exist"),
-])
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (np.zeros((28, 28)) - 1, "from -1 to -1"),
+        (np.zeros((28, 28, 3), np.int64), "int64"),
+        (np.zeros((3, 28, 28), np.uint8), r"\[H, W, 3\]"),
+        (np.zeros((0, 5, 3), np.uint8), "shape"),
+        (torch.zeros(28, 28, 3, dtype=torch.uint8), r"\[3, H, W\]"),
+        (torch.full((3, 4, 4), torch.nan), "nan"),
+        (7, "int"),
+        ("nowhere.png", "nowhere.png does not exist"),
+    ],
+)
 def test_what_is_no_image(image: object, words: str, model: Model) -> None:
     with pytest.raises(UserError, match=words) as error:
         model.predict([np.zeros((5, 5), np.uint8), image])  # type: ignore[list-item]
@@ -208,7 +241,8 @@ def test_broken_files_are_told_and_left_out(model: Model, tmp_path: Path) -> Non
 
 
 def test_worker_processes_and_batches_in_flight_change_nothing(
-        digits_run: DigitsRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits_run: DigitsRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of an algorithm for which it matters which images are beside an image."""
     model = load_model(digits_run(tmp_path / "runs", "ARM", steps=2), device="cpu")
     paths = [str(tmp_path / f"{number}.png") for number in range(260)]
@@ -222,8 +256,11 @@ def test_worker_processes_and_batches_in_flight_change_nothing(
     for kind, cores, in_flight in (("Threads", 1, 0), ("Workers", 2, 2)):
         used, submit = list[int](), getattr(streaming, kind).submit
         monkeypatch.setattr(streaming, "usable_cores", lambda cores=cores: cores)
-        monkeypatch.setattr(getattr(streaming, kind), "submit", lambda self, part, submit=submit, used=used: (
-            used.append(len(part)), submit(self, part))[1])
+        monkeypatch.setattr(
+            getattr(streaming, kind),
+            "submit",
+            lambda self, part, submit=submit, used=used: (used.append(len(part)), submit(self, part))[1],
+        )
         monkeypatch.setattr(model, "in_flight", in_flight)
         found = list(model.batches(paths, lambda *_: None))
         assert [path for names, _ in found for path in names] == kept and sum(used) == len(paths)
@@ -238,7 +275,8 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
     here = str(tmp_path)
     assert find_images([here]) == [f"{here}/{name}" for name in ("a.webp", "b/1.JPG", "b/2.png", "odd[1].png")]
     assert find_images([f"{here}/b/*", f"{here}/odd[1].png", f"{here}/b/notes.txt", f"{here}/no*"]) == [
-        f"{here}/{name}" for name in ("b/1.JPG", "b/2.png", "odd[1].png", "b/notes.txt", "no*")]
+        f"{here}/{name}" for name in ("b/1.JPG", "b/2.png", "odd[1].png", "b/notes.txt", "no*")
+    ]
     assert find_images([f"{here}/**/1.JPG"])[0] == f"{here}/b/1.JPG"
     for name in ("c/1.jfif", "c/2.HEIC", "c/3.mov"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -250,6 +288,7 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
 
 
 # Loading --------------------------------------------------------------------------------------------------------------
+
 
 def test_folder_and_files(run: Path, model: Model) -> None:
     image = DIGITS.pixels[INSIDE[:2]]
@@ -282,7 +321,7 @@ def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
     refused(tmp_path / "lone" / "model.safetensors", "no run.json")
 
     whole = (copy / "model.safetensors").read_bytes()
-    (copy / "model.safetensors").write_bytes(whole[:len(whole) // 2])
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     refused(copy, "model.safetensors is damaged")
     save_file({"a": torch.zeros(2)}, copy / "model.safetensors")
     refused(copy, "does not fit .*missing")
@@ -292,13 +331,16 @@ def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
     refused(copy, "not finished")
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"classes": ["0", "1", "2"]}, r"3 classes: .*classifier.weight is \[128, 10\] instead of \[128, 3\]"),
-    ({"classes": None}, "does not describe a run"),
-    ({"image_size": "28"}, "does not describe a run"),
-    ({"identity": {}}, "does not describe a run.*algorithm"),
-    (None, "does not describe a run"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"classes": ["0", "1", "2"]}, r"3 classes: .*classifier.weight is \[128, 10\] instead of \[128, 3\]"),
+        ({"classes": None}, "does not describe a run"),
+        ({"image_size": "28"}, "does not describe a run"),
+        ({"identity": {}}, "does not describe a run.*algorithm"),
+        (None, "does not describe a run"),
+    ],
+)
 def test_run_json_that_does_not_fit(change: dict[str, object] | None, words: str, copy: Path) -> None:
     about = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text("{" if change is None else json.dumps({**about, **change}))
@@ -306,10 +348,13 @@ def test_run_json_that_does_not_fit(change: dict[str, object] | None, words: str
         load_model(copy)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"algorithm": ["ERM"]}, "no algorithm of this version"),
-    ({"hyper_parameters": {"featurizer": 1}}, "AIDGN has no hyper-parameter featurizer"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"algorithm": ["ERM"]}, "no algorithm of this version"),
+        ({"hyper_parameters": {"featurizer": 1}}, "AIDGN has no hyper-parameter featurizer"),
+    ],
+)
 def test_an_identity_that_nobody_has(change: dict[str, object], words: str, copy: Path) -> None:
     about = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps({**about, "identity": {**about["identity"], **change}}))
@@ -317,8 +362,9 @@ def test_an_identity_that_nobody_has(change: dict[str, object], words: str, copy
         load_model(copy)
 
 
-def test_own_algorithm_is_asked_for(digits_run: DigitsRun, own: str, tmp_path: Path,
-                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_own_algorithm_is_asked_for(
+    digits_run: DigitsRun, own: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = digits_run(tmp_path / "runs", own, steps=1)
     with pytest.raises(UserError, match=r"--algorithm path/to/file.py:Mine"):
         load_model(folder)
@@ -337,14 +383,24 @@ def test_own_algorithm_is_asked_for(digits_run: DigitsRun, own: str, tmp_path: P
 
 def test_loading_a_model_imports_no_compiler(run: Path) -> None:
     """It would take a second at the start of every prediction."""
-    script = f"import sys; from aidgn.inference import load_model; load_model({str(run)!r}, 'cpu'); " \
-             "sys.exit('torch._dynamo' in sys.modules)"
+    script = (
+        f"import sys; from aidgn.inference import load_model; load_model({str(run)!r}, 'cpu'); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("logits", [
-    [1.0, 2.0, 3e38], [torch.inf, 0.0, 1.0], [torch.nan, 0.0, 1.0], [-torch.inf, -torch.inf, -torch.inf],
-    [-torch.inf, 5.0, 5.0], [-1e3, 0.0, 1e3]])
+@pytest.mark.parametrize(
+    "logits",
+    [
+        [1.0, 2.0, 3e38],
+        [torch.inf, 0.0, 1.0],
+        [torch.nan, 0.0, 1.0],
+        [-torch.inf, -torch.inf, -torch.inf],
+        [-torch.inf, 5.0, 5.0],
+        [-1e3, 0.0, 1e3],
+    ],
+)
 def test_probabilities_are_those_of_pytorch(logits: list[float]) -> None:
     given = torch.tensor([logits])
     torch.testing.assert_close(torch.from_numpy(softmax(given.numpy())), given.double().softmax(1), equal_nan=True)

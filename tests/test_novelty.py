@@ -24,8 +24,9 @@ OUTSIDE = np.concatenate([DIGITS.indices(d)[split(len(DIGITS.indices(d)), 0, d)[
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the two styles that are dark on light."""
-    spec = RunSpec("digits", "AIDGN", ("chalk", "poster"), steps=200, eval_every=100,
-                   hyper_parameters={"batch_size": 32})
+    spec = RunSpec(
+        "digits", "AIDGN", ("chalk", "poster"), steps=200, eval_every=100, hyper_parameters={"batch_size": 32}
+    )
     return train(spec, tmp_path_factory.mktemp("runs"), device="cpu")
 
 
@@ -44,6 +45,7 @@ def naive(norms: list[float], angles: list[float], norm: float, angle: float) ->
 
     def unusual(r: float, theta: float) -> float:
         return max((r - middle) / (high - middle), (middle - r) / (middle - low), (theta - half) / (wide - half))
+
     return sum(unusual(*point) >= unusual(norm, angle) for point in points) / len(points)
 
 
@@ -68,8 +70,9 @@ def test_norm_and_angle_of_features() -> None:
     assert known.p_values(torch.tensor([[3.0, 4.0]]), logits) == known.p_values(np.array([[3.0, 4.0]]), np.array([0]))
     labels = np.array([0, 1, 1])
     for kind in (np.uint8, np.uint16, np.int32):  # numbers, never a mask
-        np.testing.assert_array_equal(known.p_values(features[:3], labels.astype(kind)),
-                                      known.p_values(features[:3], labels))
+        np.testing.assert_array_equal(
+            known.p_values(features[:3], labels.astype(kind)), known.p_values(features[:3], labels)
+        )
     assert known.p_values(features[4:], np.array([0])) == pytest.approx(0.2)  # the least there is
     assert known.p_values_of(np.array([np.inf]), np.zeros(1)) == pytest.approx(0.2)
 
@@ -111,6 +114,7 @@ def test_on_images_never_seen_and_on_really_different_ones(model: Model) -> None
         warnings = model.predict(pixels).warnings
         assert warnings is not None
         return float(np.mean([each is not None for each in warnings]))
+
     assert warned(random.integers(0, 256, (200, 28, 28, 3), dtype=np.uint8)) > 0.4
     assert warned(255 - DIGITS.pixels[OUTSIDE]) > 0.4
 
@@ -120,8 +124,9 @@ def test_kept_with_the_selected_weights(run: Path, model: Model, tmp_path: Path)
     found = model.predict(DIGITS.pixels[OUTSIDE])
     np.testing.assert_allclose(np.sort(model.novelty.norms), np.sort(found.features.norm(dim=1)), rtol=1e-4)
     again = Novelty.from_dict(json.loads(json.dumps(model.novelty.to_dict())), model.network.classifier.weight)
-    np.testing.assert_array_equal(again.p_values(found.features, found.logits),
-                                  model.novelty.p_values(found.features, found.logits))
+    np.testing.assert_array_equal(
+        again.p_values(found.features, found.logits), model.novelty.p_values(found.features, found.logits)
+    )
     assert load_model(run / "last.safetensors", device="cpu").predict(DIGITS.pixels[:2]).warnings is None
 
     copy = Path(shutil.copytree(run, tmp_path / "copy"))

@@ -15,21 +15,41 @@ from aidgn import objective
 from aidgn.objective import AIDGNLoss, AngularClassifier, aidgn_loss, margin, norm_regularizer, perturbed_logits
 
 DEFAULTS: dict[str, Any] = {
-    "kappa": 110.0, "gamma": 1e-3, "beta": 0.3, "eta": 0.04, "mu_star": 410.0, "ratio": "linear",
-    "regularizer": "linear", "variant": "paper", "ratio_threshold": 1.0}
+    "kappa": 110.0,
+    "gamma": 1e-3,
+    "beta": 0.3,
+    "eta": 0.04,
+    "mu_star": 410.0,
+    "ratio": "linear",
+    "regularizer": "linear",
+    "variant": "paper",
+    "ratio_threshold": 1.0,
+}
 ABLATIONS: dict[str, dict[str, float]] = {
-    "full": {}, "noR": {"eta": 0.0}, "noD": {"beta": 0.0}, "noRD": {"eta": 0.0, "beta": 0.0}}
+    "full": {},
+    "noR": {"eta": 0.0},
+    "noD": {"beta": 0.0},
+    "noRD": {"eta": 0.0, "beta": 0.0},
+}
 SWITCHES = [
     {"ratio": ratio, "regularizer": regularizer, "variant": variant, **ABLATIONS[ablation]}
     for ratio, regularizer, variant, ablation in itertools.product(
-        ("linear", "exact"), ("linear", "exact"), ("paper", "release"), ABLATIONS)
+        ("linear", "exact"), ("linear", "exact"), ("paper", "release"), ABLATIONS
+    )
     if not (ratio == "exact" and "D" in ablation)
 ]
 every_switch = pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: "-".join(map(str, s.values())))
 
 
-def reference(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor, held: Tensor | None = None,
-              cases: set[str] | None = None, **options: Any) -> tuple[float, float, float]:
+def reference(
+    features: Tensor,
+    labels: Tensor,
+    domains: Tensor,
+    weight: Tensor,
+    held: Tensor | None = None,
+    cases: set[str] | None = None,
+    **options: Any,
+) -> tuple[float, float, float]:
     """The formulas of the objective, naively. `held`: features from which everything that carries no gradient (mu_d in
     the margin, h) is computed instead; `cases`: receives the cases met."""
     o = {**DEFAULTS, **options}
@@ -63,8 +83,11 @@ def reference(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor,
         h = norm(constant[i]) / mu_constant[d[i]]
         h = h if h > o["ratio_threshold"] else 1.0
         if cases is not None:
-            cases |= {"margin" if theta + m <= math.pi else "guard", "h" if h != 1 else "h = 1",
-                      "low" if r < 10 else "high" if r > o["mu_star"] else "norm"}
+            cases |= {
+                "margin" if theta + m <= math.pi else "guard",
+                "h" if h != 1 else "h = 1",
+                "low" if r < 10 else "high" if r > o["mu_star"] else "norm",
+            }
         eta_released = o["eta"] * o["mu_star"]
         if o["regularizer"] == "linear":
             per_sample.append(eta_released * (rc / (h * o["mu_star"]) ** 2 + 1 / rc))
@@ -79,8 +102,12 @@ def reference(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor,
     return classification + regularizer, classification, regularizer
 
 
-def batch(seed: int = 0, norms: tuple[float, ...] = (4.0, 8.0, 15.0, 20.0, 22.0, 35.0, 60.0, 13.0), n: int = 3,
-          classes: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def batch(
+    seed: int = 0,
+    norms: tuple[float, ...] = (4.0, 8.0, 15.0, 20.0, 22.0, 35.0, 60.0, 13.0),
+    n: int = 3,
+    classes: int = 4,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Three domains of 5, 2 and 1 samples, mixed, with norms on both sides of the released code's clamps."""
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(len(norms), n, dtype=torch.float64, generator=generator)
@@ -155,8 +182,11 @@ def test_mean_norm_is_constant_in_the_margin_and_not_in_the_regulariser() -> Non
     # Sample 1 moves: with its own margin only, and through mu_d of its domain.
     step = torch.zeros_like(z)
     step[1] = 1e-5 * z[1].detach()
-    moved = [reference(z.detach() + s * step, y, d, w, held, kappa=3.0, gamma=0.01, beta=2.0)[1]
-             for s in (1, -1) for held in (z.detach(), None)]
+    moved = [
+        reference(z.detach() + s * step, y, d, w, held, kappa=3.0, gamma=0.01, beta=2.0)[1]
+        for s in (1, -1)
+        for held in (z.detach(), None)
+    ]
     detached, through = ((moved[i] - moved[i + 2]) / 2 for i in (0, 1))
     assert float((gradient * step).sum()) == pytest.approx(detached, rel=1e-5)
     assert abs(detached - through) > 0.1 * abs(detached)
@@ -164,16 +194,21 @@ def test_mean_norm_is_constant_in_the_margin_and_not_in_the_regulariser() -> Non
     assert (gradient.norm(dim=1) > 0).all()
 
 
-@pytest.mark.parametrize("options", [
-    {"beta": 0.0, "gamma": 0.02},
-    {"beta": 0.0, "gamma": 0.02, "regularizer": "exact"},
-    {"beta": 0.0, "gamma": 0.02, "variant": "release", "ratio_threshold": 1e6},
-    {"beta": 0.0, "gamma": 0.02, "variant": "release", "regularizer": "exact", "ratio_threshold": 1e6},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beta": 0.0, "gamma": 0.02},
+        {"beta": 0.0, "gamma": 0.02, "regularizer": "exact"},
+        {"beta": 0.0, "gamma": 0.02, "variant": "release", "ratio_threshold": 1e6},
+        {"beta": 0.0, "gamma": 0.02, "variant": "release", "regularizer": "exact", "ratio_threshold": 1e6},
+    ],
+    ids=str,
+)
 def test_gradcheck_where_nothing_is_held(options: dict[str, Any]) -> None:
     z, y, d, w = batch(4)
-    assert torch.autograd.gradcheck(lambda a, b: aidgn_loss(a, y, d, b, **{**MODERATE, **options}),
-                                    (z.requires_grad_(), w.requires_grad_()))
+    assert torch.autograd.gradcheck(
+        lambda a, b: aidgn_loss(a, y, d, b, **{**MODERATE, **options}), (z.requires_grad_(), w.requires_grad_())
+    )
 
 
 def test_gradcheck_of_the_parts() -> None:
@@ -199,9 +234,13 @@ GAMMAS = (0.0, 1e-3, 1.0, 1e30)
 def test_finite_everywhere(switches: dict[str, Any], dtype: torch.dtype) -> None:
     eye = torch.eye(6)
     some = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
-    batches = {"zero": torch.zeros(5, 6), "one zero": some * torch.tensor([0.0, 1, 1, 1, 0])[:, None],
-               "on the class": 400 * eye[:5], "against it": -4e4 * eye[:5],
-               "one far out": some * torch.tensor([3e3, 1, 1, 1, 1])[:, None]}
+    batches = {
+        "zero": torch.zeros(5, 6),
+        "one zero": some * torch.tensor([0.0, 1, 1, 1, 0])[:, None],
+        "on the class": 400 * eye[:5],
+        "against it": -4e4 * eye[:5],
+        "one far out": some * torch.tensor([3e3, 1, 1, 1, 1])[:, None],
+    }
     if dtype != torch.float16:  # whose range the gradient of order kappa / |z| exceeds
         batches["tiny"] = 1e-7 * some
     for (name, z), gamma in itertools.product(batches.items(), GAMMAS):
@@ -286,8 +325,12 @@ def test_exact_regularizer_is_the_kl_of_exponentials_and_linear_at_mu_star() -> 
     mu_star = 7.0
     mu = torch.tensor([2.0, 7.0, 30.0], dtype=torch.float64)
     grid = torch.linspace(0, 600, 600_001, dtype=torch.float64)
-    for value, kl, linear in zip(mu.tolist(), norm_regularizer(mu, mu_star, "exact").tolist(),
-                                 norm_regularizer(mu, mu_star).tolist(), strict=True):
+    for value, kl, linear in zip(
+        mu.tolist(),
+        norm_regularizer(mu, mu_star, "exact").tolist(),
+        norm_regularizer(mu, mu_star).tolist(),
+        strict=True,
+    ):
         p = torch.exp(-grid / mu_star) / mu_star
         log_ratio = math.log(value / mu_star) + grid * (1 / value - 1 / mu_star)
         assert kl == pytest.approx(float(torch.trapezoid(p * log_ratio, grid)), abs=1e-6)
@@ -301,8 +344,7 @@ def test_exact_regularizer_is_the_kl_of_exponentials_and_linear_at_mu_star() -> 
 def test_one_domain_and_one_sample(switches: dict[str, Any]) -> None:
     z, y, d, w = batch(6)
     options = moderate(switches)
-    close(aidgn_loss(z, y, torch.full_like(d, 3), w, **options),
-          reference(z, y, torch.full_like(d, 3), w, **options))
+    close(aidgn_loss(z, y, torch.full_like(d, 3), w, **options), reference(z, y, torch.full_like(d, 3), w, **options))
     close(aidgn_loss(z[:1], y[:1], d[:1], w, **options), reference(z[:1], y[:1], d[:1], w, **options))
 
 
@@ -320,8 +362,14 @@ def test_order_of_samples_and_names_of_domains_do_not_matter(switches: dict[str,
 
 def test_each_domain_counts_once_in_the_regulariser() -> None:
     r = torch.tensor([10.0, 10.0, 10.0, 40.0], dtype=torch.float64)
-    loss = aidgn_loss(r[:, None] * torch.eye(4, dtype=torch.float64), torch.arange(4), torch.tensor([0, 0, 0, 1]),
-                      torch.eye(4, dtype=torch.float64), mu_star=20.0, eta=1.0)
+    loss = aidgn_loss(
+        r[:, None] * torch.eye(4, dtype=torch.float64),
+        torch.arange(4),
+        torch.tensor([0, 0, 0, 1]),
+        torch.eye(4, dtype=torch.float64),
+        mu_star=20.0,
+        eta=1.0,
+    )
     assert loss.regularizer.item() == pytest.approx(((0.5 + 2) + (2 + 0.5)) / 2)
 
 
@@ -386,20 +434,23 @@ def test_compiles_in_one_graph(options: dict[str, Any]) -> None:
 # Mistakes -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"ratio": "exakt"}, "ratio must be 'linear' or 'exact', got 'exakt'"),
-    ({"regularizer": "kl"}, "regularizer must be"),
-    ({"variant": "Paper"}, "variant must be 'paper' or 'release'"),
-    ({"ratio": "exact", "beta": 0.0}, "needs beta > 0"),
-    ({"kappa": 0.0}, "kappa must be above 0"),
-    ({"mu_star": -1.0}, "mu_star must be above 0"),
-    ({"ratio_threshold": 0.0}, "ratio_threshold must be above 0"),
-    ({"gamma": -1e-9}, "gamma must be 0 or above"),
-    ({"beta": -0.1}, "beta must be 0 or above"),
-    ({"eta": -0.1}, "eta must be 0 or above"),
-    ({"eta": math.nan}, "eta must be 0 or above"),
-    ({"kappa": math.inf}, "kappa must be above 0"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio": "exakt"}, "ratio must be 'linear' or 'exact', got 'exakt'"),
+        ({"regularizer": "kl"}, "regularizer must be"),
+        ({"variant": "Paper"}, "variant must be 'paper' or 'release'"),
+        ({"ratio": "exact", "beta": 0.0}, "needs beta > 0"),
+        ({"kappa": 0.0}, "kappa must be above 0"),
+        ({"mu_star": -1.0}, "mu_star must be above 0"),
+        ({"ratio_threshold": 0.0}, "ratio_threshold must be above 0"),
+        ({"gamma": -1e-9}, "gamma must be 0 or above"),
+        ({"beta": -0.1}, "beta must be 0 or above"),
+        ({"eta": -0.1}, "eta must be 0 or above"),
+        ({"eta": math.nan}, "eta must be 0 or above"),
+        ({"kappa": math.inf}, "kappa must be above 0"),
+    ],
+)
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         aidgn_loss(*batch(), **options)
@@ -408,10 +459,14 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 def test_wrong_tensors() -> None:
     z, y, d, w = batch()
     for wrong, message in [
-        ((z[0], y, d, w), "features must be"), ((z.long(), y, d, w), "features must be"),
-        ((z[:0], y[:0], d[:0], w), "B >= 1"), ((z, y, d, w.t()), r"weight must be .* n = 3"),
-        ((z, y[:-1], d, w), r"labels must be integers of shape \[8\]"), ((z, y.double(), d, w), "labels must be"),
-        ((z, y, d[:, None], w), "domains must be"), ((z, y, d > 0, w), "domains must be"),
+        ((z[0], y, d, w), "features must be"),
+        ((z.long(), y, d, w), "features must be"),
+        ((z[:0], y[:0], d[:0], w), "B >= 1"),
+        ((z, y, d, w.t()), r"weight must be .* n = 3"),
+        ((z, y[:-1], d, w), r"labels must be integers of shape \[8\]"),
+        ((z, y.double(), d, w), "labels must be"),
+        ((z, y, d[:, None], w), "domains must be"),
+        ((z, y, d > 0, w), "domains must be"),
     ]:
         with pytest.raises(ValueError, match=message):
             aidgn_loss(*wrong)
@@ -428,8 +483,13 @@ def test_classifier() -> None:
     assert [(name, p.shape) for name, p in classifier.named_parameters()] == [("weight", (16, 5))]
     torch.testing.assert_close(classifier.weight.detach(), draw / draw.norm(dim=0))
     z = torch.randn(7, 16)
-    expected = [[110 * math.cos(math.acos(float(row @ column / row.norm() / column.norm())))
-                 for column in classifier.weight.detach().t()] for row in z]
+    expected = [
+        [
+            110 * math.cos(math.acos(float(row @ column / row.norm() / column.norm())))
+            for column in classifier.weight.detach().t()
+        ]
+        for row in z
+    ]
     torch.testing.assert_close(classifier(z), torch.tensor(expected), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(classifier(1e-3 * z), classifier(z), rtol=1e-4, atol=1e-4)
     assert torch.equal(AngularClassifier(16, 5, kappa=2.0)(torch.zeros(1, 16)), torch.zeros(1, 5))
@@ -451,8 +511,18 @@ def test_loss_without_margin_and_regulariser_is_the_cross_entropy_of_the_classif
 # The paper's remark: MagFace ------------------------------------------------------------------------------------------
 
 
-def magface(cosines: list[float], label: int, a: float, *, s: float, l_a: float, u_a: float, l_m: float, u_m: float,
-            lambda_g: float) -> float:
+def magface(
+    cosines: list[float],
+    label: int,
+    a: float,
+    *,
+    s: float,
+    l_a: float,
+    u_a: float,
+    l_m: float,
+    u_m: float,
+    lambda_g: float,
+) -> float:
     """Meng et al., CVPR 2021: margin linear in the norm a, from l_m at l_a to u_m at u_a, and g(a) = 1/a + a/u_a^2."""
     m = (u_m - l_m) / (u_a - l_a) * (a - l_a) + l_m
     exponents = [s * (math.cos(math.acos(c) + m) if i == label else c) for i, c in enumerate(cosines)]
@@ -467,10 +537,28 @@ def test_one_sample_of_one_domain_is_magface() -> None:
     for z in ([30.0, 40.0, -20.0], [200.0, 100.0, 120.0]):
         features = torch.tensor([z], dtype=torch.float64)
         a = math.hypot(*z)
-        loss = aidgn_loss(features, torch.tensor([1]), torch.tensor([0]), w, kappa=kappa, gamma=gamma, beta=beta,
-                          eta=eta, mu_star=mu_star)
-        expected = magface([x / a for x in z], 1, a, s=kappa, l_a=l_a, u_a=mu_star, l_m=slope * l_a,
-                           u_m=slope * mu_star, lambda_g=eta * mu_star)
+        loss = aidgn_loss(
+            features,
+            torch.tensor([1]),
+            torch.tensor([0]),
+            w,
+            kappa=kappa,
+            gamma=gamma,
+            beta=beta,
+            eta=eta,
+            mu_star=mu_star,
+        )
+        expected = magface(
+            [x / a for x in z],
+            1,
+            a,
+            s=kappa,
+            l_a=l_a,
+            u_a=mu_star,
+            l_m=slope * l_a,
+            u_m=slope * mu_star,
+            lambda_g=eta * mu_star,
+        )
         assert loss.total.item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -481,8 +569,10 @@ def test_release_without_domains_is_magface_for_any_batch() -> None:
     loss = aidgn_loss(z, y, d, w, kappa=5.0, beta=0.0, variant="release", ratio_threshold=1e6)
     cosines, norms = objective.cosines(z, w).tolist(), z.norm(dim=1).tolist()
     assert min(map(max, cosines)) > 0
-    expected = [magface(row, label, a, s=5.0, l_a=10.0, u_a=410.0, l_m=0.4, u_m=0.8, lambda_g=0.04 * 410)
-                for row, label, a in zip(cosines, y.tolist(), norms, strict=True)]
+    expected = [
+        magface(row, label, a, s=5.0, l_a=10.0, u_a=410.0, l_m=0.4, u_m=0.8, lambda_g=0.04 * 410)
+        for row, label, a in zip(cosines, y.tolist(), norms, strict=True)
+    ]
     assert loss.total.item() == pytest.approx(sum(expected) / 4, rel=1e-12)
 
 

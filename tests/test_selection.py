@@ -21,14 +21,37 @@ from aidgn.selection import load_records, read_runs, select
 Record = dict[str, Any]
 
 
-def record(step: int, accuracies: dict[str, float], dataset: str = "PACS", algorithm: str = "ERM",
-           targets: tuple[int, ...] = (0,), trial: int = 0, draw: int = 0, **more: Any) -> Record:
+def record(
+    step: int,
+    accuracies: dict[str, float],
+    dataset: str = "PACS",
+    algorithm: str = "ERM",
+    targets: tuple[int, ...] = (0,),
+    trial: int = 0,
+    draw: int = 0,
+    **more: Any,
+) -> Record:
     """A record as DomainBed writes it."""
-    args = {"dataset": dataset, "algorithm": algorithm, "test_envs": list(targets), "trial_seed": trial,
-            "hparams_seed": draw, "hparams": None, "output_dir": "/somewhere", "steps": None,
-            "seed": hash((targets, trial, draw)) % 1000, "task": "domain_generalization"}
-    return {"args": args, "hparams": {"lr": 0.001 * (draw + 1), "batch_size": 32}, "step": step, "loss": 0.5,
-            **accuracies, **more}
+    args = {
+        "dataset": dataset,
+        "algorithm": algorithm,
+        "test_envs": list(targets),
+        "trial_seed": trial,
+        "hparams_seed": draw,
+        "hparams": None,
+        "output_dir": "/somewhere",
+        "steps": None,
+        "seed": hash((targets, trial, draw)) % 1000,
+        "task": "domain_generalization",
+    }
+    return {
+        "args": args,
+        "hparams": {"lr": 0.001 * (draw + 1), "batch_size": 32},
+        "step": step,
+        "loss": 0.5,
+        **accuracies,
+        **more,
+    }
 
 
 def write(folder: Path, records: list[Record], sort_keys: bool = True, **style: Any) -> Path:
@@ -39,8 +62,10 @@ def write(folder: Path, records: list[Record], sort_keys: bool = True, **style: 
 
 
 def accuracies(out: list[float], inside: list[float]) -> dict[str, float]:
-    return {**{f"env{i}_out_acc": value for i, value in enumerate(out)},
-            **{f"env{i}_in_acc": value for i, value in enumerate(inside)}}
+    return {
+        **{f"env{i}_out_acc": value for i, value in enumerate(out)},
+        **{f"env{i}_in_acc": value for i, value in enumerate(inside)},
+    }
 
 
 def random_sweep(seed: int, levels: int = 4, missing: float = 0.15) -> list[list[Record]]:
@@ -53,21 +78,40 @@ def random_sweep(seed: int, levels: int = 4, missing: float = 0.15) -> list[list
                 continue
             steps = [step for step in range(0, 50, 10) if step == 0 or generator.random() > missing]
             values = generator.integers(1, levels + 1, (len(steps), 2, 3)) / levels
-            runs.append([record(step, accuracies(list(out), list(inside)), algorithm=algorithm, targets=targets,
-                                trial=trial, draw=draw)
-                         for step, (out, inside) in zip(steps, values.tolist(), strict=True)])
+            runs.append(
+                [
+                    record(
+                        step,
+                        accuracies(list(out), list(inside)),
+                        algorithm=algorithm,
+                        targets=targets,
+                        trial=trial,
+                        draw=draw,
+                    )
+                    for step, (out, inside) in zip(steps, values.tolist(), strict=True)
+                ]
+            )
     generator.shuffle(runs)  # type: ignore[arg-type]
     return runs
 
 
 def naive(records: list[Record], method: str) -> dict[tuple[str, str, int, int], tuple[float, int, int]]:
     """The three methods of the protocol, record by record: (accuracy, step, draw) per place in the table."""
-    places = {(r["args"]["dataset"], r["args"]["algorithm"], target, r["args"]["trial_seed"])
-              for r in records for target in r["args"]["test_envs"]}
+    places = {
+        (r["args"]["dataset"], r["args"]["algorithm"], target, r["args"]["trial_seed"])
+        for r in records
+        for target in r["args"]["test_envs"]
+    }
     chosen = {}
     for dataset, algorithm, target, trial in places:
-        mine = [r for r in records if r["args"]["dataset"] == dataset and r["args"]["algorithm"] == algorithm
-                and r["args"]["trial_seed"] == trial and target in r["args"]["test_envs"]]
+        mine = [
+            r
+            for r in records
+            if r["args"]["dataset"] == dataset
+            and r["args"]["algorithm"] == algorithm
+            and r["args"]["trial_seed"] == trial
+            and target in r["args"]["test_envs"]
+        ]
         best: tuple[float, float, int, int] | None = None
         for draw in sorted({r["args"]["hparams_seed"] for r in mine}):  # a later draw wins a tie
             of_draw = [r for r in mine if r["args"]["hparams_seed"] == draw]
@@ -83,9 +127,14 @@ def naive(records: list[Record], method: str) -> dict[tuple[str, str, int, int],
                         continue
                     validation = r[f"env{target}_out_acc"]
                 else:
-                    held = [[q[f"env{i}_in_acc"] for q in of_draw
-                             if sorted(q["args"]["test_envs"]) == sorted([i, target]) and q["step"] == r["step"]]
-                            for i in sources]
+                    held = [
+                        [
+                            q[f"env{i}_in_acc"]
+                            for q in of_draw
+                            if sorted(q["args"]["test_envs"]) == sorted([i, target]) and q["step"] == r["step"]
+                        ]
+                        for i in sources
+                    ]
                     if not all(held):
                         continue
                     validation = sum(values[0] for values in held) / len(sources)
@@ -99,8 +148,14 @@ def naive(records: list[Record], method: str) -> dict[tuple[str, str, int, int],
 
 
 def as_dict(rows: list[Record]) -> dict[tuple[str, str, int, int], tuple[float, int, int]]:
-    return {(row["dataset"], row["algorithm"], row["target"], row["trial"]):
-            (row["accuracy"], row["step"], row["hparams_seed"]) for row in rows}
+    return {
+        (row["dataset"], row["algorithm"], row["target"], row["trial"]): (
+            row["accuracy"],
+            row["step"],
+            row["hparams_seed"],
+        )
+        for row in rows
+    }
 
 
 # Selection ---------------------------------------------------------------------------------------------------------
@@ -126,31 +181,50 @@ def test_selection_agrees_with_the_naive_one(tmp_path: Path, method: str) -> Non
 def test_earliest_step_and_highest_draw_win_ties() -> None:
     flat = accuracies([0.1, 0.75, 0.75], [0.3, 0, 0])
     later = accuracies([0.9, 1.0, 0.5], [0.9, 0, 0])  # the same mean, a better target accuracy: must not matter
-    records = [record(0, accuracies([0.1, 0.5, 0.5], [0.1, 0, 0]), draw=2), record(10, flat, draw=2),
-               record(20, later, draw=2), record(0, later, draw=1)]
+    records = [
+        record(0, accuracies([0.1, 0.5, 0.5], [0.1, 0, 0]), draw=2),
+        record(10, flat, draw=2),
+        record(20, later, draw=2),
+        record(0, later, draw=1),
+    ]
     (row,) = select(records, "training")
-    assert row == {"dataset": "PACS", "algorithm": "ERM", "target": 0, "trial": 0, "accuracy": 0.3, "step": 10,
-                   "hparams_seed": 2, "target_name": "art_painting"}
+    assert row == {
+        "dataset": "PACS",
+        "algorithm": "ERM",
+        "target": 0,
+        "trial": 0,
+        "accuracy": 0.3,
+        "step": 10,
+        "hparams_seed": 2,
+        "target_name": "art_painting",
+    }
 
 
 def test_draw_ten_is_above_draw_nine() -> None:
     same = accuracies([0, 0.5, 0.5], [0.2, 0, 0])
-    assert [select([record(0, same, draw=10), record(0, same, draw=9)], method)[0]["hparams_seed"]
-            for method in ("training", "oracle")] == [10, 10]
+    assert [
+        select([record(0, same, draw=10), record(0, same, draw=9)], method)[0]["hparams_seed"]
+        for method in ("training", "oracle")
+    ] == [10, 10]
 
 
 def test_oracle_looks_at_the_last_step_only() -> None:
-    records = [record(0, accuracies([0.9, 0, 0], [0.9, 0, 0])), record(10, accuracies([0.2, 0, 0], [0.4, 0, 0])),
-               record(0, accuracies([0.3, 0, 0], [0.1, 0, 0]), draw=1), record(10, accuracies([0.3, 0, 0], [0.6, 0, 0]),
-                                                                               draw=1)]
+    records = [
+        record(0, accuracies([0.9, 0, 0], [0.9, 0, 0])),
+        record(10, accuracies([0.2, 0, 0], [0.4, 0, 0])),
+        record(0, accuracies([0.3, 0, 0], [0.1, 0, 0]), draw=1),
+        record(10, accuracies([0.3, 0, 0], [0.6, 0, 0]), draw=1),
+    ]
     (row,) = select(records, "oracle")
     assert (row["accuracy"], row["step"], row["hparams_seed"]) == (0.6, 10, 1)
 
 
 def test_leave_one_out_by_hand_and_incomplete() -> None:
     own = [record(0, accuracies([0, 0, 0], [0.5, 0, 0])), record(10, accuracies([0, 0, 0], [0.6, 0, 0]))]
-    held_1 = [record(0, accuracies([0, 0, 0], [0, 0.2, 0]), targets=(0, 1)),
-              record(10, accuracies([0, 0, 0], [0, 0.9, 0]), targets=(0, 1))]
+    held_1 = [
+        record(0, accuracies([0, 0, 0], [0, 0.2, 0]), targets=(0, 1)),
+        record(10, accuracies([0, 0, 0], [0, 0.9, 0]), targets=(0, 1)),
+    ]
     held_2 = [record(0, accuracies([0, 0, 0], [0, 0, 0.4]), targets=(0, 2))]
     (row,) = select(own + held_1 + held_2, "leave-one-out")  # step 10 would win, but lacks domain 2
     assert (row["accuracy"], row["step"]) == (0.5, 0)
@@ -205,8 +279,9 @@ def test_reads_like_the_list_of_dicts_it_stands_for(tmp_path: Path) -> None:
     assert list(read_runs(tmp_path / "sweep" / "deep", str(tmp_path / "sweep" / "b"))) == [*first, *second]
 
 
-@pytest.mark.parametrize(("algorithm", "ours"), [("DANN", "dann_lambda"), ("CDANN", "dann_lambda"),
-                                                 ("Fishr", "fishr_lambda")])
+@pytest.mark.parametrize(
+    ("algorithm", "ours"), [("DANN", "dann_lambda"), ("CDANN", "dann_lambda"), ("Fishr", "fishr_lambda")]
+)
 def test_what_domainbed_calls_lambda(algorithm: str, ours: str, tmp_path: Path) -> None:
     one = {**record(0, {}, algorithm=algorithm), "hparams": {"lambda": 3.0}}
     assert read_runs(write(tmp_path, [one])).runs[0].hparams == {ours: 3.0}
@@ -269,8 +344,15 @@ def test_cut_last_line_is_ignored_wherever_it_is_cut(tmp_path: Path) -> None:
 
 def test_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
     lines = (write(tmp_path, some_run()) / "results.jsonl").read_bytes().splitlines(keepends=True)
-    for broken in (b'{"args": {"data\n', lines[1][:-40] + b"\n", lines[1][:-40], b"[1]\n", b"\0\0\0\n", b"\xff\n",
-                   lines[1].replace(b'"step": 10', b'"step": 1.2.3')):
+    for broken in (
+        b'{"args": {"data\n',
+        lines[1][:-40] + b"\n",
+        lines[1][:-40],
+        b"[1]\n",
+        b"\0\0\0\n",
+        b"\xff\n",
+        lines[1].replace(b'"step": 10', b'"step": 1.2.3'),
+    ):
         (tmp_path / "results.jsonl").write_bytes(b"".join([lines[0], broken, *lines[2:]]))
         with pytest.raises(UserError, match=r"results\.jsonl, line 2 is broken"):
             select(read_runs(tmp_path))
@@ -288,8 +370,13 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
         del run[2][key]
         with pytest.raises(UserError, match=rf"line 3: the record has no valid {key}"):
             read_runs(write(tmp_path, run))
-    for key, value in (("test_envs", [-1]), ("test_envs", [10**9]), ("test_envs", ["a"]), ("domains", 3),
-                       ("domains", [1, 2, 3])):
+    for key, value in (
+        ("test_envs", [-1]),
+        ("test_envs", [10**9]),
+        ("test_envs", ["a"]),
+        ("domains", 3),
+        ("domains", [1, 2, 3]),
+    ):
         run = some_run()
         for one in run:
             one["args"][key] = value
@@ -299,8 +386,9 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
         select([{"step": 1}])
 
 
-@pytest.mark.parametrize("value", ["1.5", "-0.1", "57", "1.0001", "1e3", "0.5e3", "2e-0", "Infinity", "true", "false",
-                                   '"0.5"', "[0.5]"])
+@pytest.mark.parametrize(
+    "value", ["1.5", "-0.1", "57", "1.0001", "1e3", "0.5e3", "2e-0", "Infinity", "true", "false", '"0.5"', "[0.5]"]
+)
 @pytest.mark.parametrize("colon", [":", ": ", " : "])
 def test_accuracies_that_are_none_are_refused(tmp_path: Path, value: str, colon: str) -> None:
     for key in ("env1_out_acc", "env2_in_acc", "env0_uda_acc"):
@@ -317,8 +405,9 @@ def test_accuracies_that_are_none_are_refused(tmp_path: Path, value: str, colon:
         select([json.loads(text) for text in lines])
 
 
-@pytest.mark.parametrize("value", ["0", "1", "0.0", "1.0", "1.00", "-0.0", "1e-05", "2.5e-07", "1E-5", "5e-1", "NaN",
-                                   "null"])
+@pytest.mark.parametrize(
+    "value", ["0", "1", "0.0", "1.0", "1.00", "-0.0", "1e-05", "2.5e-07", "1E-5", "5e-1", "NaN", "null"]
+)
 def test_accuracies_at_the_bounds_are_read(tmp_path: Path, value: str) -> None:
     lines = [json.dumps(one).replace('"env1_in_acc": 0.5', f'"env1_in_acc": {value}') for one in some_run()]
     write(tmp_path, [])

@@ -95,8 +95,9 @@ def test_log_density_broadcasts() -> None:
         assert together[i, j] == pytest.approx(float(theory.vmf_log_density(x[i, 0], means[j], kappas[j])), rel=1e-14)
 
 
-@pytest.mark.parametrize(("n", "kappa"), [(2, 0.0), (2, 5.0), (3, 0.0), (3, 2.0), (10, 30.0), (512, 110.0),
-                                          (2048, 3e3)])
+@pytest.mark.parametrize(
+    ("n", "kappa"), [(2, 0.0), (2, 5.0), (3, 0.0), (3, 2.0), (10, 30.0), (512, 110.0), (2048, 3e3)]
+)
 def test_sample_moments(n: int, kappa: float) -> None:
     """The cosine to the mean has mean A and variance 1 - A^2 - (n-1) A / kappa (A by quadrature); the rest is
     symmetric around the mean."""
@@ -132,8 +133,9 @@ def test_same_generator_same_sample() -> None:
 @pytest.mark.parametrize("n", [2, 3, 50, 99, 100, 101, 102, 512, 2048])
 def test_concentration_inverts_the_mean_length(n: int) -> None:
     kappas = np.array([1e-6, 0.1, 5.0, 110.0, 3e3, 1e5])
-    lengths = np.array([math.exp(log_bessel_by_quadrature(n / 2, k) - log_bessel_by_quadrature(n / 2 - 1, k))
-                        for k in kappas])
+    lengths = np.array(
+        [math.exp(log_bessel_by_quadrature(n / 2, k) - log_bessel_by_quadrature(n / 2 - 1, k)) for k in kappas]
+    )
     np.testing.assert_allclose(theory.vmf_mean_length(kappas, n), lengths, rtol=1e-9)
     exact = theory.vmf_mean_length(kappas, n)
     np.testing.assert_allclose(theory.vmf_concentration(exact, n), kappas, rtol=1e-8)
@@ -215,6 +217,7 @@ def test_polar_coordinates_of_the_axes_and_of_zero() -> None:
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_determinant(n: int) -> None:
     """Against the determinant of a Jacobian by autograd through the printed map."""
+
     def cartesian(coordinates: torch.Tensor) -> torch.Tensor:
         rest, z = coordinates[0], []
         for phi in coordinates[1:]:
@@ -284,8 +287,10 @@ def test_target_posterior_is_bayes_rule() -> None:
     z = np.array([0.4, -1.0, 2.0])
     r = np.linalg.norm(z)
     # The source's densities, each times the ratio that turns its norms into the target's.
-    joint = [prior * scipy_vmf(mean, kappa).pdf(z / r) * (stats.uniform(0, delta).pdf(r)
-             / stats.expon(scale=mu).pdf(r)) for mean, mu, prior in zip(means, mus, priors, strict=True)]
+    joint = [
+        prior * scipy_vmf(mean, kappa).pdf(z / r) * (stats.uniform(0, delta).pdf(r) / stats.expon(scale=mu).pdf(r))
+        for mean, mu, prior in zip(means, mus, priors, strict=True)
+    ]
     ratios = theory.density_ratio(r, mus, delta)
     posterior = theory.target_posterior(means @ (z / r), ratios, priors, kappa)
     np.testing.assert_allclose(posterior, np.array(joint) / sum(joint), rtol=1e-12)
@@ -316,8 +321,13 @@ COSINES, LABEL, M, KAPPA = np.array([0.3, -0.4, 0.55, 0.1]), 2, 0.4, 6.0
 def test_theorem_3_by_numeric_optimisation() -> None:
     """The maximum over the simplex, found without knowing where it is, is the loss; its place is P*."""
     found = optimize.minimize(  # type: ignore[call-overload]
-        lambda p: -theory.entropy_objective(p, COSINES, LABEL, M, KAPPA), np.ones(4) / 4, bounds=[(1e-9, 1)] * 4,
-        constraints={"type": "eq", "fun": lambda p: p.sum() - 1}, method="SLSQP", options={"ftol": 1e-14})
+        lambda p: -theory.entropy_objective(p, COSINES, LABEL, M, KAPPA),
+        np.ones(4) / 4,
+        bounds=[(1e-9, 1)] * 4,
+        constraints={"type": "eq", "fun": lambda p: p.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-14},
+    )
     assert found.success
     np.testing.assert_allclose(theory.entropy_maximizer(COSINES, LABEL, M, KAPPA), found.x, atol=1e-5)
     assert theory.loss(COSINES, LABEL, M, KAPPA) == pytest.approx(-found.fun, abs=1e-9)
@@ -340,8 +350,9 @@ def test_theorem_3_in_closed_form() -> None:
 
 
 def test_theorem_3_is_about_the_trained_loss() -> None:
-    logits = perturbed_logits(torch.tensor(COSINES[None]), torch.tensor([LABEL]),
-                              torch.tensor([M], dtype=torch.float64), KAPPA)
+    logits = perturbed_logits(
+        torch.tensor(COSINES[None]), torch.tensor([LABEL]), torch.tensor([M], dtype=torch.float64), KAPPA
+    )
     trained = torch.nn.functional.cross_entropy(logits, torch.tensor([LABEL])).item()
     assert theory.loss(COSINES, LABEL, M, KAPPA) == pytest.approx(trained, rel=1e-12)
 

@@ -46,8 +46,13 @@ def create(name: str, *, weights: str | Path | None = None, in_channels: int = 3
     weights = source(name, weights)
     hub = weights == "hub"
     check(name, hub)
-    net, heads, inputs = ((Small(min(in_channels, 3)), [], ["layers.0"]) if name == SMALL else
-                          torchvision_network(name, hub) if name.startswith(TORCHVISION) else timm_network(name, hub))
+    net, heads, inputs = (
+        (Small(min(in_channels, 3)), [], ["layers.0"])
+        if name == SMALL
+        else torchvision_network(name, hub)
+        if name.startswith(TORCHVISION)
+        else timm_network(name, hub)
+    )
     if isinstance(weights, Path):
         load(net, name, weights, heads)
     if freeze_bn:
@@ -110,8 +115,11 @@ def check(name: str, hub: bool) -> None:
         raise unknown(name)
     if hub and name not in tagged:
         tags = [each for each in tagged if each.startswith(f"{name}.")]
-        raise UserError(f"Backbone {name} does not say which weights: give one of {', '.join(tags)}." if tags else
-                        f"The hub has no weights of backbone {name}: give --weights FILE or --weights none.")
+        raise UserError(
+            f"Backbone {name} does not say which weights: give one of {', '.join(tags)}."
+            if tags
+            else f"The hub has no weights of backbone {name}: give --weights FILE or --weights none."
+        )
 
 
 # Networks: each with the names of its classifier layers, which a file may hold too, and of its first convolutions -----
@@ -137,10 +145,20 @@ class Small(nn.Module):
             return layer
 
         self.layers = nn.Sequential(
-            convolution(in_channels, 16, 2), nn.GroupNorm(8, 16), nn.ReLU(),
-            convolution(16, 32, 2), nn.GroupNorm(8, 32), nn.ReLU(),
-            convolution(32, 64, 1), nn.GroupNorm(8, 64), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64 * 16, self.num_features), nn.ReLU())
+            convolution(in_channels, 16, 2),
+            nn.GroupNorm(8, 16),
+            nn.ReLU(),
+            convolution(16, 32, 2),
+            nn.GroupNorm(8, 32),
+            nn.ReLU(),
+            convolution(32, 64, 1),
+            nn.GroupNorm(8, 64),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(64 * 16, self.num_features),
+            nn.ReLU(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -186,10 +204,15 @@ def unknown(name: str) -> UserError:
     import timm
     from torchvision import models
 
-    known = [SMALL, *timm.list_models(pretrained=True),
-             *(TORCHVISION + each for each in models.list_models(module=models) if not each.startswith(NO_FEATURISER))]
-    return UserError(f"Unknown backbone {name}: expected {SMALL}, a timm name with its weights tag such as {DEFAULT}, "
-                     f"or a torchvision name such as {TORCHVISION}resnet50.{did_you_mean(name, known)}")
+    known = [
+        SMALL,
+        *timm.list_models(pretrained=True),
+        *(TORCHVISION + each for each in models.list_models(module=models) if not each.startswith(NO_FEATURISER)),
+    ]
+    return UserError(
+        f"Unknown backbone {name}: expected {SMALL}, a timm name with its weights tag such as {DEFAULT}, "
+        f"or a torchvision name such as {TORCHVISION}resnet50.{did_you_mean(name, known)}"
+    )
 
 
 @contextmanager
@@ -214,8 +237,10 @@ def hub_or_its_cache() -> Iterator[str | None]:
 
 
 def unreachable(name: str, why: str) -> UserError:
-    return UserError(f"The weights of {name} could not be fetched from the hub ({why}). "
-                     "Check the connection, or give --weights FILE with weights that are here.")
+    return UserError(
+        f"The weights of {name} could not be fetched from the hub ({why}). "
+        "Check the connection, or give --weights FILE with weights that are here."
+    )
 
 
 def reason(error: Exception) -> str:
@@ -227,8 +252,10 @@ def reason(error: Exception) -> str:
 def widen(net: nn.Module, name: str, inputs: Sequence[str], in_channels: int) -> None:
     layers = [net.get_submodule(path) for path in inputs]
     if not layers or not all(isinstance(layer, nn.Conv2d) and layer.in_channels == 3 for layer in layers):
-        raise UserError(f"Backbone {name} does not begin with a convolution of 3 channels, so that it cannot take "
-                        f"{in_channels}. Use another --backbone, such as {DEFAULT}.")
+        raise UserError(
+            f"Backbone {name} does not begin with a convolution of 3 channels, so that it cannot take "
+            f"{in_channels}. Use another --backbone, such as {DEFAULT}."
+        )
     for layer in layers:
         assert isinstance(layer, nn.Conv2d)
         weight = layer.weight.detach()
@@ -258,19 +285,24 @@ def train_last_stage(net: nn.Module) -> None:
 
 # Weights from a file --------------------------------------------------------------------------------------------------
 
+
 def load(net: nn.Module, name: str, path: Path, heads: Sequence[str]) -> None:
     """The tensors of the file into the network, all of them; those of the classifier are left out."""
     tensors, metadata = read(path)
     architecture = name.removeprefix(TORCHVISION).split(".")[0]
     if metadata.get("architecture", architecture) != architecture:
-        raise UserError(f"{path} holds weights of {metadata['architecture']}, not of {architecture}. "
-                        "Name the network it is of with --backbone, or give another file.")
+        raise UserError(
+            f"{path} holds weights of {metadata['architecture']}, not of {architecture}. "
+            "Name the network it is of with --backbone, or give another file."
+        )
     expected = net.state_dict()
     tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(tuple(f"{h}." for h in heads))}
     faults = differences(tensors, expected)
     if faults:
-        raise UserError(f"{path} does not hold the weights of {name}, which has {len(expected)} tensors: {faults}. "
-                        "Name the network it is of with --backbone, or give another file.")
+        raise UserError(
+            f"{path} does not hold the weights of {name}, which has {len(expected)} tensors: {faults}. "
+            "Name the network it is of with --backbone, or give another file."
+        )
     net.load_state_dict(tensors, strict=False)  # copies into float32
     if is_stride_first(metadata):
         stride_first(net)
@@ -280,11 +312,17 @@ def differences(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
     """How tensors differ in names and shapes from those expected, in words; '' if they do not."""
     # Weights saved before PyTorch counted batches have no counter.
     missing = [key for key in expected if key not in tensors and not key.endswith("num_batches_tracked")]
-    misshapen = [f"{key} is {list(tensors[key].shape)} instead of {list(expected[key].shape)}"
-                 for key in expected if key in tensors and tensors[key].shape != expected[key].shape]
+    misshapen = [
+        f"{key} is {list(tensors[key].shape)} instead of {list(expected[key].shape)}"
+        for key in expected
+        if key in tensors and tensors[key].shape != expected[key].shape
+    ]
     foreign = [key for key in tensors if key not in expected]
-    return ", ".join(f"{len(keys)} {what} ({', '.join(keys[:3] + ['...'] * (len(keys) > 3))})" for keys, what in [
-        (missing, "missing"), (misshapen, "of another shape"), (foreign, "that it does not have")] if keys)
+    return ", ".join(
+        f"{len(keys)} {what} ({', '.join(keys[:3] + ['...'] * (len(keys) > 3))})"
+        for keys, what in [(missing, "missing"), (misshapen, "of another shape"), (foreign, "that it does not have")]
+        if keys
+    )
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -305,12 +343,16 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"Weights file {path} cannot be read ({error.strerror}).") from error
     except pickle.UnpicklingError as error:  # PyTorch's reader of tensors met something else
         called = re.search(r"GLOBAL ([\w.]+)", str(error))
-        raise UserError(f"{path} was refused: it is not a file of tensors alone"
-                        f"{f' but calls {called[1]}' if called else ''}, and reading more than tensors could run any "
-                        "code. Save only the state_dict, best as .safetensors.") from error
+        raise UserError(
+            f"{path} was refused: it is not a file of tensors alone"
+            f"{f' but calls {called[1]}' if called else ''}, and reading more than tensors could run any "
+            "code. Save only the state_dict, best as .safetensors."
+        ) from error
     except Exception as error:  # a damaged file leads to errors of any kind
-        raise UserError(f"{path} is not a complete file of weights ({reason(error)}). "
-                        "It may be cut short or of another kind: fetch it again.") from error
+        raise UserError(
+            f"{path} is not a complete file of weights ({reason(error)}). "
+            "It may be cut short or of another kind: fetch it again."
+        ) from error
     for key in ("state_dict", "model"):  # as training scripts save them
         content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
     if not isinstance(content, dict) or not content or not all(isinstance(t, Tensor) for t in content.values()):

@@ -73,13 +73,26 @@ class FoldedConv2d(nn.Conv2d):
     def with_relu(self, x: Tensor, shortcut: Tensor | None = None, more: Tensor | None = None) -> Tensor:
         """relu(bn(conv(x)) + shortcut), with `more` added to b, in one kernel where there is one: without, what the
         convolution writes is read and written once more."""
-        if (x.is_cuda and torch.is_autocast_enabled("cuda") and self.groups == 1 and self.padding_mode == "zeros"
-                and not isinstance(self.padding, str) and (shortcut is not None or self.keeps_size)):
+        if (
+            x.is_cuda
+            and torch.is_autocast_enabled("cuda")
+            and self.groups == 1
+            and self.padding_mode == "zeros"
+            and not isinstance(self.padding, str)
+            and (shortcut is not None or self.keeps_size)
+        ):
             kind = torch.get_autocast_dtype("cuda")
             weight, shift = (each.to(kind) for each in self.weight_and_bias(more))
             compute = convolution_relu if torch.is_grad_enabled() or torch.compiler.is_compiling() else then_relu
-            return compute(x.to(kind), weight, shift, None if shortcut is None else shortcut.to(kind), self.stride,
-                           self.padding, self.dilation)
+            return compute(
+                x.to(kind),
+                weight,
+                shift,
+                None if shortcut is None else shortcut.to(kind),
+                self.stride,
+                self.padding,
+                self.dilation,
+            )
         y = self(x, more)
         if shortcut is not None:
             y += shortcut
@@ -99,14 +112,23 @@ class FoldedConv2d(nn.Conv2d):
     @property
     def keeps_size(self) -> bool:
         """Pixel for pixel and, unless each is computed from one, channel for channel."""
-        return self.stride == (1, 1) and self.padding == tuple(
-            step * (side - 1) / 2 for step, side in zip(self.dilation, self.kernel_size, strict=True)) and (
-            self.kernel_size == (1, 1) or self.in_channels == self.out_channels)
+        return (
+            self.stride == (1, 1)
+            and self.padding
+            == tuple(step * (side - 1) / 2 for step, side in zip(self.dilation, self.kernel_size, strict=True))
+            and (self.kernel_size == (1, 1) or self.in_channels == self.out_channels)
+        )
 
     @property
     def is_stem(self) -> bool:
         return (self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode) == (
-            (7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros") and self.in_channels <= 4
+            (7, 7),
+            (2, 2),
+            (3, 3),
+            (1, 1),
+            1,
+            "zeros",
+        ) and self.in_channels <= 4
 
 
 def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -121,6 +143,7 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 # What a ResNet starts with: convolution, batch norm, ReLU, pooling ---------------------------------------------------
+
 
 class PoolingFirst(nn.MaxPool2d):
     """Pooling, then shift and ReLU: the same numbers as in the order of the network, for neither changes which of two
@@ -151,8 +174,10 @@ class Halved(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
         framed = F.pad(x, (1, 0, 1, 0), value=-torch.inf)
-        pixels = [framed[:, :, row:row + height:2, column:column + width:2]
-                  for row, column in product(range(3), range(3))]
+        pixels = [
+            framed[:, :, row : row + height : 2, column : column + width : 2]
+            for row, column in product(range(3), range(3))
+        ]
         largest = functools.reduce(torch.maximum, pixels)
         where = torch.full((), 8, dtype=torch.int8, device=x.device)
         for place in reversed(range(8)):  # of the first, if several are the largest
@@ -162,15 +187,16 @@ class Halved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        where, = ctx.saved_tensors
+        (where,) = ctx.saved_tensors
         # Pixels 2p and 2p + 1 are in window p, in its rows 1 and 2; 2p + 1 also in window p + 1, in its row 0.
         number = torch.arange(2, dtype=torch.int8, device=where.device)
         places = number + 1, 9 * number - 9
         found = torch.zeros((), dtype=gradient.dtype, device=where.device)
         for down, right in product(range(2), range(2)):
             place = 3 * places[down][:, None, None, None] + places[right][:, None]  # [2, 1, 2, 1]
-            window, given = (F.pad(each, (0, right, 0, down))[:, :, down:, right:].permute(0, 2, 3, 1)
-                             for each in (where, gradient))
+            window, given = (
+                F.pad(each, (0, right, 0, down))[:, :, down:, right:].permute(0, 2, 3, 1) for each in (where, gradient)
+            )
             found = found + torch.where(window[:, :, None, :, None] == place, given[:, :, None, :, None], 0)
         return found.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
 
@@ -180,8 +206,15 @@ class Halved(torch.autograd.Function):
 WITHOUT_ENGINE: set[tuple[object, ...]] = set()  # shapes that cuDNN has searched for one in vain
 
 
-def then_relu(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
-              padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+def then_relu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shortcut: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
     """relu(conv(x) + bias + shortcut), on CUDA in one kernel, if there is a shortcut or the convolution keeps the size.
 
     PyTorch's cudnn_convolution_relu is not used: it adds its output, as it lay in memory, times zero, which may be
@@ -214,8 +247,15 @@ convolution_relu = torch.library.custom_op("aidgn::convolution_relu", then_relu,
 
 
 @convolution_relu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, stride: Sequence[int],
-      padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shortcut: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
     y = F.conv2d(x, weight, None, stride, padding, dilation)
     return y.contiguous(memory_format=torch.channels_last) if x.is_cuda else y
 
@@ -231,9 +271,17 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     gradient = torch.where(output > 0, gradient, 0)
     stride, padding, dilation = ctx.geometry
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], 1, [of_x, of_weight, False])
-    return (grad_x, grad_weight, gradient.sum((0, 2, 3)) if of_bias else None, gradient if of_shortcut else None,
-            None, None, None)
+        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], 1, [of_x, of_weight, False]
+    )
+    return (
+        grad_x,
+        grad_weight,
+        gradient.sum((0, 2, 3)) if of_bias else None,
+        gradient if of_shortcut else None,
+        None,
+        None,
+        None,
+    )
 
 
 convolution_relu.register_autograd(_gradients, setup_context=_keep)
@@ -271,10 +319,15 @@ def fused(kind: type[nn.Module]) -> type[FusedBlock]:
 def is_plain_block(layer: nn.Module) -> bool:
     """Nothing but convolutions with their batch norms folded, ReLUs, and a shortcut."""
     kind = type(layer)
-    return (kind.__module__ in ("timm.models.resnet", "torchvision.models.resnet")
-            and kind.__name__ in ("BasicBlock", "Bottleneck")
-            and all(type(part) in (FoldedConv2d, FrozenBatchNorm, nn.ReLU, nn.Identity)
-                    for name, part in layer.named_children() if name != "downsample"))
+    return (
+        kind.__module__ in ("timm.models.resnet", "torchvision.models.resnet")
+        and kind.__name__ in ("BasicBlock", "Bottleneck")
+        and all(
+            type(part) in (FoldedConv2d, FrozenBatchNorm, nn.ReLU, nn.Identity)
+            for name, part in layer.named_children()
+            if name != "downsample"
+        )
+    )
 
 
 def unfuse(model: nn.Module) -> None:
@@ -292,6 +345,7 @@ def unfuse(model: nn.Module) -> None:
 
 
 # Folding --------------------------------------------------------------------------------------------------------------
+
 
 class Tracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -315,8 +369,12 @@ def fold(model: nn.Module) -> int:
     before: dict[nn.Module, nn.Module] = {}  # of two layers that run once, where nothing else sees what the first gives
     for node in nodes:
         first = node.args[0] if node.op == "call_module" and node.args else None
-        if (isinstance(first, torch.fx.Node) and first.op == "call_module" and len(first.users) == 1
-                and runs[first.target] == runs[node.target] == 1):
+        if (
+            isinstance(first, torch.fx.Node)
+            and first.op == "call_module"
+            and len(first.users) == 1
+            and runs[first.target] == runs[node.target] == 1
+        ):
             before[model.get_submodule(str(node.target))] = model.get_submodule(str(first.target))
     folded = 0
     for bn, conv in before.items():

@@ -67,6 +67,7 @@ def is_finished(run: Path) -> bool:
 
 # Weights --------------------------------------------------------------------------------------------------------------
 
+
 def write_weights(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file with metadata and a checksum, for `read_weights`."""
     from safetensors import SafetensorError
@@ -121,8 +122,10 @@ def check_finite(path: Path, tensors: "Mapping[str, Tensor]") -> None:
             continue
         low, high = tensor.aminmax()  # both are NaN if any value is; isfinite() takes 25 times as long
         if not (low.isfinite() and high.isfinite()):
-            raise UserError(f"{path} cannot be used: {name} holds NaN or infinite values. The file is damaged, or the "
-                            "training that wrote it diverged; use another file, or train again.")
+            raise UserError(
+                f"{path} cannot be used: {name} holds NaN or infinite values. The file is damaged, or the "
+                "training that wrote it diverged; use another file, or train again."
+            )
 
 
 def _weights_digest(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
@@ -137,6 +140,7 @@ def _weights_digest(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]
 
 
 # The state of training ------------------------------------------------------------------------------------------------
+
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write a training state for `read_state`; PyTorch puts a checksum of each record into the archive."""
@@ -166,13 +170,16 @@ def read_state(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged archive leads to errors of any kind
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is an offset outside the file
-            raise UserError(f"{path} cannot be read: {error.strerror or error}. Once it can, the same command goes on "
-                            "from there.") from None
-        raise _damaged(path, f"it cannot be read, or holds objects that could run code ({type(error).__name__})"
-                       ) from None
+            raise UserError(
+                f"{path} cannot be read: {error.strerror or error}. Once it can, the same command goes on from there."
+            ) from None
+        raise _damaged(
+            path, f"it cannot be read, or holds objects that could run code ({type(error).__name__})"
+        ) from None
 
 
 # Novelty --------------------------------------------------------------------------------------------------------------
+
 
 def write_novelty(path: Path, values: Mapping[str, Any]) -> None:
     """Write values with a checksum, for `read_novelty`."""
@@ -209,6 +216,7 @@ def _novelty_digest(values: Mapping[str, Any]) -> str:
 
 
 # Verification ---------------------------------------------------------------------------------------------------------
+
 
 @dataclass
 class Verification:

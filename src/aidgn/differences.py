@@ -10,9 +10,17 @@ from aidgn.errors import UserError, plural, short, some
 from aidgn.records import Run, domain_names
 
 # Every setting of run.json must be the same in runs that are compared, but for these. A new option needs no entry.
-EXPECTED = frozenset({"dataset", "algorithm", "target", "trial", "draw",  # the place in a table
-                      "hyper_parameters",  # compared per draw, by _hyper_parameter_differences
-                      "evaluate_source_in"})  # measures more and changes nothing
+EXPECTED = frozenset(
+    {
+        "dataset",
+        "algorithm",
+        "target",
+        "trial",
+        "draw",  # the place in a table
+        "hyper_parameters",  # compared per draw, by _hyper_parameter_differences
+        "evaluate_source_in",
+    }
+)  # measures more and changes nothing
 # Part of an algorithm: different between two of them as a matter of course, the same in all runs of one.
 OF_ALGORITHM = frozenset({"average", "lr_milestones", "source"})
 NUMBER_OF_DRAWS = "number of draws"
@@ -42,8 +50,10 @@ class Difference:
         of = f"{self.algorithm} on {self.dataset}" if self.algorithm else self.dataset
         name = f"the hyper-parameter {self.name} in the same draw" if self.hyper_parameter else self.name
         everyone = [run for runs in self.runs.values() for run in runs]
-        values = [f"{value} ({plural(len(runs), 'run')}{_where(runs, everyone)})"
-                  for value, runs in islice(self.runs.items(), SHOWN)]
+        values = [
+            f"{value} ({plural(len(runs), 'run')}{_where(runs, everyone)})"
+            for value, runs in islice(self.runs.items(), SHOWN)
+        ]
         more = f" and {len(self.runs) - SHOWN} more values" if len(self.runs) > SHOWN else ""
         text = f"The runs of {of} differ in {name}: {'; '.join(values)}{more}."
         if self.mixed and self.algorithm is None:
@@ -95,14 +105,17 @@ def check_same_images(runs: Iterable[Run]) -> None:
     if len(of_images) > 1:
         (one, *_), (other, *_), *_ = of_images.values()
         counts = " and ".join(plural(len(members), "run") for members in of_images.values())
-        raise UserError(f"{one} and {other} were trained on different images of {one.args['dataset']}: the folder "
-                        f"changed between them ({counts} of {one.args['algorithm']} that one row would mix). "
-                        "Give the folders of runs that belong together, or move the others away.")
+        raise UserError(
+            f"{one} and {other} were trained on different images of {one.args['dataset']}: the folder "
+            f"changed between them ({counts} of {one.args['algorithm']} that one row would mix). "
+            "Give the folders of runs that belong together, or move the others away."
+        )
 
 
 def _difference(name: str, dataset: str, runs: Sequence[Run], algorithm: str | None = None) -> list[Difference]:
-    by_value = _by_value((run.settings.get(name), run) for run in runs
-                         if run.described or run.settings.get(name) is not None)
+    by_value = _by_value(
+        (run.settings.get(name), run) for run in runs if run.described or run.settings.get(name) is not None
+    )
     if name == "data":  # two digests, of names and of contents, known by their beginnings
         by_value = {"-".join(digest[:8] for digest in value.split("-")): members for value, members in by_value.items()}
     return [Difference(name, dataset, by_value, algorithm)] if len(by_value) > 1 else []
@@ -122,8 +135,9 @@ def _hyper_parameter_differences(dataset: str, algorithm: str, runs: Sequence[Ru
                 values = [(run.hparams[name], run) for run in members if name in run.hparams]
                 if len({_text(value) for value, _ in values}) > 1:
                     found.setdefault(name, []).extend(values)
-    return [Difference(name, dataset, _by_value(values), algorithm, hyper_parameter=True)
-            for name, values in found.items()]
+    return [
+        Difference(name, dataset, _by_value(values), algorithm, hyper_parameter=True) for name, values in found.items()
+    ]
 
 
 def _by_value(values: Iterable[tuple[Any, Run]]) -> dict[str, list[Run]]:

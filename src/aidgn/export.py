@@ -39,8 +39,18 @@ CHECKED = 24  # pictures that an ONNX file is checked with
 LONGEST = 1024  # pixels of a side of these, so that memory stays small
 OPSET = 18
 # What of run.json goes along: not where the data lay, nor the names of files.
-KEPT = ("identity", "classes", "domains", "image_size", "stride_first", "steps", "precision", "device", "aidgn",
-        "torch")
+KEPT = (
+    "identity",
+    "classes",
+    "domains",
+    "image_size",
+    "stride_first",
+    "steps",
+    "precision",
+    "device",
+    "aidgn",
+    "torch",
+)
 
 
 @dataclass(frozen=True)
@@ -53,10 +63,14 @@ class Check:
     shrunk: float  # the same of larger ones; either is 0 where there were none
 
     def __str__(self) -> str:
-        of_each = [f"{self.difference:.1g} of the largest (allowed: {TOLERANCE:g})" if self.difference else "",
-                   f"{self.shrunk:.1g} for large pictures (allowed: {SHRUNK:g})" if self.shrunk else ""]
-        return (f"onnxruntime gives the same labels for {self.pictures} {'' if self.real else 'made-up '}pictures; "
-                f"logits differ by {', '.join(filter(None, of_each)) or 'nothing'}")
+        of_each = [
+            f"{self.difference:.1g} of the largest (allowed: {TOLERANCE:g})" if self.difference else "",
+            f"{self.shrunk:.1g} for large pictures (allowed: {SHRUNK:g})" if self.shrunk else "",
+        ]
+        return (
+            f"onnxruntime gives the same labels for {self.pictures} {'' if self.real else 'made-up '}pictures; "
+            f"logits differ by {', '.join(filter(None, of_each)) or 'nothing'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,8 +79,15 @@ class Exported:
     check: Check | None  # None: no ONNX
 
 
-def export(run: str | Path, out: str | Path | None = None, *, onnx: bool = True, data: str | Path | None = None,
-           algorithm: str | None = None, on_progress: Callable[[str], None] | None = None) -> Exported:
+def export(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    onnx: bool = True,
+    data: str | Path | None = None,
+    algorithm: str | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Exported:
     """Write model.onnx, model.safetensors and MODEL_CARD.md of a finished run into `out` (RUN/export).
 
     data: the folder of the run's images, if it is no more where the training found it; without images the ONNX file is
@@ -75,8 +96,9 @@ def export(run: str | Path, out: str | Path | None = None, *, onnx: bool = True,
     say = on_progress or (lambda _: None)
     file = run / "model.safetensors" if run.is_dir() else run
     if file.suffix == ".safetensors" and file.is_file() and "run" in read_weights(file)[1]:
-        raise UserError(f"{run} was made by `aidgn export` and is complete as it is. To make it anew, give the "
-                        "folder of the run.")
+        raise UserError(
+            f"{run} was made by `aidgn export` and is complete as it is. To make it anew, give the folder of the run."
+        )
     about = read_about(run)
     model = load_model(run, "cpu", own_algorithm(about, algorithm))
     if onnx:
@@ -85,8 +107,10 @@ def export(run: str | Path, out: str | Path | None = None, *, onnx: bool = True,
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: give --out a folder.")
     if folder.resolve() == run.resolve():
-        raise UserError(f"--out {folder} is the folder of the run, whose model.safetensors would be overwritten. "
-                        "Choose another folder.")
+        raise UserError(
+            f"--out {folder} is the folder of the run, whose model.safetensors would be overwritten. "
+            "Choose another folder."
+        )
     try:
         dataset: Dataset | None = images_of(run, about, data)
     except UserError:
@@ -117,12 +141,15 @@ def images_of(run: Path, about: dict[str, Any], data: str | Path | None) -> Data
     if left_out:
         dataset = dataset.without(i for i, file in enumerate(dataset.files) if file in left_out)
     if not str(about["identity"]["data"]).startswith(dataset.fingerprint[:32]):
-        raise UserError(f"The images in {dataset.root or dataset.name} are not those that {run} was trained on. Say "
-                        "where the right ones are with --data DIR.")
+        raise UserError(
+            f"The images in {dataset.root or dataset.name} are not those that {run} was trained on. Say "
+            "where the right ones are with --data DIR."
+        )
     return dataset
 
 
 # ONNX -----------------------------------------------------------------------------------------------------------------
+
 
 def in_float32(model: Model) -> Algorithm:
     """A copy of the network that computes in float32, whatever it was trained in."""
@@ -170,13 +197,17 @@ def check_exportable(model: Model) -> None:
     """An error that says why there is no ONNX file of this model, or not here."""
     together = model.network.group_size
     if together > 1:
-        raise UserError(f"{model.algorithm} describes a domain by {together} images beside one another, so that what "
-                        "it says of a picture depends on the others; ONNX of one picture at a time would be another "
-                        "model. Export the rest with --no-onnx.")
+        raise UserError(
+            f"{model.algorithm} describes a domain by {together} images beside one another, so that what "
+            "it says of a picture depends on the others; ONNX of one picture at a time would be another "
+            "model. Export the rest with --no-onnx."
+        )
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"ONNX needs {' and '.join(missing)}, not installed here: pip install 'aidgn[onnx]', or export "
-                        "the rest with --no-onnx.")
+        raise UserError(
+            f"ONNX needs {' and '.join(missing)}, not installed here: pip install 'aidgn[onnx]', or export "
+            "the rest with --no-onnx."
+        )
 
 
 def write_onnx(model: Model, about: dict[str, Any], path: Path, dataset: Dataset | None = None) -> Check:
@@ -189,23 +220,41 @@ def write_onnx(model: Model, about: dict[str, Any], path: Path, dataset: Dataset
     try:
         with quietly(), torch.no_grad():
             program = torch.onnx.export(
-                whole, (example,), dynamo=True, opset_version=OPSET, verbose=False, input_names=["images"],
-                output_names=["logits", "probabilities"], dynamic_shapes=({0: batch, 1: height, 2: width},))
+                whole,
+                (example,),
+                dynamo=True,
+                opset_version=OPSET,
+                verbose=False,
+                input_names=["images"],
+                output_names=["logits", "probabilities"],
+                dynamic_shapes=({0: batch, 1: height, 2: width},),
+            )
             assert program is not None
             graph = program.model_proto
     except Exception as error:  # the exporter runs the network's own code on symbols, which may fail in any way
-        raise UserError(f"{model.algorithm} with {about['identity']['backbone']} cannot be written as ONNX "
-                        f"({backbones.reason(error)}). Export the rest with --no-onnx.") from error
-    onnx.helper.set_model_props(graph, {
-        "classes": json.dumps(model.classes), "algorithm": model.algorithm, "image_size": str(model.image_size),
-        "domains": json.dumps(model.domains), "dataset": about["identity"]["dataset"],
-        "input": "images: uint8 [batch, height, width, 3], RGB, upright, any size; resized and normalised inside"})
+        raise UserError(
+            f"{model.algorithm} with {about['identity']['backbone']} cannot be written as ONNX "
+            f"({backbones.reason(error)}). Export the rest with --no-onnx."
+        ) from error
+    onnx.helper.set_model_props(
+        graph,
+        {
+            "classes": json.dumps(model.classes),
+            "algorithm": model.algorithm,
+            "image_size": str(model.image_size),
+            "domains": json.dumps(model.domains),
+            "dataset": about["identity"]["dataset"],
+            "input": "images: uint8 [batch, height, width, 3], RGB, upright, any size; resized and normalised inside",
+        },
+    )
     with written_aside(path) as temporary:
         try:
             onnx.save(graph, str(temporary))
         except ValueError as error:  # protobuf holds 2 GiB
-            raise UserError(f"{path} would be larger than ONNX files may be ({backbones.reason(error)}). Export the "
-                            "rest with --no-onnx.") from error
+            raise UserError(
+                f"{path} would be larger than ONNX files may be ({backbones.reason(error)}). Export the "
+                "rest with --no-onnx."
+            ) from error
         return compare(temporary, model, dataset)
 
 
@@ -224,9 +273,11 @@ def compare(path: Path, model: Model, dataset: Dataset | None) -> Check:
         try:
             return session.run(["logits"], {"images": picture[None]})[0][0]
         except Exception as error:  # of a class that onnxruntime does not name
-            raise UserError(f"onnxruntime cannot run the ONNX file on a picture of {picture.shape[1]} x "
-                            f"{picture.shape[0]} pixels ({backbones.reason(error)}). It was not kept; export the rest "
-                            "with --no-onnx.") from error
+            raise UserError(
+                f"onnxruntime cannot run the ONNX file on a picture of {picture.shape[1]} x "
+                f"{picture.shape[0]} pixels ({backbones.reason(error)}). It was not kept; export the rest "
+                "with --no-onnx."
+            ) from error
 
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     count, greatest = 0, {False: 0.0, True: 0.0}
@@ -239,9 +290,11 @@ def compare(path: Path, model: Model, dataset: Dataset | None) -> Check:
         first, second = np.sort(wanted)[:-3:-1]
         undecided = first - second <= 2 * tolerance * scale
         if not difference <= tolerance or (found.argmax() != wanted.argmax() and not undecided):
-            raise UserError(f"The ONNX file does not agree with the model: on a picture of {picture.shape[1]} x "
-                            f"{picture.shape[0]} pixels logits differ by {difference:.1g} of the largest, more than "
-                            f"{tolerance:g}. It was not kept; export the rest with --no-onnx.")
+            raise UserError(
+                f"The ONNX file does not agree with the model: on a picture of {picture.shape[1]} x "
+                f"{picture.shape[0]} pixels logits differ by {difference:.1g} of the largest, more than "
+                f"{tolerance:g}. It was not kept; export the rest with --no-onnx."
+            )
         count, greatest[shrunk] = count + 1, max(greatest[shrunk], difference)
     return Check(count, dataset is not None, greatest[False], greatest[True])
 
@@ -286,6 +339,7 @@ def quietly() -> Iterator[None]:
 
 
 # Safetensors ----------------------------------------------------------------------------------------------------------
+
 
 def write_safetensors(run: Path, about: dict[str, Any], path: Path) -> Path:
     """The weights of the selected step with what `load_model` needs besides, in one file."""

@@ -20,6 +20,7 @@ class StorageError(UserError):
 def open_no_link(path: Path, mode: str, **options: Any) -> IO[Any]:
     """Open a file, not what a symbolic link of its name leads to: a folder that comes from someone else must not choose
     which file is written."""
+
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
@@ -95,16 +96,20 @@ def lock(file: IO[Any], folder: Path, wait: bool, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:  # Lustre, say, mounted without it
-        raise StorageError(f"{folder} cannot be locked ({error.strerror}), without which two could write to it "
-                           "at once. Choose a folder on another file system, or mount this one with flock.") from None
+        raise StorageError(
+            f"{folder} cannot be locked ({error.strerror}), without which two could write to it "
+            "at once. Choose a folder on another file system, or mount this one with flock."
+        ) from None
     return True
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
     """An operating-system error on writing `path`, in words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(f"The disk is full: {path} could not be written. What was saved before is intact; "
-                            "free some space and run the same command again to continue.")
+        return StorageError(
+            f"The disk is full: {path} could not be written. What was saved before is intact; "
+            "free some space and run the same command again to continue."
+        )
     if error.errno == errno.ELOOP:
         return StorageError(f"{path} is, or holds, a symbolic link where a file is to be written. Remove the link.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -12,8 +12,14 @@ from aidgn.data.catalogue import in_catalogue, squash
 def folder_name(identity: Mapping[str, Any]) -> str:
     """A readable name with a digest of the whole identity."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-    parts = [identity["dataset"], identity["algorithm"], "+".join(identity["target"]) or "all",
-             f"trial{identity['trial']}", f"draw{identity['draw']}", digest]
+    parts = [
+        identity["dataset"],
+        identity["algorithm"],
+        "+".join(identity["target"]) or "all",
+        f"trial{identity['trial']}",
+        f"draw{identity['draw']}",
+        digest,
+    ]
     name = "-".join("".join(c if c.isalnum() or c in "+_." else "_" for c in part) for part in parts)
     names = sys.getfilesystemencoding()  # ASCII, if the locale has it so
     return name.encode(names, "replace").decode(names).replace("?", "_")

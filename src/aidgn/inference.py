@@ -55,8 +55,10 @@ class Prediction:
         """The k most probable classes of each image with their probabilities, most probable first."""
         order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
         values = np.take_along_axis(self.probabilities, order, axis=1)
-        return [[(self.classes[c], p) for c, p in zip(row, ps, strict=True)]
-                for row, ps in zip(order.tolist(), values.tolist(), strict=True)]
+        return [
+            [(self.classes[c], p) for c, p in zip(row, ps, strict=True)]
+            for row, ps in zip(order.tolist(), values.tolist(), strict=True)
+        ]
 
 
 class Model:
@@ -65,8 +67,17 @@ class Model:
 
     Algorithms that describe a domain by the images beside an image (ARM, MTL) do so with consecutive images given."""
 
-    def __init__(self, network: Algorithm, algorithm: str, classes: list[str], domains: list[str], image_size: int,
-                 device: torch.device, novelty: Novelty | None = None, false_alarms: float = RATE):
+    def __init__(
+        self,
+        network: Algorithm,
+        algorithm: str,
+        classes: list[str],
+        domains: list[str],
+        image_size: int,
+        device: torch.device,
+        novelty: Novelty | None = None,
+        false_alarms: float = RATE,
+    ):
         self.novelty, self.false_alarms = novelty, false_alarms
         self.network = network.to(device).eval()
         self.algorithm, self.classes, self.domains = algorithm, classes, domains
@@ -94,23 +105,36 @@ class Model:
     def prediction(self, found: "Outputs") -> Prediction:
         probabilities = softmax(found.logits.numpy())
         if not np.isfinite(probabilities).all():
-            raise UserError(f"The {self.algorithm} model gives NaN or infinite outputs: its weights are damaged or its "
-                            "training diverged. Copy the model from its source again, or train again.")
-        warnings = None if self.novelty is None else self.novelty.warnings_of(
-            found.norms.numpy(), found.angles.numpy(), self.false_alarms)
-        return Prediction([self.classes[c] for c in probabilities.argmax(1)], probabilities, self.classes, found.logits,
-                          found.features, warnings)
+            raise UserError(
+                f"The {self.algorithm} model gives NaN or infinite outputs: its weights are damaged or its "
+                "training diverged. Copy the model from its source again, or train again."
+            )
+        warnings = (
+            None
+            if self.novelty is None
+            else self.novelty.warnings_of(found.norms.numpy(), found.angles.numpy(), self.false_alarms)
+        )
+        return Prediction(
+            [self.classes[c] for c in probabilities.argmax(1)],
+            probabilities,
+            self.classes,
+            found.logits,
+            found.features,
+            warnings,
+        )
 
-    def batches(self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
-                ) -> Iterator[tuple[list[ImageLike], Prediction]]:
+    def batches(
+        self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
+    ) -> Iterator[tuple[list[ImageLike], Prediction]]:
         """Images and what the model says of them, a batch at a time, while the next are decoded: for more images than
         memory holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
         with closing(self.computed(images, on_broken)) as found:
             for kept, outputs in found:
                 yield kept, self.prediction(outputs)
 
-    def computed(self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
-                 ) -> Generator[tuple[list[ImageLike], "Outputs"], None, None]:
+    def computed(
+        self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
+    ) -> Generator[tuple[list[ImageLike], "Outputs"], None, None]:
         """Images with what the network says of them; a GPU already has the next batch when one is given out."""
         launched: deque[tuple[list[ImageLike], Launched]] = deque()
         on_gpu = self.uploads is not None
@@ -157,11 +181,11 @@ class Model:
             memory = torch.from_numpy(pixels.memory)
             x = memory.new_empty(len(pixels), *memory.shape[1:], device=self.device)
             for start, stop, row in pixels.consecutive():
-                x[start:stop].copy_(memory[row:row + stop - start], non_blocking=True)
+                x[start:stop].copy_(memory[row : row + stop - start], non_blocking=True)
             return x
         slots = torch.empty(len(pixels), largest, largest, 3, dtype=torch.uint8, pin_memory=self.uploads is not None)
         for place, image in zip(slots.numpy(), pixels, strict=True):
-            place[:image.shape[0], :image.shape[1]] = image
+            place[: image.shape[0], : image.shape[1]] = image
         return to_device(slots, self.device)
 
     def forward(self, pixels: Sequence[np.ndarray]) -> "Outputs":
@@ -201,6 +225,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 # Images ---------------------------------------------------------------------------------------------------------------
 
+
 def as_list(images: ImageLike | Iterable[ImageLike]) -> Iterable[ImageLike]:
     """One image as a list of one; an array or tensor of four dimensions is many."""
     if isinstance(images, np.ndarray | Tensor):
@@ -234,8 +259,10 @@ def find_images(names: Iterable[str], ignored: list[str] | None = None) -> list[
 
 # Loading --------------------------------------------------------------------------------------------------------------
 
-def load_model(path: str | Path, device: str = "auto", algorithm: str | None = None,
-               false_alarms: float = RATE) -> Model:
+
+def load_model(
+    path: str | Path, device: str = "auto", algorithm: str | None = None, false_alarms: float = RATE
+) -> Model:
     """The model of a finished run: its folder (the selected step), model.safetensors or last.safetensors in it, the
     .safetensors file that `aidgn export` made of it, or the folder of `aidgn fit`.
 
@@ -262,8 +289,10 @@ def load_model(path: str | Path, device: str = "auto", algorithm: str | None = N
         same = where.type != "cpu" or run["device"].endswith("CPU")
         precision = choose_precision(run["precision"] if same else "float32", where)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{about} does not describe a run: {backbones.reason(error)}. It was changed, or written by "
-                        "another version of aidgn.") from error
+        raise UserError(
+            f"{about} does not describe a run: {backbones.reason(error)}. It was changed, or written by "
+            "another version of aidgn."
+        ) from error
 
     kind = find_algorithm(about, name, identity.get("source"), algorithm)
     net = backbones.create(backbone, weights="none", in_channels=3 + kind.extra_channels, freeze_bn=pretrained)
@@ -274,12 +303,16 @@ def load_model(path: str | Path, device: str = "auto", algorithm: str | None = N
     network = kind(featurizer, len(classes), sources, **resolve(name, kind.search_space, hyper_parameters))
 
     if metadata.get("algorithm", label) != label:
-        raise UserError(f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
-                        "they are not of the same run.")
+        raise UserError(
+            f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
+            "they are not of the same run."
+        )
     faults = backbones.differences(tensors, network.state_dict())
     if faults:
-        raise UserError(f"{weights} does not fit {about}, which describes {label} with {backbone} and "
-                        f"{len(classes)} classes: {faults}. They are not of the same run, or one was changed.")
+        raise UserError(
+            f"{weights} does not fit {about}, which describes {label} with {backbone} and "
+            f"{len(classes)} classes: {faults}. They are not of the same run, or one was changed."
+        )
     network.load_state_dict(tensors, strict=False)
     return Model(network, label, classes, domains, size, where, load_novelty(weights, network, metadata), false_alarms)
 
@@ -305,35 +338,48 @@ def load_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) ->
 def path_to_run(path: Path, weights: Path) -> Path:
     """The run.json that goes with a model, once it is sure that there is a model."""
     about = weights.with_name("run.json")
-    expected = "expected the folder of `aidgn fit` or of a finished run, model.safetensors or last.safetensors in it" \
-               ", or what `aidgn export` made of it"
+    expected = (
+        "expected the folder of `aidgn fit` or of a finished run, model.safetensors or last.safetensors in it"
+        ", or what `aidgn export` made of it"
+    )
     if not path.exists():
         raise UserError(f"The model {path} does not exist: {expected}.")
     if weights.suffix == ".onnx":
-        raise UserError(f"{path} is for other programs; here give the model.safetensors that `aidgn export` wrote "
-                        "beside it.")
+        raise UserError(
+            f"{path} is for other programs; here give the model.safetensors that `aidgn export` wrote beside it."
+        )
     if weights.suffix != ".safetensors":
         raise UserError(f"{path} is not a model: {expected}.")
     if not about.is_file():
         below = "runs/*/run.json", "*/run.json", "*/model/run.json"  # the last: several of `aidgn fit`
         runs = next(filter(None, (sorted(path.glob(each)) for each in below)), [])
-        raise UserError(f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0].parent}." if runs else
-                        f"{weights.parent} is not the folder of a run: it has no run.json, which says what network "
-                        f"weights are of; {expected}.")
+        raise UserError(
+            f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0].parent}."
+            if runs
+            else f"{weights.parent} is not the folder of a run: it has no run.json, which says what network "
+            f"weights are of; {expected}."
+        )
     if not weights.exists():
         records = weights.with_name("results.jsonl")
-        curves = f"`aidgn report {shlex.quote(str(weights.parent))}` shows its curves so far." \
-            if records.is_file() and records.stat().st_size else "It has no records yet either."
-        raise UserError(f"The run {path} is not finished: it has no {weights.name} yet. {curves} The `aidgn train` "
-                        "command that started it goes on with it.")
+        curves = (
+            f"`aidgn report {shlex.quote(str(weights.parent))}` shows its curves so far."
+            if records.is_file() and records.stat().st_size
+            else "It has no records yet either."
+        )
+        raise UserError(
+            f"The run {path} is not finished: it has no {weights.name} yet. {curves} The `aidgn train` "
+            "command that started it goes on with it."
+        )
     return about
 
 
 def find_algorithm(about: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:
     """The class of a run's algorithm; one of the user's own (it has a `source`) must be given."""
     if source is not None and given is None:
-        raise UserError(f"{about} describes a run of {name}, an algorithm of your own: say where its class is, with "
-                        f"--algorithm path/to/file.py:{name} (load_model(..., algorithm=...)).")
+        raise UserError(
+            f"{about} describes a run of {name}, an algorithm of your own: say where its class is, with "
+            f"--algorithm path/to/file.py:{name} (load_model(..., algorithm=...))."
+        )
     if given is None and name not in ALGORITHMS:  # `find` would take a path to code for a name
         raise UserError(f"{about} describes a run of {name}, which is no algorithm of this version of aidgn.")
     kind = find(given or name)

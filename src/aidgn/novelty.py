@@ -35,8 +35,9 @@ class Novelty:
     _known: dict[bytes, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # how unusual the n are
 
     @classmethod
-    def of(cls, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
-           weight: Tensor | np.ndarray | None) -> "Novelty":
+    def of(
+        cls, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray, weight: Tensor | np.ndarray | None
+    ) -> "Novelty":
         """From features [n, features] of images set aside, their predicted classes [n] or logits [n, C], and the
         classifier's class vectors [features, C]."""
         vectors = None if weight is None else as_array(weight)
@@ -65,8 +66,9 @@ class Novelty:
     def p_values_of(self, norms: np.ndarray, angles: np.ndarray) -> np.ndarray:
         """The same from norms [N] and angles [N] that were measured elsewhere."""
         norms, angles = np.minimum(norms, LARGEST), np.minimum(angles, np.pi)
-        quantiles = np.stack([np.clip(angles if of_angles else norms, *between) for of_angles, between in self._ranks],
-                             axis=1)
+        quantiles = np.stack(
+            [np.clip(angles if of_angles else norms, *between) for of_angles, between in self._ranks], axis=1
+        )
         p = np.empty(len(norms))
         # Quantiles are almost always the same few, as they depend only on which side of them the new image is.
         if len(self._known) > 100:
@@ -89,7 +91,7 @@ class Novelty:
         for of_angles, quantiles in ((False, (0.05, 0.5, 0.95)), (True, (0.5, 0.95))):
             ordered = np.concatenate([[-np.inf], np.sort(self.angles if of_angles else self.norms), [np.inf]])
             ranks = (int(q * len(self)) for q in quantiles)
-            found += [(of_angles, ordered[rank:rank + 2]) for rank in ranks]
+            found += [(of_angles, ordered[rank : rank + 2]) for rank in ranks]
         return found
 
     @cached_property
@@ -98,8 +100,9 @@ class Novelty:
         low, high = np.quantile(self.norms, (0.005, 0.995)) if len(self) else (np.nan, np.nan)
         return low, high, np.quantile(self.angles, 0.99) if len(self) else np.nan
 
-    def warnings(self, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
-                 rate: float = RATE) -> list[str | None]:
+    def warnings(
+        self, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray, rate: float = RATE
+    ) -> list[str | None]:
         """For every image None, or in words what is unusual about it, at this rate of false alarms."""
         norms, angles = measures(features, predicted, self.weight)
         return self.warnings_of(as_array(norms), as_array(angles), rate)
@@ -120,8 +123,12 @@ class Novelty:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. The class vectors are those of the model, and not repeated."""
-        return {"version": 1, "norms": self.norms.tolist(), "angles": self.angles.tolist(),
-                "by_angle": self.weight is not None}
+        return {
+            "version": 1,
+            "norms": self.norms.tolist(),
+            "angles": self.angles.tolist(),
+            "by_angle": self.weight is not None,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], weight: Tensor | np.ndarray | None) -> "Novelty":
@@ -132,8 +139,10 @@ class Novelty:
                 raise ValueError("version or shapes")
             by_angle = bool(values["by_angle"])
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"novelty.json cannot be used ({type(error).__name__}: {error}): it was changed, or "
-                            "written by another version of aidgn. Move it away to do without warnings.") from None
+            raise UserError(
+                f"novelty.json cannot be used ({type(error).__name__}: {error}): it was changed, or "
+                "written by another version of aidgn. Move it away to do without warnings."
+            ) from None
         return cls(norms, angles, as_array(weight) if by_angle and weight is not None else None)
 
 
@@ -141,12 +150,19 @@ def unusual(norms: np.ndarray, angles: np.ndarray, quantiles: np.ndarray) -> np.
     """How far from the median, in units of the 5 % and 95 % quantiles' distances from it: the largest of three."""
     low, middle, high, angle, wide = quantiles
     least = 1e-9 * (1 + abs(middle))  # where all are the same
-    return np.max([(norms - middle) / max(high - middle, least), (middle - norms) / max(middle - low, least),
-                   (angles - angle) / max(wide - angle, 1e-9)], axis=0)
+    return np.max(
+        [
+            (norms - middle) / max(high - middle, least),
+            (middle - norms) / max(middle - low, least),
+            (angles - angle) / max(wide - angle, 1e-9),
+        ],
+        axis=0,
+    )
 
 
-def measures(features: Tensor | np.ndarray, predicted: Tensor | np.ndarray,
-             weight: Tensor | np.ndarray | None) -> tuple[Tensor, Tensor]:
+def measures(
+    features: Tensor | np.ndarray, predicted: Tensor | np.ndarray, weight: Tensor | np.ndarray | None
+) -> tuple[Tensor, Tensor]:
     """Norms [N] and angles [N] to the vector of the predicted class, float64, where the features are; of a feature
     that is not a number the largest there are."""
     z = torch.as_tensor(features).double()

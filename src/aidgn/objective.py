@@ -59,10 +59,22 @@ class AngularClassifier(nn.Module):
         return f"in_features={self.in_features}, num_classes={self.num_classes}, kappa={self.kappa:g}"
 
 
-def aidgn_loss(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor, *, kappa: float = 110.0,
-               gamma: float = 1e-3, beta: float = 0.3, eta: float = 0.04, mu_star: float = 410.0,
-               ratio: str = "linear", regularizer: str = "linear", variant: str = "paper",
-               ratio_threshold: float = 1.0) -> AIDGNLoss:
+def aidgn_loss(
+    features: Tensor,
+    labels: Tensor,
+    domains: Tensor,
+    weight: Tensor,
+    *,
+    kappa: float = 110.0,
+    gamma: float = 1e-3,
+    beta: float = 0.3,
+    eta: float = 0.04,
+    mu_star: float = 410.0,
+    ratio: str = "linear",
+    regularizer: str = "linear",
+    variant: str = "paper",
+    ratio_threshold: float = 1.0,
+) -> AIDGNLoss:
     """mean_i CE(kappa [cos theta_1 .. cos(theta_y + m_i) .. cos theta_C], y_i) + eta mean_d (mu_d/mu* + mu*/mu_d),
     m_i = gamma (r_i + beta mu_d), r_i = |z_i|, mu_d the mean of r over domain d in the batch (the paper's appendix).
 
@@ -94,21 +106,51 @@ def aidgn_loss(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor
     >>> loss.total.backward()
     >>> prediction = classifier(features).argmax(1)
     """
-    check_words(ratio=(ratio, ("linear", "exact")), regularizer=(regularizer, ("linear", "exact")),
-                variant=(variant, ("paper", "release")))
-    check_numbers(above_zero={"kappa": kappa, "mu_star": mu_star, "ratio_threshold": ratio_threshold},
-                  not_negative={"gamma": gamma, "beta": beta, "eta": eta})
+    check_words(
+        ratio=(ratio, ("linear", "exact")),
+        regularizer=(regularizer, ("linear", "exact")),
+        variant=(variant, ("paper", "release")),
+    )
+    check_numbers(
+        above_zero={"kappa": kappa, "mu_star": mu_star, "ratio_threshold": ratio_threshold},
+        not_negative={"gamma": gamma, "beta": beta, "eta": eta},
+    )
     if ratio == "exact" and beta == 0:
         raise ValueError("ratio='exact' divides by beta * mu_d and needs beta > 0; use ratio='linear' with beta=0.")
     check_tensors(features, labels, domains, weight)
 
-    return loss_and_margins(features, labels, domains, weight, kappa, gamma, beta, eta, mu_star, ratio, regularizer,
-                            variant, ratio_threshold)[0]
+    return loss_and_margins(
+        features,
+        labels,
+        domains,
+        weight,
+        kappa,
+        gamma,
+        beta,
+        eta,
+        mu_star,
+        ratio,
+        regularizer,
+        variant,
+        ratio_threshold,
+    )[0]
 
 
-def loss_and_margins(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor, kappa: float, gamma: float,
-                     beta: float, eta: float, mu_star: float, ratio: str = "linear", regularizer: str = "linear",
-                     variant: str = "paper", ratio_threshold: float = 1.0) -> tuple[AIDGNLoss, Tensor, Tensor]:
+def loss_and_margins(
+    features: Tensor,
+    labels: Tensor,
+    domains: Tensor,
+    weight: Tensor,
+    kappa: float,
+    gamma: float,
+    beta: float,
+    eta: float,
+    mu_star: float,
+    ratio: str = "linear",
+    regularizer: str = "linear",
+    variant: str = "paper",
+    ratio_threshold: float = 1.0,
+) -> tuple[AIDGNLoss, Tensor, Tensor]:
     """The loss of `aidgn_loss`, its arguments not checked; and the norms r_i and margins m_i that it is made of, for
     people to watch."""
     z, weight = in_full_precision(features, weight)
@@ -139,8 +181,15 @@ def margin(r: Tensor, mu_d: Tensor, gamma: float, beta: float, ratio: str = "lin
     return ((gamma * scale).log() + r / scale).clamp(max=math.log(4)).exp()
 
 
-def variant_margin(r: Tensor, mu_d: Tensor, gamma: float, beta: float, ratio: str = "linear", variant: str = "paper",
-                   mu_star: float = 410.0) -> Tensor:
+def variant_margin(
+    r: Tensor,
+    mu_d: Tensor,
+    gamma: float,
+    beta: float,
+    ratio: str = "linear",
+    variant: str = "paper",
+    mu_star: float = 410.0,
+) -> Tensor:
     """The margin of the paper, or of the released code: with clamped norms, and a fixed angle besides."""
     if variant == "paper":
         return margin(r, mu_d, gamma, beta, ratio)
@@ -215,12 +264,18 @@ def check_numbers(above_zero: dict[str, float], not_negative: dict[str, float] |
 def check_tensors(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor) -> None:
     """Shapes and types only: to look at values would stall a GPU."""
     if features.ndim != 2 or features.shape[0] == 0 or not features.is_floating_point():
-        raise ValueError(f"features must be floating point of shape [B, n] with B >= 1, "
-                         f"got {features.dtype} of shape {list(features.shape)}.")
+        raise ValueError(
+            f"features must be floating point of shape [B, n] with B >= 1, "
+            f"got {features.dtype} of shape {list(features.shape)}."
+        )
     if weight.ndim != 2 or weight.shape[0] != features.shape[1] or not weight.is_floating_point():
-        raise ValueError(f"weight must be floating point of shape [n, C] with n = {features.shape[1]} as in features, "
-                         f"got {weight.dtype} of shape {list(weight.shape)}.")
+        raise ValueError(
+            f"weight must be floating point of shape [n, C] with n = {features.shape[1]} as in features, "
+            f"got {weight.dtype} of shape {list(weight.shape)}."
+        )
     for name, ids in (("labels", labels), ("domains", domains)):
         if ids.shape != features.shape[:1] or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise ValueError(f"{name} must be integers of shape [{features.shape[0]}], one for each row of features, "
-                             f"got {ids.dtype} of shape {list(ids.shape)}.")
+            raise ValueError(
+                f"{name} must be integers of shape [{features.shape[0]}], one for each row of features, "
+                f"got {ids.dtype} of shape {list(ids.shape)}."
+            )

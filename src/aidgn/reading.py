@@ -19,9 +19,19 @@ from aidgn.records import Record, Records, Run, check, is_a, parse, sort_into_ru
 File = tuple[str, tuple[int, int] | None, list[Run], bool]  # path, inode, its runs, whether its last line is cut
 
 ADAPTATION = "adaptation.jsonl"  # beside a run: a line for every method of test-time adaptation and setting
-ADAPTED: dict[str, Any] = {"dataset": str, "algorithm": str, "target": list, "trial": int, "draw": int, "method": str,
-                           "settings": dict, "source_accuracy": float, "target_accuracy": float, "selected": bool,
-                           "model": str}  # what a line says
+ADAPTED: dict[str, Any] = {
+    "dataset": str,
+    "algorithm": str,
+    "target": list,
+    "trial": int,
+    "draw": int,
+    "method": str,
+    "settings": dict,
+    "source_accuracy": float,
+    "target_accuracy": float,
+    "selected": bool,
+    "model": str,
+}  # what a line says
 CHUNK = 250  # files read at a time by one process
 NO_STRUCTURE = bytes(set(range(256)) - set(b"{}[]\\\n"))
 # Finds an accuracy that is not plainly one, to be looked at in full; 0.93, 1.0, 5e-05, NaN and null are.
@@ -84,9 +94,13 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
         return []
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        wrong = [f"{key} is {line[key]!r}" for line in lines for key, kind in ADAPTED.items()
-                 if not (isinstance(line[key], bool) if kind is bool else is_a(line[key], kind))
-                 or (kind is float and not 0 <= line[key] <= 1)]
+        wrong = [
+            f"{key} is {line[key]!r}"
+            for line in lines
+            for key, kind in ADAPTED.items()
+            if not (isinstance(line[key], bool) if kind is bool else is_a(line[key], kind))
+            or (kind is float and not 0 <= line[key] <= 1)
+        ]
         if wrong:
             raise ValueError(wrong[0])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -128,7 +142,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 def _read_files(paths: list[str]) -> Iterator[File]:
     """Read files, many of them by all cores at once."""
-    chunks = [paths[i:i + CHUNK] for i in range(0, len(paths), CHUNK)]
+    chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
     cores = usable_cores()
     if min(len(chunks), cores) < 2 or parent_process() is not None:
         for chunk in chunks:
@@ -196,7 +210,7 @@ def _read_fast(text: bytes, path: Path, about: Mapping[str, Any]) -> Run | None:
     """The run of a file whose lines repeat the args and hparams of the first to the byte and are flat besides; None for
     any other file, which must be parsed in full. Nearly all of the text is these two, and parsing it nearly all of the
     time; comparing it takes none."""
-    line = text[:text.find(b"\n")].decode(errors="replace")
+    line = text[: text.find(b"\n")].decode(errors="replace")
     values: Record = {}
     spans = []  # (position, key and colon, value), as written
     try:
@@ -205,8 +219,8 @@ def _read_fast(text: bytes, path: Path, about: Mapping[str, Any]) -> Run | None:
             if colon is None:
                 return None
             values[key], stop = json.JSONDecoder().raw_decode(line, colon.end())
-            spans.append((colon.start(), colon[0].encode(), line[colon.end():stop].encode()))
-            line = line[:colon.end()] + "0" + line[stop:]
+            spans.append((colon.start(), colon[0].encode(), line[colon.end() : stop].encode()))
+            line = line[: colon.end()] + "0" + line[stop:]
         first = json.loads(line)
     except ValueError:
         return None
@@ -236,7 +250,7 @@ def _read_fast(text: bytes, path: Path, about: Mapping[str, Any]) -> Run | None:
     if DOUBTFUL.search(rest):
         return None
     check(first, f"{path}, line 1", about)
-    last = parse(rest[rest.rfind(b"\n", 0, -1) + 1:], path, number)
+    last = parse(rest[rest.rfind(b"\n", 0, -1) + 1 :], path, number)
     run = Run(first, last, rest, number, path, about)
     try:
         if np.isnan(run.column("step")).any():

@@ -22,16 +22,28 @@ NEEDED: dict[str, Any] = {"args": dict, "hparams": dict, "step": (int, float)}
 NEEDED_ARGS = {"dataset": str, "algorithm": str, "test_envs": list, "trial_seed": int, "hparams_seed": int}
 MOST_DOMAINS = 1000  # a table has a column for each
 # Settings that a record's args hold, by their names in the identity of run.json, which has more of them.
-SETTINGS_IN_ARGS = {"dataset": "dataset", "algorithm": "algorithm", "trial": "trial_seed", "draw": "hparams_seed",
-                    "steps": "steps", "backbone": "backbone", "weights": "weights", "precision": "precision",
-                    "task": "task", "holdout_fraction": "holdout_fraction"}
+SETTINGS_IN_ARGS = {
+    "dataset": "dataset",
+    "algorithm": "algorithm",
+    "trial": "trial_seed",
+    "draw": "hparams_seed",
+    "steps": "steps",
+    "backbone": "backbone",
+    "weights": "weights",
+    "precision": "precision",
+    "task": "task",
+    "holdout_fraction": "holdout_fraction",
+}
 ACCURACY = re.compile(r"env\d+_\w*acc")
 
 RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that no term of an objective may have
 
 # Names of hyper-parameters that DomainBed has for ours; records are written with its names and read into ours.
-DOMAINBED_NAMES = {"DANN": {"dann_lambda": "lambda"}, "CDANN": {"dann_lambda": "lambda"},
-                   "Fishr": {"fishr_lambda": "lambda"}}
+DOMAINBED_NAMES = {
+    "DANN": {"dann_lambda": "lambda"},
+    "CDANN": {"dann_lambda": "lambda"},
+    "Fishr": {"fishr_lambda": "lambda"},
+}
 
 
 def domainbed_names(algorithm: str) -> dict[str, str]:
@@ -53,8 +65,15 @@ class Run:
     then the file is read again. `columns` are the values at hand.
     """
 
-    def __init__(self, first: Record, last: Record, rest: bytes | list[Record] | None, length: int, path: Path | None,
-                 about: Mapping[str, Any]):
+    def __init__(
+        self,
+        first: Record,
+        last: Record,
+        rest: bytes | list[Record] | None,
+        length: int,
+        path: Path | None,
+        about: Mapping[str, Any],
+    ):
         self.args, self.last = first["args"], last
         ours = {theirs: ours for ours, theirs in domainbed_names(self.args["algorithm"]).items()}
         self.hparams = {ours.get(name, name): value for name, value in first["hparams"].items()}
@@ -69,8 +88,10 @@ class Run:
         self.described = isinstance(identity, dict)  # whether run.json says how it was trained, or its args alone
         in_args = {name: self.args[key] for name, key in SETTINGS_IN_ARGS.items() if key in self.args}
         # All but the target: runs that differ in the target alone have equal settings.
-        self.settings: dict[str, Any] = {**in_args, **(identity if isinstance(identity, dict) else
-                                                       {"hyper_parameters": self.hparams})}
+        self.settings: dict[str, Any] = {
+            **in_args,
+            **(identity if isinstance(identity, dict) else {"hyper_parameters": self.hparams}),
+        }
         self.settings.pop("target", None)
         self.setting = json.dumps(self.settings, sort_keys=True)
         self.data = self.settings.get("data")  # a digest of the images it was trained on, where that is known
@@ -120,7 +141,7 @@ class Run:
                 text = self.path.read_bytes()
             except OSError as error:
                 raise UserError(f"{self.path} cannot be read: {error.strerror or error}.") from None
-        return text.split(b"\n", self.length)[:self.length]
+        return text.split(b"\n", self.length)[: self.length]
 
     @cached_property
     def order(self) -> Integers:
@@ -215,8 +236,10 @@ def check(record: Record, where: str, about: Mapping[str, Any]) -> None:
     """Refuse a record that lacks what selection needs, is of a later form, or has an accuracy that can be none."""
     version = record.get("version", RECORD_VERSION)
     if not is_a(version, int) or version > RECORD_VERSION:
-        raise UserError(f"{where}: the record is of version {version}, this aidgn reads up to {RECORD_VERSION}. "
-                        "Install a newer aidgn.")
+        raise UserError(
+            f"{where}: the record is of version {version}, this aidgn reads up to {RECORD_VERSION}. "
+            "Install a newer aidgn."
+        )
     wrong = [_named(key, record) for key, kind in NEEDED.items() if not is_a(record.get(key), kind)]
     if not wrong:
         args = record["args"]
@@ -231,8 +254,10 @@ def check(record: Record, where: str, about: Mapping[str, Any]) -> None:
         raise UserError(f"{where}: the record has no valid {wrong[0]}. Expected a record of aidgn or DomainBed.{by}")
     for key, value in record.items():
         if key.startswith("env") and ACCURACY.fullmatch(key) and not _is_accuracy(value):
-            raise UserError(f"{where}: {key} is {json.dumps(value)}. An accuracy is a number from 0 to 1, NaN or null. "
-                            "Correct that line, or run this run again.")
+            raise UserError(
+                f"{where}: {key} is {json.dumps(value)}. An accuracy is a number from 0 to 1, NaN or null. "
+                "Correct that line, or run this run again."
+            )
 
 
 def _named(key: str, values: Mapping[str, Any]) -> str:

@@ -11,8 +11,18 @@ from aidgn.errors import UserError, did_you_mean
 from aidgn.reading import load_records, read_runs
 from aidgn.records import Floats, Integers, Record, Records, Run, as_records, domain_names
 
-__all__ = ["METHODS", "Record", "Records", "Run", "as_records", "choose", "domain_names", "load_records", "read_runs",
-           "select"]
+__all__ = [
+    "METHODS",
+    "Record",
+    "Records",
+    "Run",
+    "as_records",
+    "choose",
+    "domain_names",
+    "load_records",
+    "read_runs",
+    "select",
+]
 
 
 class Candidate(NamedTuple):
@@ -49,8 +59,9 @@ def _leave_one_out(target: int, runs: list[Run]) -> Iterator[Candidate]:
     for run in runs:
         settings.setdefault(run.setting, []).append(run)
     for members in settings.values():
-        held_out = {domain: run for run in members if len(run.targets) == 2
-                    for domain in run.targets if domain != target}
+        held_out = {
+            domain: run for run in members if len(run.targets) == 2 for domain in run.targets if domain != target
+        }
         for run in members:
             sources = [domain for domain in run.domains if domain != target]
             if run.targets != [target] or not sources or not held_out.keys() >= set(sources):
@@ -58,8 +69,10 @@ def _leave_one_out(target: int, runs: list[Run]) -> Iterator[Candidate]:
             steps = common = run.curve("step")
             for domain in sources:
                 common = np.intersect1d(common, held_out[domain].curve("step"))
-            curves = [held_out[domain].curve(f"env{domain}_in_acc")[np.isin(held_out[domain].curve("step"), common)]
-                      for domain in sources]
+            curves = [
+                held_out[domain].curve(f"env{domain}_in_acc")[np.isin(held_out[domain].curve("step"), common)]
+                for domain in sources
+            ]
             yield from _best(run, run.order[np.isin(steps, common)], np.stack(curves, axis=1).mean(axis=1))
 
 
@@ -83,8 +96,9 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
     """Per (data set, algorithm, target, trial) the accuracy on the target's *in* split of the run and step chosen.
     `target` is the number of the domain."""
     if method not in METHODS:
-        raise UserError(f"There is no selection method {method}.{did_you_mean(method, METHODS)} "
-                        f"Choose one of {', '.join(METHODS)}.")
+        raise UserError(
+            f"There is no selection method {method}.{did_you_mean(method, METHODS)} Choose one of {', '.join(METHODS)}."
+        )
     groups: dict[tuple[str, str, int, int], list[Run]] = {}
     for run in as_records(records).runs:
         for target in run.targets:
@@ -100,8 +114,15 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
         accuracy = best.run.number(record, f"env{target}_in_acc")
         if np.isnan(accuracy):
             continue
-        row = {"dataset": dataset, "algorithm": algorithm, "target": target, "trial": trial, "accuracy": accuracy,
-               "step": record["step"], "hparams_seed": best.hparams_seed}
+        row = {
+            "dataset": dataset,
+            "algorithm": algorithm,
+            "target": target,
+            "trial": trial,
+            "accuracy": accuracy,
+            "step": record["step"],
+            "hparams_seed": best.hparams_seed,
+        }
         names = domain_names(runs[0].args)
         rows.append(row | ({"target_name": names[target]} if target < len(names) else {}))
     return rows

@@ -145,8 +145,9 @@ def polar_log_determinant(r: ArrayLike, phi: ArrayLike) -> Array:
     return xlogy(phi.shape[-1], r) + xlogy(power, np.abs(np.sin(phi))).sum(-1)
 
 
-def cartesian_log_density(log_norm_density: ArrayLike, log_angle_density: ArrayLike, r: ArrayLike,
-                          phi: ArrayLike) -> Array:
+def cartesian_log_density(
+    log_norm_density: ArrayLike, log_angle_density: ArrayLike, r: ArrayLike, phi: ArrayLike
+) -> Array:
     """log p(z) = log p(r|phi) + log p(phi) - log |det dz / d(r, phi)|. With p(phi) the same in two domains, the ratio
     of their densities in z is the ratio of their p(r|phi): theorem 1."""
     return floats(log_norm_density) + floats(log_angle_density) - polar_log_determinant(r, phi)

@@ -20,8 +20,16 @@ class Network(nn.Sequential):
 
 def network(channels: int = 3) -> nn.Module:
     """Two convolutions with batch norm, whose statistics are not the identity."""
-    net = Network(nn.Conv2d(channels, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
-                  nn.Conv2d(6, FEATURES, 3), nn.BatchNorm2d(FEATURES), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net = Network(
+        nn.Conv2d(channels, 6, 3, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, FEATURES, 3),
+        nn.BatchNorm2d(FEATURES),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     for layer in net:
         if isinstance(layer, nn.BatchNorm2d):
             assert layer.running_mean is not None and layer.running_var is not None
@@ -48,8 +56,15 @@ def trained(name: str, frozen: bool = True, updates: int = 2, **hyper_parameters
     algorithm = create(name, net, CLASSES, 2, **given).double().train()
     generator = torch.Generator().manual_seed(4)
     for step in range(updates):
-        algorithm.update([(images(6, seed=10 * step + domain, shift=0.2 * domain),
-                           torch.randint(CLASSES, (6,), generator=generator)) for domain in range(2)])
+        algorithm.update(
+            [
+                (
+                    images(6, seed=10 * step + domain, shift=0.2 * domain),
+                    torch.randint(CLASSES, (6,), generator=generator),
+                )
+                for domain in range(2)
+            ]
+        )
     algorithm.zero_grad()
     return algorithm
 
@@ -60,8 +75,12 @@ def logits(classifier: nn.Module, z: Sequence[Tensor]) -> list[Tensor]:
     if hasattr(classifier, "kappa"):
         kappa: Any = classifier.kappa
         length = sum(a * a for a in z) ** 0.5
-        return [kappa * sum(a * b for a, b in zip(weight[:, c], z, strict=True))
-                / (sum(a * a for a in weight[:, c]) ** 0.5 * length) for c in range(weight.shape[1])]
+        return [
+            kappa
+            * sum(a * b for a, b in zip(weight[:, c], z, strict=True))
+            / (sum(a * a for a in weight[:, c]) ** 0.5 * length)
+            for c in range(weight.shape[1])
+        ]
     bias: Any = classifier.bias
     return [sum((a * b for a, b in zip(weight[c], z, strict=True)), bias[c]) for c in range(len(weight))]
 
@@ -87,10 +106,17 @@ class NaiveAdam:
             for k, (p, g) in enumerate(zip(self.parameters, gradients, strict=True)):
                 self.m[k] = 0.9 * self.m[k] + 0.1 * g
                 self.v[k] = 0.999 * self.v[k] + 0.001 * g * g
-                p -= self.lr * self.m[k] / (1 - 0.9 ** self.t) / ((self.v[k] / (1 - 0.999 ** self.t)).sqrt() + 1e-8)
+                p -= self.lr * self.m[k] / (1 - 0.9**self.t) / ((self.v[k] / (1 - 0.999**self.t)).sqrt() + 1e-8)
 
 
 @pytest.fixture
 def toy() -> SimpleNamespace:
-    return SimpleNamespace(CLASSES=CLASSES, FEATURES=FEATURES, images=images, trained=trained, logits=logits,
-                           entropy=entropy, Adam=NaiveAdam)
+    return SimpleNamespace(
+        CLASSES=CLASSES,
+        FEATURES=FEATURES,
+        images=images,
+        trained=trained,
+        logits=logits,
+        entropy=entropy,
+        Adam=NaiveAdam,
+    )

@@ -54,6 +54,7 @@ def digests(run: Path) -> dict[str, str]:
 
 # Naive references -----------------------------------------------------------------------------------------------------
 
+
 def naive_batches(n: int) -> list[list[int]]:
     """32 at a time; a last single one joins the batch before it."""
     found = [list(range(start, min(start + 32, n))) for start in range(0, n, 32)]
@@ -80,15 +81,16 @@ def naive_t3a(classifier: nn.Module, z: Tensor, k: Any) -> Tensor:
         add(z[batch])
         sums = []
         for label in range(classes):
-            own = sorted((*s[:2], s[3]) for s in supports if s[2] == label)[:None if k == "all" else k]
+            own = sorted((*s[:2], s[3]) for s in supports if s[2] == label)[: None if k == "all" else k]
             total = sum((direction for _, _, direction in own), torch.zeros_like(z[0]))
             sums.append(total / total.norm() if total.norm() > 0 else total)
         predictions.append((z[batch] @ torch.stack(sums).T).argmax(1))
     return torch.cat(predictions)
 
 
-def naive_tent(toy: SimpleNamespace, classifier: nn.Module, z: Tensor, method: str, rate: float, updates: int,
-               lr: float) -> Tensor:
+def naive_tent(
+    toy: SimpleNamespace, classifier: nn.Module, z: Tensor, method: str, rate: float, updates: int, lr: float
+) -> Tensor:
     classifier = copying.deepcopy(classifier)
     scale = torch.ones(z.shape[1], dtype=torch.float64, requires_grad=True)
     shift = torch.zeros(z.shape[1], dtype=torch.float64, requires_grad=True)
@@ -150,10 +152,23 @@ def test_like_naive(toy: SimpleNamespace, name: str, request: pytest.FixtureRequ
     assert none["target_accuracy"] == pytest.approx(record["env1_in_acc"], abs=1e-12) and none["selected"]
     assert none["source_accuracy"] == pytest.approx(np.mean([record[f"env{i}_out_acc"] for i in (0, 2, 3)]), abs=1e-12)
     assert [json.loads(line) for line in (run / ADAPTATION).read_text().splitlines()] == lines
-    assert list(lines[0]) == ["dataset", "algorithm", "target", "trial", "draw", "method", "settings",
-                              "source_accuracy", "target_accuracy", "selected", "model"]
-    assert lines[0]["target"] == ["chalk"] and lines[0]["model"] == hashlib.sha256(
-        (run / "model.safetensors").read_bytes()).hexdigest()
+    assert list(lines[0]) == [
+        "dataset",
+        "algorithm",
+        "target",
+        "trial",
+        "draw",
+        "method",
+        "settings",
+        "source_accuracy",
+        "target_accuracy",
+        "selected",
+        "model",
+    ]
+    assert (
+        lines[0]["target"] == ["chalk"]
+        and lines[0]["model"] == hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
+    )
 
 
 class Recorder:
@@ -184,9 +199,20 @@ def test_order_batches_and_resets(run: Path, monkeypatch: pytest.MonkeyPatch) ->
         everywhere = np.flatnonzero(features.domains == number)
         inside, outside = split(len(everywhere), 0, number)
         rows = everywhere[inside if number == 1 else outside]
-        wanted += ["reset", *(features.features[rows[start:start + 32]] for start in range(0, len(rows), 32))]
+        wanted += ["reset", *(features.features[rows[start : start + 32]] for start in range(0, len(rows), 32))]
     assert [len(each) for each in wanted if each is not None and not isinstance(each, str)] == [
-        32, 32, 26, 32, 32, 25, 32, 32, 25, *[32] * 11, 8]
+        32,
+        32,
+        26,
+        32,
+        32,
+        25,
+        32,
+        32,
+        25,
+        *[32] * 11,
+        8,
+    ]
     assert len(Recorder.seen) == len(wanted)
     for ours, theirs in zip(Recorder.seen, wanted, strict=True):
         assert ours == theirs if isinstance(theirs, str) else np.array_equal(ours.numpy(), theirs)
@@ -204,7 +230,11 @@ def test_target_labels_choose_nothing(run: Path, tmp_path: Path) -> None:
     after = adapt(run, device="cpu", features=tmp_path / "other.npz")
     for one, two in zip(before, after, strict=True):
         assert (one["method"], one["settings"], one["selected"], one["source_accuracy"]) == (
-            two["method"], two["settings"], two["selected"], two["source_accuracy"])
+            two["method"],
+            two["settings"],
+            two["selected"],
+            two["source_accuracy"],
+        )
     assert sum(one["target_accuracy"] != two["target_accuracy"] for one, two in zip(before, after, strict=True)) > 15
 
 
@@ -271,7 +301,7 @@ def test_groups_of_images_are_those_of_the_batches(digits_run: DigitsRun, tmp_pa
     found = list(Streams(features, network, torch.device("cpu"), lambda: images).of("chalk", "T3A", False).batches())
     plain = features.features[features.split("chalk")[0], :128]
     for ours, batch in zip(found, batches(len(plain)), strict=True):
-        z = plain[batch.start:batch.stop]
+        z = plain[batch.start : batch.stop]
         np.testing.assert_allclose(ours[:, :128], z, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(ours[:, 128:], np.broadcast_to(z.mean(0), z.shape), rtol=1e-3, atol=1e-4)
     lines = adapt(run, device="cpu")
@@ -289,21 +319,38 @@ def test_tent_meets_images(tmp_path: Path) -> None:
             for number in range(22):
                 pixels = np.clip(rng.normal(level + 25 * shift, 60, (32, 32, 3)), 0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "photos" / domain / label / f"{number:02}.png")
-    run = train(RunSpec(str(tmp_path / "photos"), "ERM", "c", steps=2, eval_every=2, image_size=32,
-                        backbone="resnet10t", weights="none", hyper_parameters={"batch_size": 4}),
-                tmp_path, device="cpu")
+    run = train(
+        RunSpec(
+            str(tmp_path / "photos"),
+            "ERM",
+            "c",
+            steps=2,
+            eval_every=2,
+            image_size=32,
+            backbone="resnet10t",
+            weights="none",
+            hyper_parameters={"batch_size": 4},
+        ),
+        tmp_path,
+        device="cpu",
+    )
     before = digests(run)
     lines = adapt(run, ["Tent"], device="cpu")
     assert {name: digest for name, digest in digests(run).items() if name in before} == before
     features, network = extract(run, device="cpu"), load_model(run, device="cpu").network
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     inside = features.split("c")[0]
-    x = np.stack([(np.asarray(Image.open(tmp_path / "photos" / features.files[i])) / 255 - mean) / std
-                  for i in inside]).transpose(0, 3, 1, 2).astype(np.float32)
+    x = (
+        np.stack([(np.asarray(Image.open(tmp_path / "photos" / features.files[i])) / 255 - mean) / std for i in inside])
+        .transpose(0, 3, 1, 2)
+        .astype(np.float32)
+    )
     for line in lines[1:]:
         tent = Tent(network, **line["settings"])
-        right = [tent.predict(torch.from_numpy(x[rows])).argmax(1).numpy() == features.labels[inside[rows]]
-                 for rows in ([*range(32)], [*range(32, 36)])]
+        right = [
+            tent.predict(torch.from_numpy(x[rows])).argmax(1).numpy() == features.labels[inside[rows]]
+            for rows in ([*range(32)], [*range(32, 36)])
+        ]
         assert line["target_accuracy"] == pytest.approx(np.concatenate(right).mean(), abs=1.5 / 36)
 
 
@@ -336,4 +383,10 @@ def test_all_methods_are_classes_of_the_library() -> None:
     assert [each["filter_k"] for each in SETTINGS["T3A"]] == [1, 5, 20, 50, 100, "all"]
     for method in ("Tent-C", "Tent-BN", "Tent"):
         assert sorted((each["rate"], each["updates"]) for each in SETTINGS[method]) == [
-            (0.1, 1), (0.1, 3), (1.0, 1), (1.0, 3), (10.0, 1), (10.0, 3)]
+            (0.1, 1),
+            (0.1, 3),
+            (1.0, 1),
+            (1.0, 3),
+            (10.0, 1),
+            (10.0, 3),
+        ]

@@ -15,8 +15,20 @@ from aidgn.errors import UserError
 METHODS = [T3A, TentC, TentBN, Tent]
 
 
-@pytest.mark.parametrize(("n", "sizes"), [(0, []), (1, [1]), (2, [2]), (32, [32]), (33, [33]), (34, [32, 2]),
-                                          (64, [32, 32]), (65, [32, 33]), (95, [32, 32, 31])])
+@pytest.mark.parametrize(
+    ("n", "sizes"),
+    [
+        (0, []),
+        (1, [1]),
+        (2, [2]),
+        (32, [32]),
+        (33, [33]),
+        (34, [32, 2]),
+        (64, [32, 32]),
+        (65, [32, 33]),
+        (95, [32, 32, 31]),
+    ],
+)
 def test_batches_of_32(n: int, sizes: list[int]) -> None:
     found = batches(n)
     assert [len(batch) for batch in found] == sizes
@@ -117,13 +129,21 @@ def test_one_image(toy: SimpleNamespace) -> None:
         TentC(algorithm).predict(x[:0])
 
 
-@pytest.mark.parametrize(("method", "settings", "message"), [
-    (T3A, {"filter_k": 0}, "filter_k must be .* got 0"), (T3A, {"filter_k": -1}, "got -1"),
-    (T3A, {"filter_k": 2.5}, r"got 2\.5"), (T3A, {"filter_k": "most"}, "got 'most'"),
-    (TentC, {"rate": 0.0}, r"rate .* got 0\.0"), (TentBN, {"rate": -1.0}, "rate .* got -1"),
-    (Tent, {"rate": float("nan")}, "rate .* got nan"), (TentC, {"updates": 0}, "updates .* got 0"),
-    (TentBN, {"updates": -3}, "updates .* got -3"), (Tent, {"updates": 1.5}, r"updates .* got 1\.5"),
-])
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        (T3A, {"filter_k": 0}, "filter_k must be .* got 0"),
+        (T3A, {"filter_k": -1}, "got -1"),
+        (T3A, {"filter_k": 2.5}, r"got 2\.5"),
+        (T3A, {"filter_k": "most"}, "got 'most'"),
+        (TentC, {"rate": 0.0}, r"rate .* got 0\.0"),
+        (TentBN, {"rate": -1.0}, "rate .* got -1"),
+        (Tent, {"rate": float("nan")}, "rate .* got nan"),
+        (TentC, {"updates": 0}, "updates .* got 0"),
+        (TentBN, {"updates": -3}, "updates .* got -3"),
+        (Tent, {"updates": 1.5}, r"updates .* got 1\.5"),
+    ],
+)
 def test_ill_settings(toy: SimpleNamespace, method: type[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         method(toy.trained("ERM", updates=0), **settings)
@@ -140,7 +160,8 @@ def test_an_algorithm_without_classifier_is_refused(toy: SimpleNamespace, method
 def test_other_classifiers(toy: SimpleNamespace) -> None:
     algorithm = toy.trained("ERM", updates=0)
     algorithm.classifier = nn.Sequential(
-        nn.Linear(toy.FEATURES, 3), nn.Dropout(0.9), nn.Linear(3, toy.CLASSES)).double()
+        nn.Linear(toy.FEATURES, 3), nn.Dropout(0.9), nn.Linear(3, toy.CLASSES)
+    ).double()
     with pytest.raises(UserError, match=r"one weight vector per class, which a classifier Sequential does not have"):
         T3A(algorithm)
     x = toy.images(6)

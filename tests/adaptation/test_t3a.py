@@ -25,7 +25,7 @@ class Naive:
         self.supports.append((logits.index(max(logits)), self.toy.entropy(torch.tensor(logits)).item(), z.tolist()))
 
     def of(self, label: int) -> list[tuple[int, float, list[float]]]:
-        return sorted((s for s in self.supports if s[0] == label), key=lambda s: s[1])[:self.k]
+        return sorted((s for s in self.supports if s[0] == label), key=lambda s: s[1])[: self.k]
 
     def predict(self, batch: Tensor) -> list[list[float]]:
         for z in batch:
@@ -38,8 +38,9 @@ class Naive:
                 total = [t + a / length for t, a in zip(total, vector, strict=True)]
             length = math.sqrt(sum(t * t for t in total)) or 1.0
             directions.append([t / length for t in total])
-        return [[sum(a * d for a, d in zip(z.tolist(), direction, strict=True)) for direction in directions]
-                for z in batch]
+        return [
+            [sum(a * d for a, d in zip(z.tolist(), direction, strict=True)) for direction in directions] for z in batch
+        ]
 
 
 def stream(toy: SimpleNamespace, sizes: tuple[int, ...]) -> list[Tensor]:
@@ -118,9 +119,9 @@ def test_the_earlier_of_equal_supports_stays(toy: SimpleNamespace) -> None:
         algorithm.classifier.weight.copy_(1000 * torch.eye(toy.CLASSES, toy.FEATURES))
         algorithm.classifier.bias.zero_()
     adaptation = T3A(algorithm, filter_k=1)
-    z = torch.eye(toy.FEATURES, dtype=torch.float64)[:toy.CLASSES] * 5 + 0.5
+    z = torch.eye(toy.FEATURES, dtype=torch.float64)[: toy.CLASSES] * 5 + 0.5
     assert (algorithm.classifier(z).softmax(1).max(1).values == 1).all()
-    torch.testing.assert_close(adaptation.predict_features(z), z[:, :toy.CLASSES])  # the weight vectors came first
+    torch.testing.assert_close(adaptation.predict_features(z), z[:, : toy.CLASSES])  # the weight vectors came first
 
 
 def test_zero_features_are_no_direction(toy: SimpleNamespace) -> None:

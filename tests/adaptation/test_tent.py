@@ -50,7 +50,7 @@ def test_tent_c_like_naive(toy: SimpleNamespace, name: str, rate: float, updates
 @pytest.mark.parametrize("name", ["ERM", "AIDGN"])
 def test_tent_bn_like_naive(toy: SimpleNamespace, name: str, rate: float, updates: int) -> None:
     algorithm = toy.trained(name)
-    scale, shift = (torch.full((toy.FEATURES,), value, dtype=torch.float64, requires_grad=True) for value in (1., 0.))
+    scale, shift = (torch.full((toy.FEATURES,), value, dtype=torch.float64, requires_grad=True) for value in (1.0, 0.0))
     adam = toy.Adam([scale, shift], lr=rate * 1e-2)
     ours = TentBN(algorithm, rate=rate, updates=updates)
     for z in stream(toy):
@@ -59,8 +59,16 @@ def test_tent_bn_like_naive(toy: SimpleNamespace, name: str, rate: float, update
         variances = [sum((row[j] - means[j]) ** 2 for row in rows) / len(rows) for j in range(toy.FEATURES)]
 
         def forward(rows: Any = rows, means: Any = means, variances: Any = variances) -> list[list[Tensor]]:
-            return [toy.logits(algorithm.classifier, [(row[j] - means[j]) / (variances[j] + 1e-5) ** 0.5 * scale[j]
-                                                      + shift[j] for j in range(toy.FEATURES)]) for row in rows]
+            return [
+                toy.logits(
+                    algorithm.classifier,
+                    [
+                        (row[j] - means[j]) / (variances[j] + 1e-5) ** 0.5 * scale[j] + shift[j]
+                        for j in range(toy.FEATURES)
+                    ],
+                )
+                for row in rows
+            ]
 
         expected = minimise(toy, adam, forward, updates)
         torch.testing.assert_close(ours.predict_features(z), expected, rtol=1e-8, atol=1e-8)
@@ -70,8 +78,9 @@ def test_tent_bn_like_naive(toy: SimpleNamespace, name: str, rate: float, update
 def test_tent_bn_forgets_scale_and_place_of_features(toy: SimpleNamespace) -> None:
     algorithm = toy.trained("ERM")
     z = stream(toy)[0]
-    torch.testing.assert_close(TentBN(algorithm).predict_features(1000 * z + 7), TentBN(algorithm).predict_features(z),
-                               rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        TentBN(algorithm).predict_features(1000 * z + 7), TentBN(algorithm).predict_features(z), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("updates", [1, 3])

@@ -14,10 +14,15 @@ from aidgn.algorithms import Algorithm, create
 SIZES = (5, 3, 4)  # samples of the three source domains
 CLASSES, FEATURES, INPUTS = 4, 5, 6
 # Settings under which everything that can change in a few updates does.
-BUSY = {"IRM": {"irm_penalty_anneal_iters": 3}, "VREx": {"vrex_penalty_anneal_iters": 3},
-        "Fishr": {"penalty_anneal_iters": 3}, "EQRM": {"eqrm_burnin_iters": 3, "eqrm_lr": 1e-3},
-        "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1}, "CDANN": {"grad_penalty": 0.1, "d_steps_per_g_step": 2},
-        "MTL": {"mtl_ema": 0.5}}
+BUSY = {
+    "IRM": {"irm_penalty_anneal_iters": 3},
+    "VREx": {"vrex_penalty_anneal_iters": 3},
+    "Fishr": {"penalty_anneal_iters": 3},
+    "EQRM": {"eqrm_burnin_iters": 3, "eqrm_lr": 1e-3},
+    "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1},
+    "CDANN": {"grad_penalty": 0.1, "d_steps_per_g_step": 2},
+    "MTL": {"mtl_ema": 0.5},
+}
 
 
 class Network(nn.Sequential):
@@ -27,8 +32,13 @@ class Network(nn.Sequential):
 class NaiveAdam:
     """Kingma & Ba's algorithm 1, parameter by parameter, with weight decay added to the gradient."""
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float = 0.0,
-                 betas: tuple[float, float] = (0.9, 0.999)):
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ):
         self.parameters, self.lr, self.weight_decay, self.betas = list(parameters), lr, weight_decay, betas
         self.m = [torch.zeros_like(p) for p in self.parameters]
         self.v = [torch.zeros_like(p) for p in self.parameters]
@@ -36,8 +46,11 @@ class NaiveAdam:
 
     def step(self, loss_or_gradients: Tensor | Sequence[Tensor]) -> None:
         """One step down a loss, or by given gradients."""
-        gradients = (torch.autograd.grad(loss_or_gradients, self.parameters)
-                     if isinstance(loss_or_gradients, Tensor) else loss_or_gradients)
+        gradients = (
+            torch.autograd.grad(loss_or_gradients, self.parameters)
+            if isinstance(loss_or_gradients, Tensor)
+            else loss_or_gradients
+        )
         self.t += 1
         with torch.no_grad():
             for k, (p, g) in enumerate(zip(self.parameters, gradients, strict=True)):
@@ -52,8 +65,13 @@ class NaiveAdam:
 def batches(step: int, sizes: Sequence[int] = SIZES, shape: Sequence[int] = (INPUTS,)) -> list[tuple[Tensor, Tensor]]:
     """One (x, y) per domain; the domains differ in mean."""
     generator = torch.Generator().manual_seed(100 + step)
-    return [(torch.randn(n, *shape, generator=generator, dtype=torch.float64) + 0.3 * d,
-             torch.randint(CLASSES, (n,), generator=generator)) for d, n in enumerate(sizes)]
+    return [
+        (
+            torch.randn(n, *shape, generator=generator, dtype=torch.float64) + 0.3 * d,
+            torch.randint(CLASSES, (n,), generator=generator),
+        )
+        for d, n in enumerate(sizes)
+    ]
 
 
 def network() -> nn.Module:
@@ -89,12 +107,18 @@ def same_weights(module: nn.Module, reference: nn.Module, rtol: float = 1e-9) ->
     mine, theirs = module.state_dict(), reference.state_dict()
     assert mine.keys() == theirs.keys()
     for key in mine:
-        torch.testing.assert_close(mine[key], theirs[key], rtol=rtol, atol=1e-12,
-                                   msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            mine[key], theirs[key], rtol=rtol, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}"
+        )
 
 
-def follow(algorithm: Algorithm, naive_update: Callable[[list[tuple[Tensor, Tensor]]], Tensor],
-           pairs: Sequence[tuple[nn.Module, nn.Module]], steps: int = 4, shape: Sequence[int] = (INPUTS,)) -> None:
+def follow(
+    algorithm: Algorithm,
+    naive_update: Callable[[list[tuple[Tensor, Tensor]]], Tensor],
+    pairs: Sequence[tuple[nn.Module, nn.Module]],
+    steps: int = 4,
+    shape: Sequence[int] = (INPUTS,),
+) -> None:
     """Both take the same updates on the same batches from the same seeds: equal losses, equal weights after each."""
     for step in range(steps):
         minibatches = batches(step, shape=shape)
@@ -113,6 +137,19 @@ def follow(algorithm: Algorithm, naive_update: Callable[[list[tuple[Tensor, Tens
 @pytest.fixture
 def toy() -> SimpleNamespace:
     return SimpleNamespace(
-        SIZES=SIZES, CLASSES=CLASSES, FEATURES=FEATURES, INPUTS=INPUTS, BUSY=BUSY, Network=Network, Adam=NaiveAdam,
-        batches=batches, network=network, image_network=image_network, make=make, seed=seed,
-        cross_entropy=cross_entropy, same_weights=same_weights, follow=follow)
+        SIZES=SIZES,
+        CLASSES=CLASSES,
+        FEATURES=FEATURES,
+        INPUTS=INPUTS,
+        BUSY=BUSY,
+        Network=Network,
+        Adam=NaiveAdam,
+        batches=batches,
+        network=network,
+        image_network=image_network,
+        make=make,
+        seed=seed,
+        cross_entropy=cross_entropy,
+        same_weights=same_weights,
+        follow=follow,
+    )

@@ -23,8 +23,11 @@ def test_norms_per_domain_and_mean_margin(name: str) -> None:
     means = [sum(each) / len(each) for each in norms]
     beta = 0.0 if name == "AIDGN-noD" else 0.4
     if name == "AIDGN-release":
-        margins = [0.02 * (min(max(r, 10), 30) - 10 + beta * mean) + 0.4
-                   for each, mean in zip(norms, means, strict=True) for r in each]
+        margins = [
+            0.02 * (min(max(r, 10), 30) - 10 + beta * mean) + 0.4
+            for each, mean in zip(norms, means, strict=True)
+            for r in each
+        ]
     else:
         margins = [0.02 * (r + beta * mean) for each, mean in zip(norms, means, strict=True) for r in each]
     assert [float(terms["norm_0"]), float(terms["norm_1"])] == pytest.approx(means, rel=1e-5)

@@ -27,9 +27,30 @@ def batches(toy: SimpleNamespace, step: int) -> list[tuple[torch.Tensor, torch.T
 
 
 def test_the_table() -> None:
-    assert NAMES == ["ERM", "IRM", "GroupDRO", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN", "MTL", "SagNet", "ARM",
-                     "VREx", "RSC", "AIDGN", "AIDGN-noR", "AIDGN-noD", "AIDGN-noRD", "AIDGN-release", "SD", "Fishr",
-                     "EQRM"]
+    assert NAMES == [
+        "ERM",
+        "IRM",
+        "GroupDRO",
+        "Mixup",
+        "MLDG",
+        "CORAL",
+        "MMD",
+        "DANN",
+        "CDANN",
+        "MTL",
+        "SagNet",
+        "ARM",
+        "VREx",
+        "RSC",
+        "AIDGN",
+        "AIDGN-noR",
+        "AIDGN-noD",
+        "AIDGN-noRD",
+        "AIDGN-release",
+        "SD",
+        "Fishr",
+        "EQRM",
+    ]
     for algorithm in ALGORITHMS.values():
         assert algorithm.title and algorithm.paper and algorithm.__doc__
 
@@ -130,10 +151,12 @@ def assert_identical(a: object, b: object, where: str = "state") -> None:
         assert a == b, where
 
 
-@pytest.mark.parametrize(("name", "passes"), [
-    ("ERM", [[True], [True]]), ("DANN", [[True], [False]]), ("SagNet", [[True, False, True]] * 2)])
+@pytest.mark.parametrize(
+    ("name", "passes"), [("ERM", [[True], [True]]), ("DANN", [[True], [False]]), ("SagNet", [[True, False, True]] * 2)]
+)
 def test_passes_that_do_not_train_the_featuriser_keep_nothing_for_gradients(
-        toy: SimpleNamespace, name: str, passes: list[list[bool]]) -> None:
+    toy: SimpleNamespace, name: str, passes: list[list[bool]]
+) -> None:
     algorithm, seen = build(toy, name), []
     algorithm.featurizer.register_forward_hook(lambda *call: seen.append(call[2].requires_grad))
     for step, expected in enumerate(passes):
@@ -142,9 +165,20 @@ def test_passes_that_do_not_train_the_featuriser_keep_nothing_for_gradients(
         assert seen == expected
 
 
-@pytest.mark.parametrize(("name", "sizes"), [
-    ("ERM", [12]), ("IRM", [12]), ("RSC", [12]), ("GroupDRO", [5, 3, 4]), ("CORAL", [5, 3, 4]), ("MMD", [5, 3, 4]),
-    ("MTL", [5, 3, 4]), ("EQRM", [5, 3, 4]), ("Mixup", [3, 3, 4])])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("ERM", [12]),
+        ("IRM", [12]),
+        ("RSC", [12]),
+        ("GroupDRO", [5, 3, 4]),
+        ("CORAL", [5, 3, 4]),
+        ("MMD", [5, 3, 4]),
+        ("MTL", [5, 3, 4]),
+        ("EQRM", [5, 3, 4]),
+        ("Mixup", [3, 3, 4]),
+    ],
+)
 def test_what_batch_norm_gets(toy: SimpleNamespace, name: str, sizes: list[int]) -> None:
     """In training it gets the batches (Mixup: pairs) that DomainBed passes one by one, one by one; frozen, all."""
     norm, seen = torch.nn.BatchNorm1d(toy.FEATURES, momentum=0.25), []
@@ -181,27 +215,51 @@ def test_hyper_parameters(name: str, dataset: str) -> None:
 
 # name: (default, lowest and highest value of the search), as tabulated for DomainBed, and by AIDGN's authors.
 RANGES = {
-    ("IRM", "irm_lambda"): (100, 1e-1, 1e5), ("IRM", "irm_penalty_anneal_iters"): (500, 1, 1e4),
-    ("GroupDRO", "groupdro_eta"): (0.01, 1e-3, 1e-1), ("Mixup", "mixup_alpha"): (0.2, 0.1, 10),
-    ("MLDG", "mldg_beta"): (1, 0.1, 10), ("CORAL", "mmd_gamma"): (1, 0.1, 10), ("MMD", "mmd_gamma"): (1, 0.1, 10),
-    ("DANN", "dann_lambda"): (1, 1e-2, 1e2), ("DANN", "d_steps_per_g_step"): (1, 1, 7),
-    ("DANN", "grad_penalty"): (0, 1e-2, 10), ("DANN", "mlp_width"): (256, 64, 1023),
-    ("DANN", "lr_g"): (5e-5, 1e-5, 10**-3.5), ("CDANN", "lr_d"): (5e-5, 1e-5, 10**-3.5),
+    ("IRM", "irm_lambda"): (100, 1e-1, 1e5),
+    ("IRM", "irm_penalty_anneal_iters"): (500, 1, 1e4),
+    ("GroupDRO", "groupdro_eta"): (0.01, 1e-3, 1e-1),
+    ("Mixup", "mixup_alpha"): (0.2, 0.1, 10),
+    ("MLDG", "mldg_beta"): (1, 0.1, 10),
+    ("CORAL", "mmd_gamma"): (1, 0.1, 10),
+    ("MMD", "mmd_gamma"): (1, 0.1, 10),
+    ("DANN", "dann_lambda"): (1, 1e-2, 1e2),
+    ("DANN", "d_steps_per_g_step"): (1, 1, 7),
+    ("DANN", "grad_penalty"): (0, 1e-2, 10),
+    ("DANN", "mlp_width"): (256, 64, 1023),
+    ("DANN", "lr_g"): (5e-5, 1e-5, 10**-3.5),
+    ("CDANN", "lr_d"): (5e-5, 1e-5, 10**-3.5),
     ("CDANN", "weight_decay_g"): (0, 1e-6, 1e-2),
-    ("CDANN", "weight_decay_d"): (0, 1e-6, 1e-2), ("SagNet", "sag_w_adv"): (0.1, 1e-2, 10),
-    ("VREx", "vrex_lambda"): (10, 1e-1, 1e5), ("VREx", "vrex_penalty_anneal_iters"): (500, 1, 1e4),
-    ("RSC", "rsc_f_drop_factor"): (1 / 3, 0, 0.5), ("RSC", "rsc_b_drop_factor"): (1 / 3, 0, 0.5),
-    ("SD", "sd_reg"): (0.1, 1e-5, 1e-1), ("Fishr", "fishr_lambda"): (1000, 10, 1e4),
-    ("Fishr", "penalty_anneal_iters"): (1500, 0, 4999), ("Fishr", "ema"): (0.95, 0.9, 0.99),
-    ("EQRM", "eqrm_quantile"): (0.75, 0.5, 0.99), ("EQRM", "eqrm_burnin_iters"): (2500, 10**2.5, 10**3.5),
-    ("EQRM", "eqrm_lr"): (1e-6, 1e-7, 1e-5), ("ERM", "lr"): (5e-5, 1e-5, 10**-3.5), ("ERM", "batch_size"): (32, 8, 45),
-    ("ERM", "weight_decay"): (0, 1e-6, 1e-2), ("AIDGN", "beta"): (0.3, 0.05, 0.5), ("AIDGN", "eta"): (0.04, 0.02, 0.06),
-    ("AIDGN-release", "eta"): (0.04, 10 / 410, 25 / 410), ("AIDGN-release", "ratio_threshold"): (1, 1, 3),
+    ("CDANN", "weight_decay_d"): (0, 1e-6, 1e-2),
+    ("SagNet", "sag_w_adv"): (0.1, 1e-2, 10),
+    ("VREx", "vrex_lambda"): (10, 1e-1, 1e5),
+    ("VREx", "vrex_penalty_anneal_iters"): (500, 1, 1e4),
+    ("RSC", "rsc_f_drop_factor"): (1 / 3, 0, 0.5),
+    ("RSC", "rsc_b_drop_factor"): (1 / 3, 0, 0.5),
+    ("SD", "sd_reg"): (0.1, 1e-5, 1e-1),
+    ("Fishr", "fishr_lambda"): (1000, 10, 1e4),
+    ("Fishr", "penalty_anneal_iters"): (1500, 0, 4999),
+    ("Fishr", "ema"): (0.95, 0.9, 0.99),
+    ("EQRM", "eqrm_quantile"): (0.75, 0.5, 0.99),
+    ("EQRM", "eqrm_burnin_iters"): (2500, 10**2.5, 10**3.5),
+    ("EQRM", "eqrm_lr"): (1e-6, 1e-7, 1e-5),
+    ("ERM", "lr"): (5e-5, 1e-5, 10**-3.5),
+    ("ERM", "batch_size"): (32, 8, 45),
+    ("ERM", "weight_decay"): (0, 1e-6, 1e-2),
+    ("AIDGN", "beta"): (0.3, 0.05, 0.5),
+    ("AIDGN", "eta"): (0.04, 0.02, 0.06),
+    ("AIDGN-release", "eta"): (0.04, 10 / 410, 25 / 410),
+    ("AIDGN-release", "ratio_threshold"): (1, 1, 3),
 }
-CHOICES = {("MLDG", "n_meta_test"): (None, {1, 2}), ("DANN", "beta1"): (0.5, {0, 0.5}),
-           ("DANN", "mlp_depth"): (3, {3, 4, 5}), ("CDANN", "mlp_dropout"): (0, {0, 0.1, 0.5}),
-           ("MTL", "mtl_ema"): (0.99, {0.5, 0.9, 0.99, 1}), ("ERM", "resnet_dropout"): (0, {0, 0.1, 0.5}),
-           ("AIDGN", "lr"): (2.5e-5, {1e-5, 2.5e-5, 5e-5}), ("AIDGN-release", "lr"): (2.5e-5, {1.25e-5, 2.5e-5})}
+CHOICES = {
+    ("MLDG", "n_meta_test"): (None, {1, 2}),
+    ("DANN", "beta1"): (0.5, {0, 0.5}),
+    ("DANN", "mlp_depth"): (3, {3, 4, 5}),
+    ("CDANN", "mlp_dropout"): (0, {0, 0.1, 0.5}),
+    ("MTL", "mtl_ema"): (0.99, {0.5, 0.9, 0.99, 1}),
+    ("ERM", "resnet_dropout"): (0, {0, 0.1, 0.5}),
+    ("AIDGN", "lr"): (2.5e-5, {1e-5, 2.5e-5, 5e-5}),
+    ("AIDGN-release", "lr"): (2.5e-5, {1.25e-5, 2.5e-5}),
+}
 
 
 @pytest.mark.parametrize(("name", "key"), [*RANGES, *CHOICES])
@@ -227,23 +285,40 @@ def test_small_images_and_domainnet() -> None:
     small, net = ALGORITHMS["ERM"].space("RotatedMNIST"), ALGORITHMS["ERM"].space("DomainNet")
     assert [small[key][0] for key in ("lr", "batch_size", "weight_decay")] == [1e-3, 64, 0.0]
     rates = [small["lr"][1].draw(rng) for _ in range(300)]
-    assert 10 ** -4.5 <= min(rates) < 1e-4 and 2e-3 < max(rates) <= 10 ** -2.5
+    assert 10**-4.5 <= min(rates) < 1e-4 and 2e-3 < max(rates) <= 10**-2.5
     sizes = [small["batch_size"][1].draw(rng) for _ in range(300)]
     assert 8 <= min(sizes) < 10 and 400 < max(sizes) <= 512
     assert {small[key][1].draw(rng) for key in ("weight_decay", "resnet_dropout") for _ in range(20)} == {0.0}
     assert 28 < max(net["batch_size"][1].draw(rng) for _ in range(300)) <= 32
 
 
-@pytest.mark.parametrize(("name", "given"), [
-    ("ERM", {"lr": 0.0}), ("ERM", {"lr": float("nan")}), ("ERM", {"batch_size": 0}), ("ERM", {"batch_size": 1.5}),
-    ("ERM", {"weight_decay": -1e-3}), ("ERM", {"resnet_dropout": 1.5}), ("IRM", {"irm_penalty_anneal_iters": -1}),
-    ("IRM", {"irm_lambda": "much"}), ("Mixup", {"mixup_alpha": 0}), ("MLDG", {"n_meta_test": 0}),
-    ("DANN", {"beta1": 1.0}), ("DANN", {"d_steps_per_g_step": 0}), ("CDANN", {"mlp_depth": 0}),
-    ("MTL", {"mtl_ema": 1.1}),
-    ("RSC", {"rsc_f_drop_factor": 1.2}), ("Fishr", {"ema": 1.0}), ("EQRM", {"eqrm_quantile": 1.0}),
-    ("EQRM", {"eqrm_quantile": 0.0}), ("EQRM", {"eqrm_lr": 0.0}), ("SD", {"sd_reg": True})])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("ERM", {"lr": 0.0}),
+        ("ERM", {"lr": float("nan")}),
+        ("ERM", {"batch_size": 0}),
+        ("ERM", {"batch_size": 1.5}),
+        ("ERM", {"weight_decay": -1e-3}),
+        ("ERM", {"resnet_dropout": 1.5}),
+        ("IRM", {"irm_penalty_anneal_iters": -1}),
+        ("IRM", {"irm_lambda": "much"}),
+        ("Mixup", {"mixup_alpha": 0}),
+        ("MLDG", {"n_meta_test": 0}),
+        ("DANN", {"beta1": 1.0}),
+        ("DANN", {"d_steps_per_g_step": 0}),
+        ("CDANN", {"mlp_depth": 0}),
+        ("MTL", {"mtl_ema": 1.1}),
+        ("RSC", {"rsc_f_drop_factor": 1.2}),
+        ("Fishr", {"ema": 1.0}),
+        ("EQRM", {"eqrm_quantile": 1.0}),
+        ("EQRM", {"eqrm_quantile": 0.0}),
+        ("EQRM", {"eqrm_lr": 0.0}),
+        ("SD", {"sd_reg": True}),
+    ],
+)
 def test_values_out_of_range(toy: SimpleNamespace, name: str, given: dict[str, object]) -> None:
-    (key, value), = given.items()
+    ((key, value),) = given.items()
     with pytest.raises(UserError, match=f"{name}: {key}={value}.*(expected|is not) "):
         create(name, toy.network(), 4, 3, **given)
 
@@ -256,7 +331,8 @@ def test_unknown_hyper_parameter_suggests_the_nearest(toy: SimpleNamespace) -> N
 def test_bounds_in_words() -> None:
     assert uniform(0, 1, most=1.0, above=True, below=True).expected() == "a number above 0 and below 1"
     assert Distribution("", lambda rng: None, kind=int, least=1, optional=True).expected() == (
-        "a whole number of at least 1 or none")
+        "a whole number of at least 1 or none"
+    )
 
 
 def test_as_many_batches_as_domains(toy: SimpleNamespace) -> None:

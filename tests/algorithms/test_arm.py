@@ -22,15 +22,19 @@ def test_updates(toy: SimpleNamespace) -> None:
         contexts = context(torch.cat([x for x, _ in minibatches]))  # its batch norm sees all domains at once
         loss, position = torch.zeros((), dtype=torch.float64), 0
         for x, y in minibatches:
-            mean = sum(contexts[position:position + len(y)]) / len(y)
+            mean = sum(contexts[position : position + len(y)]) / len(y)
             position += len(y)
             logits = torch.cat([g(f(torch.cat([image, mean]).unsqueeze(0))) for image in x])
             loss = loss + toy.cross_entropy(logits, y) * len(y) / sum(toy.SIZES)
         adam.step(loss)
         return loss
 
-    toy.follow(algorithm, naive, [(algorithm.featurizer, f), (algorithm.classifier, g),
-                                  (algorithm.context_net, context)], shape=(3, 6, 6))
+    toy.follow(
+        algorithm,
+        naive,
+        [(algorithm.featurizer, f), (algorithm.classifier, g), (algorithm.context_net, context)],
+        shape=(3, 6, 6),
+    )
     assert all(torch.equal(p, q) for p, q in zip(algorithm.context_net.parameters(), initial, strict=True))
 
 
@@ -38,7 +42,10 @@ def test_the_context_network(toy: SimpleNamespace) -> None:
     algorithm = toy.make("ARM", toy.image_network(2))  # grey images
     layers = [layer for layer in algorithm.context_net if isinstance(layer, nn.Conv2d)]
     assert [(c.in_channels, c.out_channels, c.kernel_size, c.padding) for c in layers] == [
-        (1, 64, (5, 5), (2, 2)), (64, 64, (5, 5), (2, 2)), (64, 1, (5, 5), (2, 2))]
+        (1, 64, (5, 5), (2, 2)),
+        (64, 64, (5, 5), (2, 2)),
+        (64, 1, (5, 5), (2, 2)),
+    ]
     assert algorithm.extra_channels == 1 and toy.make("ERM").extra_channels == 0
 
 
@@ -52,10 +59,10 @@ def test_groups_of_batch_size_share_a_context(toy: SimpleNamespace, images: int)
         logits = algorithm.predict(x)
         assert len(calls) == 1
         for start in range(0, images, 4):
-            group = x[start:start + 4]
+            group = x[start : start + 4]
             context = algorithm.context_net(group).mean(0, keepdim=True).repeat(len(group), 1, 1, 1)
             expected = algorithm.classifier(algorithm.featurizer(torch.cat([group, context], dim=1)))
-            torch.testing.assert_close(logits[start:start + 4], expected)
+            torch.testing.assert_close(logits[start : start + 4], expected)
     assert algorithm.group_size == 4
 
 

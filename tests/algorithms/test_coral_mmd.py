@@ -13,14 +13,16 @@ from aidgn.errors import UserError
 def naive_coral(a, b):
     n = a.shape[1]
     means = [sum(x) / len(x) for x in (a, b)]
-    covariances = [sum(torch.outer(row - mean, row - mean) for row in x) / (len(x) - 1)
-                   for x, mean in zip((a, b), means, strict=True)]
-    return ((means[0] - means[1]) ** 2).sum() / n + ((covariances[0] - covariances[1]) ** 2).sum() / n ** 2
+    covariances = [
+        sum(torch.outer(row - mean, row - mean) for row in x) / (len(x) - 1)
+        for x, mean in zip((a, b), means, strict=True)
+    ]
+    return ((means[0] - means[1]) ** 2).sum() / n + ((covariances[0] - covariances[1]) ** 2).sum() / n**2
 
 
 def naive_mmd(a, b):
     def kernel(p, q):
-        return sum(torch.exp(-(10.0 ** s) * ((p - q) ** 2).sum()) for s in range(-3, 4))
+        return sum(torch.exp(-(10.0**s) * ((p - q) ** 2).sum()) for s in range(-3, 4))
 
     def mean(x, y):
         return sum(kernel(p, q) for p in x for q in y) / (len(x) * len(y))

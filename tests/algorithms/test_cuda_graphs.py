@@ -29,8 +29,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_updates_are_those_of_the_plain_network(toy: SimpleNamespace, name: str, weights: Path) -> None:
     device = torch.device("cuda")
-    network = featurizer(BACKBONE, weights, 3 + ALGORITHMS[name].extra_channels, choose_precision("float32", device),
-                         device)
+    network = featurizer(
+        BACKBONE, weights, 3 + ALGORITHMS[name].extra_channels, choose_precision("float32", device), device
+    )
     torch.manual_seed(1)
     graphs = create(name, network, toy.CLASSES, 3, **toy.BUSY.get(name, {})).to(device).train()
     plain = copy.deepcopy(graphs)  # whose network is not compiled
@@ -43,8 +44,14 @@ def test_updates_are_those_of_the_plain_network(toy: SimpleNamespace, name: str,
             terms.append(algorithm.update(batch))
         torch.testing.assert_close(*terms, rtol=1e-3, atol=1e-4)
         for key in plain.optimizers:
-            ours, theirs = (torch.cat([torch.zeros(1, device=device), *(
-                state["exp_avg"].flatten() for state in algorithm.optimizers[key].state.values())])
-                for algorithm in (graphs, plain))
+            ours, theirs = (
+                torch.cat(
+                    [
+                        torch.zeros(1, device=device),
+                        *(state["exp_avg"].flatten() for state in algorithm.optimizers[key].state.values()),
+                    ]
+                )
+                for algorithm in (graphs, plain)
+            )
             assert (ours - theirs).norm() <= 0.01 * theirs.norm(), (key, step)
         graphs.load_training_state(copy.deepcopy(plain.training_state()))

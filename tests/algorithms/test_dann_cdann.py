@@ -15,8 +15,19 @@ from aidgn.algorithms import ALGORITHMS, create
 @pytest.mark.parametrize("grad_penalty", [0.0, 0.4])
 @pytest.mark.parametrize("name", ["DANN", "CDANN"])
 def test_updates(toy: SimpleNamespace, name: str, grad_penalty: float, d_steps: int) -> None:
-    algorithm = toy.make(name, dann_lambda=0.7, grad_penalty=grad_penalty, d_steps_per_g_step=d_steps, mlp_width=6,
-                         mlp_depth=4, lr_g=1e-2, lr_d=2e-2, weight_decay_g=1e-3, weight_decay_d=2e-3, beta1=0.3)
+    algorithm = toy.make(
+        name,
+        dann_lambda=0.7,
+        grad_penalty=grad_penalty,
+        d_steps_per_g_step=d_steps,
+        mlp_width=6,
+        mlp_depth=4,
+        lr_g=1e-2,
+        lr_d=2e-2,
+        weight_decay_g=1e-3,
+        weight_decay_d=2e-3,
+        beta1=0.3,
+    )
     f, g = copy.deepcopy(algorithm.featurizer), copy.deepcopy(algorithm.classifier)
     h = copy.deepcopy(algorithm.discriminator)
     layers = [layer for layer in h if isinstance(layer, nn.Linear)]
@@ -40,8 +51,8 @@ def test_updates(toy: SimpleNamespace, name: str, grad_penalty: float, d_steps: 
                 loss = -torch.log(torch.exp(logits[domain]) / torch.exp(logits).sum())
                 share = 1 / len(y) if name == "DANN" else 1 / (int((y == y[k]).sum()) * toy.CLASSES)
                 total = total + share * loss
-                gradient, = torch.autograd.grad(loss, seen, create_graph=True)
-                penalty = penalty + (gradient ** 2).sum() / len(y)
+                (gradient,) = torch.autograd.grad(loss, seen, create_graph=True)
+                penalty = penalty + (gradient**2).sum() / len(y)
             position += n
         return total + grad_penalty * penalty
 

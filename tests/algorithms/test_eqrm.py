@@ -48,7 +48,7 @@ def test_updates(toy: SimpleNamespace, burnin: float) -> None:
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 0.75, 0.99])
 def test_quantile_of_the_density(alpha: float) -> None:
     risks = np.array([0.3, 1.1, 0.7, 2.0, 0.31])
-    h = 1.06 * risks.std(ddof=1) * 5 ** -0.2
+    h = 1.06 * risks.std(ddof=1) * 5**-0.2
     expected = brentq(lambda t: norm.cdf(t, risks, h).mean() - alpha, -10, 10, xtol=1e-13)
     assert float(quantile(torch.from_numpy(risks), alpha)) == pytest.approx(expected, abs=1e-8)
 

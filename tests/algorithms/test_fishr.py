@@ -28,8 +28,9 @@ def test_updates(toy: SimpleNamespace, anneal: int) -> None:
             risks.append(toy.cross_entropy(logits, y))
             gradients = []
             for k in range(len(y)):
-                weight, bias = torch.autograd.grad(toy.cross_entropy(logits[k:k + 1], y[k:k + 1]),
-                                                   [g.weight, g.bias], create_graph=True)
+                weight, bias = torch.autograd.grad(
+                    toy.cross_entropy(logits[k : k + 1], y[k : k + 1]), [g.weight, g.bias], create_graph=True
+                )
                 gradients.append(torch.cat([weight.flatten(), bias]))
             mean = sum(gradients) / len(y)
             variance = sum((each - mean) ** 2 for each in gradients) / len(y)
@@ -50,17 +51,20 @@ def test_updates(toy: SimpleNamespace, anneal: int) -> None:
 
 def test_the_mean_of_the_gradients_is_the_gradient_of_the_mean(toy: SimpleNamespace) -> None:
     algorithm = toy.make("Fishr")
-    (x, y), = toy.batches(0, sizes=(6,))
+    ((x, y),) = toy.batches(0, sizes=(6,))
     z = algorithm.features(x)
     logits = algorithm.classifier(z)
-    weight, bias = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y),
-                                       [algorithm.classifier.weight, algorithm.classifier.bias], retain_graph=True)
+    weight, bias = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(logits, y),
+        [algorithm.classifier.weight, algorithm.classifier.bias],
+        retain_graph=True,
+    )
     mean = classifier_gradients(z, logits, y).mean(0)
     torch.testing.assert_close(mean, torch.cat([weight, bias.unsqueeze(1)], dim=1))
 
 
 def test_the_penalty_is_zero_for_equal_domains(toy: SimpleNamespace) -> None:
     algorithm = toy.make("Fishr", penalty_anneal_iters=0)
-    (x, y), = toy.batches(0, sizes=(5,))
+    ((x, y),) = toy.batches(0, sizes=(5,))
     assert float(algorithm.update([(x, y)] * 3)["penalty"]) < 1e-30
     assert float(algorithm.update(toy.batches(1))["penalty"]) > 1e-6

@@ -9,9 +9,19 @@ from aidgn.cli.options import parse_settings
 from aidgn.errors import UserError
 
 
-@pytest.mark.parametrize("distribution", [
-    uniform(-1, 1), floor_uniform(-3, 2), one_of(-2.0, 5.0), one_of("soft", "hard"), one_of(1, None), fixed(-4.0),
-    fixed("none"), fixed(None)])
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        uniform(-1, 1),
+        floor_uniform(-3, 2),
+        one_of(-2.0, 5.0),
+        one_of("soft", "hard"),
+        one_of(1, None),
+        fixed(-4.0),
+        fixed("none"),
+        fixed(None),
+    ],
+)
 def test_what_is_drawn_is_possible(distribution: Distribution) -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -48,12 +58,16 @@ def test_a_setting_is_given_once() -> None:
         parse_settings(("lr=1", "lr=2"), None)
 
 
-@pytest.mark.parametrize(("name", "settings", "message"), [
-    ("AIDGN-noD", {"ratio": "exact"}, "ratio=exact is out of range, expected one of linear"),
-    ("AIDGN-noRD", {"ratio": "exact"}, "ratio=exact is out of range"),
-    ("AIDGN-release", {"mu_star": 10}, "mu_star=10 is out of range, expected a number above 10"),
-    ("ERM", {"resnet_dropout": 1}, "resnet_dropout=1 is out of range, expected a number of at least 0 and below 1"),
-    ("DANN", {"mlp_dropout": 1}, "mlp_dropout=1 is out of range")])
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("AIDGN-noD", {"ratio": "exact"}, "ratio=exact is out of range, expected one of linear"),
+        ("AIDGN-noRD", {"ratio": "exact"}, "ratio=exact is out of range"),
+        ("AIDGN-release", {"mu_star": 10}, "mu_star=10 is out of range, expected a number above 10"),
+        ("ERM", {"resnet_dropout": 1}, "resnet_dropout=1 is out of range, expected a number of at least 0 and below 1"),
+        ("DANN", {"mlp_dropout": 1}, "mlp_dropout=1 is out of range"),
+    ],
+)
 def test_what_would_train_nothing(name: str, settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(name, find(name).search_space, settings)

@@ -29,8 +29,10 @@ def test_updates(toy: SimpleNamespace, name: str, anneal: int) -> None:
             logits = g(f(x))
             risks.append(toy.cross_entropy(logits, y))
             s = torch.ones((), dtype=torch.float64, requires_grad=True)
-            even, odd = (torch.autograd.grad(toy.cross_entropy(logits[k::2] * s, y[k::2]), s, create_graph=True)[0]
-                         for k in (0, 1))
+            even, odd = (
+                torch.autograd.grad(toy.cross_entropy(logits[k::2] * s, y[k::2]), s, create_graph=True)[0]
+                for k in (0, 1)
+            )
             penalties.append(even * odd)
         mean = sum(risks) / 3
         penalty = sum(penalties) / 3 if name == "IRM" else sum((r - mean) ** 2 for r in risks) / 3
@@ -72,7 +74,7 @@ def test_vrex_needs_two_domains(toy: SimpleNamespace) -> None:
 
 def test_vrex_penalty_is_zero_for_equal_risks(toy: SimpleNamespace) -> None:
     algorithm = toy.make("VREx")
-    (x, y), = toy.batches(0, sizes=(5,))
+    ((x, y),) = toy.batches(0, sizes=(5,))
     terms = algorithm.update([(x, y)] * 3)
     torch.testing.assert_close(terms["penalty"], torch.zeros((), dtype=torch.float64), atol=1e-25, rtol=0)
     assert algorithm.update(toy.batches(1))["penalty"] > 1e-4

@@ -38,8 +38,8 @@ def test_prediction_uses_the_mean_of_groups_of_64(toy: SimpleNamespace) -> None:
         assert len(calls) == 1
         before = algorithm.embeddings.clone()
         for start in (0, 64, 128):
-            z = algorithm.featurizer(x[start:start + 64])
+            z = algorithm.featurizer(x[start : start + 64])
             expected = algorithm.classifier(torch.cat([z, z.mean(0).repeat(len(z), 1)], dim=1))
-            torch.testing.assert_close(logits[start:start + 64], expected)
+            torch.testing.assert_close(logits[start : start + 64], expected)
         assert torch.equal(before, algorithm.embeddings)
     assert algorithm.group_size == 64

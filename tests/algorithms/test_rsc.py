@@ -24,7 +24,7 @@ def test_updates(toy: SimpleNamespace, f_drop: float, b_drop: float) -> None:
         z = f(x)
         masks, drops = [], []
         for row, label in zip(z, y, strict=True):
-            gradient, = torch.autograd.grad(g(row)[label], row, retain_graph=True)
+            (gradient,) = torch.autograd.grad(g(row)[label], row, retain_graph=True)
             masks.append((gradient < np.percentile(gradient.numpy(), (1 - f_drop) * 100)).double())
             drops.append(probability(row, label) - probability(row * masks[-1], label))
         limit = np.percentile(drops, (1 - b_drop) * 100)

@@ -48,8 +48,11 @@ def test_updates(toy: SimpleNamespace) -> None:
         adam_f.step(adversary)
         return loss
 
-    toy.follow(algorithm, naive, [(algorithm.featurizer, f), (algorithm.classifier, content),
-                                  (algorithm.style_classifier, style_head)])
+    toy.follow(
+        algorithm,
+        naive,
+        [(algorithm.featurizer, f), (algorithm.classifier, content), (algorithm.style_classifier, style_head)],
+    )
 
 
 def test_random_style_keeps_the_content_and_random_content_keeps_the_style() -> None:
@@ -83,7 +86,7 @@ def test_content_passes_no_gradient_when_it_is_random() -> None:
     torch.manual_seed(1)
     z = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(4, 6, dtype=torch.float64)
-    gradient, = torch.autograd.grad((random_content(z) * weights).sum(), z)
+    (gradient,) = torch.autograd.grad((random_content(z) * weights).sum(), z)
     for row, g in zip(z.detach(), gradient, strict=True):
         basis = torch.stack([torch.ones(6, dtype=torch.float64), row - row.mean()]).T
         residual = g - basis @ torch.linalg.lstsq(basis, g.unsqueeze(1)).solution.squeeze(1)

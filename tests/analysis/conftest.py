@@ -12,8 +12,17 @@ from aidgn.theory import vmf_sample
 
 @pytest.fixture(scope="session")
 def synthetic() -> Callable[..., Features]:
-    def make(seed: int = 0, *, n: int = 32, classes: int = 4, domains: int = 4, images: int = 20, kappa: float = 60.0,
-             turn: float = 0.0, stretch: float = 1.0) -> Features:
+    def make(
+        seed: int = 0,
+        *,
+        n: int = 32,
+        classes: int = 4,
+        domains: int = 4,
+        images: int = 20,
+        kappa: float = 60.0,
+        turn: float = 0.0,
+        stretch: float = 1.0,
+    ) -> Features:
         """`turn`: radians that the unseen domain's class directions are turned by; `stretch`: factor of its norms,
         whose standard deviation is a quarter of their mean."""
         rng = np.random.default_rng(seed)
@@ -32,8 +41,23 @@ def synthetic() -> Callable[..., Features]:
         weight = axes[:classes].T.astype(np.float32)
         logits = 10 * features / np.linalg.norm(features, axis=1, keepdims=True) @ weight
         count = len(labels)
-        return Features(features, logits.astype(np.float32), np.array(labels), np.array(ids), np.ones(count, bool),
-                        [f"{i}.png" for i in range(count)], [f"class {i}" for i in range(classes)],
-                        [f"seen {i}" for i in range(domains - 1)] + ["unseen"], ["unseen"], weight, 10.0, "synthetic",
-                        "AIDGN", 0, 0, "0" * 64)
+        return Features(
+            features,
+            logits.astype(np.float32),
+            np.array(labels),
+            np.array(ids),
+            np.ones(count, bool),
+            [f"{i}.png" for i in range(count)],
+            [f"class {i}" for i in range(classes)],
+            [f"seen {i}" for i in range(domains - 1)] + ["unseen"],
+            ["unseen"],
+            weight,
+            10.0,
+            "synthetic",
+            "AIDGN",
+            0,
+            0,
+            "0" * 64,
+        )
+
     return make

@@ -15,15 +15,23 @@ Make = Callable[..., Features]
 
 # Turned by 1.2 rad, directions move by 2 sin 0.6 = 1.13 of a distance sqrt 2 between classes at right angles: 0.80.
 # Stretched by 1.25, norms move by one standard deviation of the sources'.
-TRUTHS = {"both hold": (0.0, 1.25), "directions differ": (1.2, 1.25), "norms are alike": (0.0, 1.0),
-          "both fail": (1.2, 1.0)}
+TRUTHS = {
+    "both hold": (0.0, 1.25),
+    "directions differ": (1.2, 1.25),
+    "norms are alike": (0.0, 1.0),
+    "both fail": (1.2, 1.0),
+}
 
 
 def rates(make: Make, times: int) -> dict[str, float]:
     """How often the diagnosis of synthetic features says what is not, and what is."""
     said: dict[str, list[Diagnosis]] = {
-        truth: [diagnose(make(1000 * number + seed, turn=turn, stretch=stretch), permutations=99, seed=seed)
-                for seed in range(times)] for number, (truth, (turn, stretch)) in enumerate(TRUTHS.items())}
+        truth: [
+            diagnose(make(1000 * number + seed, turn=turn, stretch=stretch), permutations=99, seed=seed)
+            for seed in range(times)
+        ]
+        for number, (truth, (turn, stretch)) in enumerate(TRUTHS.items())
+    }
 
     def share(truths: tuple[str, ...], what: str, *verdicts: str) -> float:
         return float(np.mean([one.verdicts[what] in verdicts for truth in truths for one in said[truth]]))
@@ -33,8 +41,9 @@ def rates(make: Make, times: int) -> dict[str, float]:
     null = [one.angular.p for truth in invariant for one in said[truth]]
     null_norm = [one.norm.p for truth in alike for one in said[truth]]
     return {
-        "angular invariance is denied although it holds": share(invariant, "angular invariance", "does not hold",
-                                                                "holds roughly"),
+        "angular invariance is denied although it holds": share(
+            invariant, "angular invariance", "does not hold", "holds roughly"
+        ),
         "angular invariance is denied where it fails": share(turned, "angular invariance", "does not hold"),
         "norm shift is seen although there is none": share(alike, "norm shift", "holds", "holds roughly"),
         "norm shift is seen where it is": share(shifted, "norm shift", "holds"),
@@ -72,17 +81,21 @@ def test_intervals_hold_the_true_effect(synthetic: Make, capsys: pytest.CaptureF
     many = [diagnose(synthetic(10_000 + seed, images=250, turn=0.6, stretch=1.2), permutations=1) for seed in range(3)]
     directions, norms = (float(np.mean([getattr(one, name).effect for one in many])) for name in ("angular", "norm"))
     found = [diagnose(synthetic(seed, turn=0.6, stretch=1.2), permutations=1) for seed in range(100)]
-    held = [sum(one.angular.low <= directions <= one.angular.high for one in found),
-            sum(one.norm.low <= norms <= one.norm.high for one in found)]
+    held = [
+        sum(one.angular.low <= directions <= one.angular.high for one in found),
+        sum(one.norm.low <= norms <= one.norm.high for one in found),
+    ]
     with capsys.disabled():
         print(f"\n  90 % intervals hold the true effect in {held[0]} and {held[1]} of 100 cases")
     assert min(held) >= 82  # 3 standard deviations below 90 is 81
 
 
-@pytest.mark.parametrize(("turn", "expected"), [(0.0, "holds"), (0.2, "holds"), (0.55, "holds roughly"),
-                                                (1.0, "does not hold")])
-def test_the_effect_is_how_far_classes_turn_by_how_far_they_are_apart(synthetic: Make, turn: float,
-                                                                      expected: str) -> None:
+@pytest.mark.parametrize(
+    ("turn", "expected"), [(0.0, "holds"), (0.2, "holds"), (0.55, "holds roughly"), (1.0, "does not hold")]
+)
+def test_the_effect_is_how_far_classes_turn_by_how_far_they_are_apart(
+    synthetic: Make, turn: float, expected: str
+) -> None:
     found = diagnose(synthetic(n=256, images=60, kappa=300, turn=turn), permutations=99)
     assert found.angular.effect == pytest.approx(2 * np.sin(turn / 2) / np.sqrt(2), abs=0.05)
     assert found.verdicts["angular invariance"] == expected
@@ -174,7 +187,11 @@ def test_sources_are_judged_by_images_set_aside_and_the_target_by_all(synthetic:
     trained[seen & ~outside] *= 100  # what training made of its own images does not count
     found = diagnose(replace(features, features=trained, outside=outside), permutations=9)
     assert {name: values["images"] for name, values in found.domains.items()} == {
-        "seen 0": 40, "seen 1": 40, "seen 2": 40, "unseen": 80}
+        "seen 0": 40,
+        "seen 1": 40,
+        "seen 2": 40,
+        "unseen": 80,
+    }
     assert found.norm_ratio == pytest.approx(1, abs=0.1)
     assert found.set_aside and "that were set aside" in found.sentences()[0]
     without = diagnose(replace(features, outside=np.zeros(len(features), bool)), permutations=9)
@@ -212,7 +229,8 @@ def test_features_that_are_all_zero_have_no_direction(synthetic: Make) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_without_a_distance_between_classes_or_a_spread_of_norms_there_is_nothing_to_measure_by(
-        synthetic: Make, tmp_path: Path) -> None:
+    synthetic: Make, tmp_path: Path
+) -> None:
     features = synthetic(turn=1.2, stretch=1.25)
     by_chance = np.random.default_rng(0).permutation(len(features))
     found = diagnose(replace(features, labels=features.labels[by_chance]), permutations=99)
@@ -237,7 +255,8 @@ def test_what_is_said_and_kept(synthetic: Make, tmp_path: Path) -> None:
     assert "Angular invariance does not hold" in text and "Norm shift holds" in text
     assert "30% shorter" in text or "29% shorter" in text or "31% shorter" in text
     assert "features of unseen are about as long on average as those" in "\n".join(
-        replace(found, norm_ratio=1.004).sentences())
+        replace(found, norm_ratio=1.004).sentences()
+    )
     assert len(found.sentences()) <= 14
     found.save(tmp_path / "diagnosis.json")
     kept = json.loads((tmp_path / "diagnosis.json").read_text())
@@ -251,8 +270,14 @@ def test_what_is_said_and_kept(synthetic: Make, tmp_path: Path) -> None:
 def test_an_interval_that_reaches_0_is_not_passed_over(synthetic: Make) -> None:
     found = diagnose(synthetic(), permutations=99)
     norm = replace(found.norm, effect=0.45, high=0.72, p_holm=0.034)
-    for low, words in ((0.0, "perhaps more than chance explains: the permutations say so (p = 0.034), the interval, "
-                             "which reaches 0, does not."), (0.11, "more than chance explains (p = 0.034).")):
+    for low, words in (
+        (
+            0.0,
+            "perhaps more than chance explains: the permutations say so (p = 0.034), the interval, "
+            "which reaches 0, does not.",
+        ),
+        (0.11, "more than chance explains (p = 0.034)."),
+    ):
         said = " ".join(replace(found, norm=replace(norm, low=low)).sentences())
         assert f"differ by 0.45 [{low:.2f}, 0.72] standard deviations, {words}" in said
 
@@ -285,10 +310,15 @@ def test_two_domains_and_two_targets(synthetic: Make) -> None:
     assert two.sources == ["seen 0", "seen 1"] and two.targets == ["seen 2", "unseen"]
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"domain_names": ["unseen"]}, "single domain"), ({"targets": []}, "trained on all domains"),
-    ({"targets": ["seen 0", "seen 1", "seen 2", "unseen"]}, "every domain is a target"),
-    ({"labels": np.zeros(320, np.int64)}, "single class")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"domain_names": ["unseen"]}, "single domain"),
+        ({"targets": []}, "trained on all domains"),
+        ({"targets": ["seen 0", "seen 1", "seen 2", "unseen"]}, "every domain is a target"),
+        ({"labels": np.zeros(320, np.int64)}, "single class"),
+    ],
+)
 def test_questions_that_cannot_be_asked(synthetic: Make, change: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         diagnose(replace(synthetic(), **change))

@@ -25,8 +25,11 @@ def test_neighbours_stay_neighbours_and_a_seed_gives_the_same(synthetic: Make) -
 
 def test_few_or_equal_vectors() -> None:
     assert tsne(np.eye(4)).shape == (4, 2)
-    for values, message in ((np.eye(3), "at least 4"), (np.ones((9, 3)), "all feature vectors are the same"),
-                            (np.full((9, 3), np.nan), "finite")):
+    for values, message in (
+        (np.eye(3), "at least 4"),
+        (np.ones((9, 3)), "all feature vectors are the same"),
+        (np.full((9, 3), np.nan), "finite"),
+    ):
         with pytest.raises(UserError, match=message):
             tsne(values)
 

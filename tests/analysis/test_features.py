@@ -58,13 +58,22 @@ def accuracies(features: Features) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(("algorithm", "hyper_parameters"), [
-    ("AIDGN", {}), ("MTL", {}), pytest.param("ARM", {"batch_size": 7}, marks=pytest.mark.slow)])
-def test_they_reproduce_the_recorded_accuracies_exactly(algorithm: str, hyper_parameters: dict[str, float],
-                                                        digits_run: DigitsRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "hyper_parameters"),
+    [("AIDGN", {}), ("MTL", {}), pytest.param("ARM", {"batch_size": 7}, marks=pytest.mark.slow)],
+)
+def test_they_reproduce_the_recorded_accuracies_exactly(
+    algorithm: str, hyper_parameters: dict[str, float], digits_run: DigitsRun, tmp_path: Path
+) -> None:
     """Also of algorithms whose prediction depends on the images beside an image."""
-    run = digits_run(tmp_path, algorithm, steps=6, eval_every=3, evaluate_source_in=True,
-                     hyper_parameters={"batch_size": 8, **hyper_parameters})
+    run = digits_run(
+        tmp_path,
+        algorithm,
+        steps=6,
+        eval_every=3,
+        evaluate_source_in=True,
+        hyper_parameters={"batch_size": 8, **hyper_parameters},
+    )
     record, found = selected_record(run), accuracies(extract(run, device="cpu"))
     wanted = {key: value for key, value in record.items() if key.endswith("_acc")}
     assert len(wanted) == 8 and len({*wanted.values()}) > 4
@@ -78,7 +87,8 @@ def test_what_they_say_about_the_images(run: Path, features: Features) -> None:
     np.testing.assert_array_equal(features.labels, DIGITS.labels)
     np.testing.assert_array_equal(features.domains, DIGITS.domain_of)
     assert [features.outside[features.domains == i].sum() for i in range(4)] == [
-        int(0.2 * np.sum(DIGITS.domain_of == i)) for i in range(4)]
+        int(0.2 * np.sum(DIGITS.domain_of == i)) for i in range(4)
+    ]
     inside, outside = features.split("poster")
     assert features.outside[outside].all() and not features.outside[inside].any()
     assert sorted([*inside, *outside]) == np.flatnonzero(DIGITS.domain_of == 2).tolist()
@@ -131,8 +141,7 @@ def test_kept_features_are_read_back_while_the_model_is_theirs(copy: Path, featu
     assert (extract(copy, device="cpu").logits == features.logits + 1).all()
     tensors = load_file(copy / "model.safetensors")
     tensors["classifier.weight"] = -tensors["classifier.weight"]
-    save_file(tensors, copy / "model.safetensors",
-              metadata={"aidgn": json.dumps({"algorithm": "AIDGN", "step": 3})})
+    save_file(tensors, copy / "model.safetensors", metadata={"aidgn": json.dumps({"algorithm": "AIDGN", "step": 3})})
     with pytest.raises(UserError, match=r"features of another model \(AIDGN on digits, chalk unseen, trial 1"):
         Features.load(copy / KEPT, copy)
     found = extract(copy, device="cpu")
@@ -165,8 +174,12 @@ def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.Mon
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     with pytest.raises(UserError, match=r"other\.npz is not a feature file"):
         Features.load(tmp_path / "other.npz")
-    for change in ({"labels": features.labels + 1}, {"domains": features.domains - 1}, {"targets": ["elsewhere"]},
-                   {"logits": features.logits[:, 1:]}):
+    for change in (
+        {"labels": features.labels + 1},
+        {"domains": features.domains - 1},
+        {"targets": ["elsewhere"]},
+        {"logits": features.logits[:, 1:]},
+    ):
         replace(features, **change).save(tmp_path / "own.npz")  # type: ignore[arg-type]
         with pytest.raises(UserError, match=r"own\.npz is not a feature file"):
             Features.load(tmp_path / "own.npz")
@@ -183,8 +196,11 @@ def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_run_that_is_not_finished_or_none(copy: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"is not finished.*`aidgn report .*` shows its curves so far\. The `aidgn "
-                                        "train` command that started it goes on"):
+    with pytest.raises(
+        UserError,
+        match=r"is not finished.*`aidgn report .*` shows its curves so far\. The `aidgn "
+        "train` command that started it goes on",
+    ):
         extract(copy, device="cpu")
     (copy / "results.jsonl").write_text("")
     with pytest.raises(UserError, match=r"is not finished.*It has no records yet either\. The `aidgn train` command"):
@@ -199,6 +215,7 @@ def test_a_run_that_is_not_finished_or_none(copy: Path, tmp_path: Path) -> None:
 
 # Own images -----------------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
@@ -212,9 +229,20 @@ def photos(tmp_path: Path) -> Path:
 
 
 def photos_run(photos: Path, **changes: object) -> Path:
-    return train(RunSpec(str(photos), target="c", steps=1, eval_every=1, image_size=28, backbone="small",
-                         hyper_parameters={"batch_size": 2}, **changes),  # type: ignore[arg-type]
-                 photos.parent / "runs", device="cpu")
+    return train(
+        RunSpec(
+            str(photos),
+            target="c",
+            steps=1,
+            eval_every=1,
+            image_size=28,
+            backbone="small",
+            hyper_parameters={"batch_size": 2},
+            **changes,
+        ),  # type: ignore[arg-type]
+        photos.parent / "runs",
+        device="cpu",
+    )
 
 
 def test_the_folder_of_the_images_is_remembered_and_can_be_told(photos: Path) -> None:
@@ -243,8 +271,20 @@ def test_a_published_data_set_is_found_by_name_wherever_it_lies(photos: Path, mo
     for old, new in (("a", "art_painting"), ("b", "cartoon"), ("c", "photo")):
         (pacs / old).rename(pacs / new)
     shutil.copytree(pacs / "photo", pacs / "sketch")
-    run = train(RunSpec("PACS", target="C", steps=1, eval_every=1, image_size=28, backbone="small",
-                        hyper_parameters={"batch_size": 2}), pacs.parent / "runs", data_dir=pacs.parent, device="cpu")
+    run = train(
+        RunSpec(
+            "PACS",
+            target="C",
+            steps=1,
+            eval_every=1,
+            image_size=28,
+            backbone="small",
+            hyper_parameters={"batch_size": 2},
+        ),
+        pacs.parent / "runs",
+        data_dir=pacs.parent,
+        device="cpu",
+    )
     about = json.loads((run / "run.json").read_text())
     del about["root"]
     (run / "run.json").write_text(json.dumps(about))

@@ -78,8 +78,9 @@ def test_the_effect_does_not_depend_on_the_number_of_images(images: int) -> None
         found = shift({0: (distances, domains)}, {(0, 1)}, 1 / np.sqrt(np.pi), 19, rng)  # E|X - X'| = 2 / sqrt(pi)
         assert found is not None
         effects.append(found.effect)
-    x = np.sqrt(np.pi) * (2 * (2 / np.sqrt(np.pi) * np.exp(-0.25) + 2 * stats.norm.cdf(1 / np.sqrt(2)) - 1)
-                          - 4 / np.sqrt(np.pi))  # E|X - Y| of normals one apart, in closed form
+    x = np.sqrt(np.pi) * (
+        2 * (2 / np.sqrt(np.pi) * np.exp(-0.25) + 2 * stats.norm.cdf(1 / np.sqrt(2)) - 1) - 4 / np.sqrt(np.pi)
+    )  # E|X - Y| of normals one apart, in closed form
     assert np.mean(effects) == pytest.approx(np.sqrt(x), abs=0.12)
     assert 0.9 < np.sqrt(x) < 1
 

@@ -20,8 +20,14 @@ from aidgn.training import RunSpec, train
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("runs")
-    return {name: train(RunSpec("digits", name, "chalk", steps=6, eval_every=3, hyper_parameters={"batch_size": 16}),
-                        out, device="cpu") for name in ("ERM", "AIDGN")}
+    return {
+        name: train(
+            RunSpec("digits", name, "chalk", steps=6, eval_every=3, hyper_parameters={"batch_size": 16}),
+            out,
+            device="cpu",
+        )
+        for name in ("ERM", "AIDGN")
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +54,9 @@ def test_one_run_in_sentences_numbers_and_figures(runs: dict[str, Path], capsys:
             image.load()
 
 
-def test_settings_of_runs_that_differ_are_told(runs: dict[str, Path], tmp_path: Path,
-                                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_runs_that_differ_are_told(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = shutil.copytree(runs["AIDGN"], tmp_path / "other")
     about = json.loads((other / "run.json").read_text())
     about["identity"]["precision"] = "bfloat16"
@@ -79,7 +86,8 @@ def test_nobody_reads_the_comparison_any_more(runs: dict[str, Path], monkeypatch
 
 
 def test_of_several_too_what_is_left_out_is_said_and_only_the_like_is_drawn_side_by_side(
-        runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     features = extract(runs["ERM"], device="cpu")
     keep = ~((features.labels == 7) & (features.domains == features.domain_names.index("chalk")))
     cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "outside")}
@@ -88,12 +96,15 @@ def test_of_several_too_what_is_left_out_is_said_and_only_the_like_is_drawn_side
     replace(few, targets=["ink"], algorithm="AIDGN").save(tmp_path / "ink.npz")
     aidgn(tmp_path / "chalk.npz", tmp_path / "ink.npz", "--permutations", 99)
     assert capsys.readouterr().out.count("Left out of the tests, with fewer than 5 images: 7 of chalk (0).") == 1
-    assert {path.name for path in (tmp_path / "chalk/figures").glob("latent*")} == {"latent-space.png",
-                                                                                    "latent-space.svg"}
+    assert {path.name for path in (tmp_path / "chalk/figures").glob("latent*")} == {
+        "latent-space.png",
+        "latent-space.svg",
+    }
 
 
-def test_a_feature_file_and_the_same_numbers(runs: dict[str, Path], tmp_path: Path,
-                                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_feature_file_and_the_same_numbers(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     aidgn(runs["AIDGN"], "--no-figures", "--permutations", 99)
     shutil.copy(runs["AIDGN"] / "features.npz", tmp_path / "mine.npz")
     aidgn(tmp_path / "mine.npz", "--no-figures", "--permutations", 99)
@@ -137,7 +148,12 @@ def test_features_of_another_model_and_other_mistakes(runs: dict[str, Path], tmp
     features = Features.load(runs["AIDGN"] / "features.npz")
     one = features.domains == 1
     cut = {name: getattr(features, name)[one] for name in ("features", "logits", "labels", "outside")}
-    replace(features, **cut, domains=np.zeros(int(one.sum()), np.int64), domain_names=["chalk"],
-            files=["x"] * int(one.sum())).save(alone)
+    replace(
+        features,
+        **cut,
+        domains=np.zeros(int(one.sum()), np.int64),
+        domain_names=["chalk"],
+        files=["x"] * int(one.sum()),
+    ).save(alone)
     with pytest.raises(UserError, match="single domain"):
         aidgn(alone)

@@ -35,18 +35,26 @@ def test_speeds_have_three_digits_and_no_exponent() -> None:
     assert found == ["4,941", "1,000", "999", "12.3", "0.0522"]
 
 
-@pytest.mark.parametrize(("path", "name"), [("runs/fit-photos/model", "fit-photos"),
-                                            ("shelf/model.safetensors", "shelf"),
-                                            ("runs/fit-a/model/export/model.safetensors", "fit-a"),
-                                            ("cats.safetensors", "cats"), ("runs/digits-ERM-1.5", "digits-ERM-1.5")])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("runs/fit-photos/model", "fit-photos"),
+        ("shelf/model.safetensors", "shelf"),
+        ("runs/fit-a/model/export/model.safetensors", "fit-a"),
+        ("cats.safetensors", "cats"),
+        ("runs/digits-ERM-1.5", "digits-ERM-1.5"),
+    ],
+)
 def test_a_model_is_called_by_a_name_of_its_own(path: str, name: str) -> None:
     assert name_of(Path(path)) == name
 
 
 def test_a_plan_says_how_its_runs_come_about(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
-    plan.write_text("{datasets: [digits], algorithms: [AIDGN, ERM], targets: [ink], trials: 2, draws: 2, "
-                    f"hyper_parameters: {{AIDGN: {{kappa: [10, 30]}}}}, out: {tmp_path / 'runs'}}}")
+    plan.write_text(
+        "{datasets: [digits], algorithms: [AIDGN, ERM], targets: [ink], trials: 2, draws: 2, "
+        f"hyper_parameters: {{AIDGN: {{kappa: [10, 30]}}}}, out: {tmp_path / 'runs'}}}"
+    )
     said = CliRunner().invoke(app, ["sweep", str(plan), "--dry-run"]).output
     # Per draw and trial: AIDGN with either kappa, and ERM. What draws vary is not set by hand.
     assert "12 runs: 1 data set, 2 algorithms, 2 draws, 2 trials, 2 values of kappa. 0 finished, 12 to do." in said
@@ -80,8 +88,9 @@ def test_steps_of_an_earlier_call_are_no_speed(capsys: pytest.CaptureFixture[str
     assert "85%, 0 steps/s, starting" in capsys.readouterr().err
 
 
-def test_the_demos_page_names_its_folder_where_it_holds_nothing_else(tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demos_page_names_its_folder_where_it_holds_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     given = []
 
@@ -97,7 +106,8 @@ def test_the_demos_page_names_its_folder_where_it_holds_nothing_else(tmp_path: P
 
 
 def test_a_report_says_what_it_cannot_show_and_how_it_is_made_again(
-        tmp_path: Path, own: str, digits_run: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path: Path, own: str, digits_run: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
     run = digits_run(tmp_path / "runs", own)
     assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     assert "cannot show everything" in caplog.text and "--algorithm path/to/file.py:Mine" in caplog.text
@@ -153,7 +163,7 @@ def commands(group: click.Group, *above: str) -> Iterator[tuple[tuple[str, ...],
 @pytest.mark.parametrize(("names", "command"), list(commands(app)))
 def test_every_help_has_examples_with_options_that_there_are(names: tuple[str, ...], command: click.Command) -> None:
     examples = re.findall(r"^  (?:.*\| )?aidgn (.*?)(?: >.*)?$", command.epilog or "", re.M)
-    assert examples and any(tuple(example.split()[:len(names)]) == names for example in examples)
+    assert examples and any(tuple(example.split()[: len(names)]) == names for example in examples)
     for example in examples:
         found: click.Command = app
         words = shlex.split(example)
@@ -165,8 +175,13 @@ def test_every_help_has_examples_with_options_that_there_are(names: tuple[str, .
 def in_a_terminal(columns: int, code: str) -> str:
     """What a Python program writes to a terminal of that many columns, without its codes."""
     here, there = pty.openpty()
-    with subprocess.Popen([sys.executable, "-c", code], stdin=there, stdout=there, stderr=there,
-                          env=os.environ | {"COLUMNS": str(columns), "TERM": "xterm"}) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=there,
+        stdout=there,
+        stderr=there,
+        env=os.environ | {"COLUMNS": str(columns), "TERM": "xterm"},
+    ) as process:
         os.close(there)
         said = b""
         with contextlib.suppress(OSError):  # how a terminal ends
@@ -178,14 +193,17 @@ def in_a_terminal(columns: int, code: str) -> str:
 
 
 def test_a_narrow_terminal_cuts_no_name_off() -> None:
-    said = in_a_terminal(50, """if True:
+    said = in_a_terminal(
+        50,
+        """if True:
         import sys
         from aidgn.report.forms import Cell, Row, Table
         cells = [Cell(12.34 * n, 10.0, 3) for n in range(1, 7)]
         print(Table("T", list("ACPSTU"), [Row("AIDGN-noD", cells), Row("AIDGN-noR", cells)]).to_terminal())
         from aidgn.cli import main
         sys.argv = ["aidgn", "data", "list"]
-        main()""")
+        main()""",
+    )
     assert "…" not in said and all(len(line) <= 50 for line in said.splitlines())
     assert "TerraIncognita" in said and "586575" in said
 
@@ -199,8 +217,10 @@ def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: py
     assert "art_painting (A), cartoon (C), photo (P), sketch (S)" in said
 
 
-@pytest.mark.parametrize(("done", "said"), [(0, "0 of 2 runs are finished.\n"),
-                                            (1, "1 of 2 runs are finished. `aidgn table out` shows them.\n")])
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [(0, "0 of 2 runs are finished.\n"), (1, "1 of 2 runs are finished. `aidgn table out` shows them.\n")],
+)
 def test_a_table_is_named_where_there_is_one(done: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     todo = SimpleNamespace(specs=[0, 0], count=lambda kind: done, changed=lambda: 0, others=0, items=[])
     say_end(todo, "out")  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def shades(height: int, width: int, seed: int = 0) -> Tensor:
 def slots(images: Sequence[Tensor], slot: int = SLOT, padding: int = 0) -> Tensor:
     full = torch.full((len(images), slot, slot, 3), padding, dtype=torch.uint8)
     for place, image in zip(full, images, strict=True):
-        place[:image.shape[1], :image.shape[2]] = image.permute(1, 2, 0)
+        place[: image.shape[1], : image.shape[2]] = image.permute(1, 2, 0)
     return full
 
 
@@ -59,10 +59,16 @@ def planes(x: Tensor) -> aug.Planes:
     return red, green, blue
 
 
-def resampled(images: Tensor, boxes: Sequence[Sequence[float]] | Tensor, flip: Sequence[bool], size: int = SIZE,
-              dtype: torch.dtype | None = None) -> Tensor:
-    return torch.stack(resample(images, torch.as_tensor(boxes, dtype=torch.float32), torch.tensor(flip), size, dtype),
-                       dim=1)
+def resampled(
+    images: Tensor,
+    boxes: Sequence[Sequence[float]] | Tensor,
+    flip: Sequence[bool],
+    size: int = SIZE,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return torch.stack(
+        resample(images, torch.as_tensor(boxes, dtype=torch.float32), torch.tensor(flip), size, dtype), dim=1
+    )
 
 
 # The crop ----------------------------------------------------------------------------------------------------------
@@ -99,8 +105,11 @@ def test_crop_boxes_follow_torchvisions_rule() -> None:
     uniforms = uniform(len(sizes), SHARES[0])
     boxes = crop_boxes(uniforms, torch.tensor(sizes, dtype=torch.int32)).tolist()
     expected = [torchvision_box(u, *size) for u, size in zip(uniforms.double().tolist(), sizes, strict=True)]
-    wrong = [size for size, box, (right, close) in zip(sizes, boxes, expected, strict=True)
-             if tuple(box) != right and not close]
+    wrong = [
+        size
+        for size, box, (right, close) in zip(sizes, boxes, expected, strict=True)
+        if tuple(box) != right and not close
+    ]
     assert wrong == []
     assert sum(close for _, close in expected) < 0.05 * len(sizes)
 
@@ -110,15 +119,21 @@ def test_crops_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
     draws = 2000
     torch.manual_seed(1)
     image = torch.empty(3, *size)
-    theirs = np.array([transforms.RandomResizedCrop.get_params(image, [0.7, 1.0], [3 / 4, 4 / 3])
-                       for _ in range(draws)])
+    theirs = np.array(
+        [transforms.RandomResizedCrop.get_params(image, [0.7, 1.0], [3 / 4, 4 / 3]) for _ in range(draws)]
+    )
     ours = crop_boxes(uniform(draws, SHARES[0], seed=2), torch.tensor([size]).expand(draws, 2)).double().numpy()
 
     assert (ours[:, :2] >= 0).all() and (ours[:, 2:] >= 1).all()
     assert (ours[:, :2] + ours[:, 2:] <= size).all()
-    for statistic in (lambda box: box[2] * box[3], lambda box: box[3] / box[2], lambda box: box[0],
-                      lambda box: box[1], lambda box: box[0] / (size[0] - box[2] + 1),
-                      lambda box: box[1] / (size[1] - box[3] + 1)):
+    for statistic in (
+        lambda box: box[2] * box[3],
+        lambda box: box[3] / box[2],
+        lambda box: box[0],
+        lambda box: box[1],
+        lambda box: box[0] / (size[0] - box[2] + 1),
+        lambda box: box[1] / (size[1] - box[3] + 1),
+    ):
         assert stats.ks_2samp(statistic(ours.T), statistic(theirs.T), method="asymp").pvalue > 1e-3
     # How often nothing fits: never in a square, sometimes at 200 x 370, always in a long strip.
     counts = [int((boxes == central_box(*size)).all(axis=1).sum()) for boxes in (ours, theirs)]
@@ -140,8 +155,16 @@ def test_the_last_position_is_reached_and_none_beyond() -> None:
 
 @pytest.mark.parametrize("size", [20, 32, 60])
 def test_boxes_are_cropped_resized_and_mirrored_like_torchvisions(size: int) -> None:
-    boxes = [(0, 0, 45, 45), (0, 0, 40, 38), (5, 7, 40, 38), (3, 2, 30, 42), (44, 44, 1, 1), (0, 44, 45, 1),
-             (2, 1, 20, 20), (10, 10, 32, 32)]
+    boxes = [
+        (0, 0, 45, 45),
+        (0, 0, 40, 38),
+        (5, 7, 40, 38),
+        (3, 2, 30, 42),
+        (44, 44, 1, 1),
+        (0, 44, 45, 1),
+        (2, 1, 20, 20),
+        (10, 10, 32, 32),
+    ]
     images = [noise(SLOT, SLOT, seed) for seed in range(len(boxes))]
     flip = [number % 2 == 1 for number in range(len(boxes))]
     ours = resampled(slots(images), boxes, flip, size)
@@ -180,8 +203,9 @@ def test_crops_of_a_shrunk_image_are_those_of_the_original() -> None:
         boxes = crop_boxes(uniform(8, SHARES[0]), torch.tensor([original]).expand(8, 2))
         boxes = torch.cat([boxes, torch.tensor([[0.0, 0, *original]])])
         ours = 255 * resampled(slots([small] * 9), boxes * scale, [False] * 9)
-        theirs = torch.stack([v2.resized_crop(image.float(), *map(int, box), [SIZE, SIZE], antialias=True)
-                              for box in boxes.tolist()])
+        theirs = torch.stack(
+            [v2.resized_crop(image.float(), *map(int, box), [SIZE, SIZE], antialias=True) for box in boxes.tolist()]
+        )
         difference = (ours - theirs).abs()
         assert difference.mean() < 0.35
         assert difference[:, :, 2:-2, 2:-2].max() < 1.5
@@ -199,8 +223,14 @@ def test_fractions_of_a_pixel_count_as_such() -> None:
 
 def test_float16_products_are_within_an_eighth_of_a_grey_level() -> None:
     """What CUDA computes with: operands and results in float16."""
-    images = slots([noise(SLOT, SLOT), shades(SLOT, SLOT), noise(SLOT, SLOT, 1) // 128 * 255,
-                    torch.full((3, SLOT, SLOT), 255, dtype=torch.uint8)])
+    images = slots(
+        [
+            noise(SLOT, SLOT),
+            shades(SLOT, SLOT),
+            noise(SLOT, SLOT, 1) // 128 * 255,
+            torch.full((3, SLOT, SLOT), 255, dtype=torch.uint8),
+        ]
+    )
     boxes = crop_boxes(uniform(4, SHARES[0]), torch.tensor([[SLOT, SLOT]] * 4))
     exact = resampled(images, boxes, [True] * 4)
     half = resampled(images, boxes, [True] * 4, dtype=torch.float16)
@@ -221,8 +251,9 @@ def test_float16_products_of_much_larger_images_do_not_overflow() -> None:
 def colours() -> Tensor:
     """[1, 3, 27, 40] in [0, 1]: random ones, all corners and edges of the cube, greys."""
     grid = torch.cartesian_prod(*[torch.tensor([0.0, 0.5, 1.0])] * 3)
-    return torch.cat([uniform(27, 37, 3), grid[:, None], grid[:, None] ** 2, uniform(27, 1, 1).expand(27, 1, 3)],
-                     dim=1).permute(2, 0, 1)[None]
+    return torch.cat(
+        [uniform(27, 37, 3), grid[:, None], grid[:, None] ** 2, uniform(27, 1, 1).expand(27, 1, 3)], dim=1
+    ).permute(2, 0, 1)[None]
 
 
 @pytest.mark.parametrize("operation", range(4))
@@ -295,8 +326,9 @@ def test_augmentation_is_the_composition_of_torchvisions_transforms() -> None:
     assert ours.shape == (len(images), 3, SIZE, SIZE) and ours.dtype == torch.float32
     assert ours.is_contiguous(memory_format=torch.channels_last)
 
-    expected = [composed(image, u, SIZE, lambda image: image.float() / 255)
-                for image, u in zip(images, uniforms, strict=True)]
+    expected = [
+        composed(image, u, SIZE, lambda image: image.float() / 255) for image, u in zip(images, uniforms, strict=True)
+    ]
     torch.testing.assert_close(ours, torch.stack(expected), atol=1e-4, rtol=0)
 
 
@@ -334,8 +366,10 @@ def test_the_whole_is_pillows_up_to_its_rounding() -> None:
 def test_evaluation_resizes_both_sides() -> None:
     images = [noise(*size, seed) for seed, size in enumerate(SIZES)]
     ours = clean(slots(images), geometry(SIZES), SIZE)
-    expected = [v2.normalize(v2.resize(image.float() / 255, [SIZE, SIZE], antialias=True), aug.MEAN, aug.STD)
-                for image in images]
+    expected = [
+        v2.normalize(v2.resize(image.float() / 255, [SIZE, SIZE], antialias=True), aug.MEAN, aug.STD)
+        for image in images
+    ]
     torch.testing.assert_close(ours, torch.stack(expected), atol=1e-5, rtol=0)
     assert ours.dtype == torch.float32 and ours.is_contiguous(memory_format=torch.channels_last)
 
@@ -384,8 +418,11 @@ def test_no_value_is_read_by_the_host() -> None:
     with FakeTensorMode():
         images = torch.empty(4, SLOT, SLOT, 3, dtype=torch.uint8, device=device)
         sizes, uniforms = torch.empty(4, 4, dtype=torch.int32, device=device), torch.empty(4, UNIFORMS, device=device)
-        for result in (augment(images, sizes, uniforms, SIZE), clean(images, sizes, SIZE),
-                       clean(images, sizes, SLOT, exact_fit=True)):
+        for result in (
+            augment(images, sizes, uniforms, SIZE),
+            clean(images, sizes, SIZE),
+            clean(images, sizes, SLOT, exact_fit=True),
+        ):
             assert result.device.type == device and result.dtype == torch.float32
             assert result.is_contiguous(memory_format=torch.channels_last)
 
@@ -411,8 +448,11 @@ def test_cuda_gives_the_same_without_synchronising() -> None:
 def spoil_free_memory() -> None:
     """What is allocated next holds NaN."""
     held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1 << 31, *[1 << 22] * 8)]
-    held += [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1 << 9, 1 << 12, 1 << 16, 1 << 20)
-             for _ in range(24)]
+    held += [
+        torch.empty(size, dtype=torch.uint8, device="cuda")
+        for size in (1 << 9, 1 << 12, 1 << 16, 1 << 20)
+        for _ in range(24)
+    ]
     for each in held:
         each.fill_(255)
 
@@ -420,8 +460,9 @@ def spoil_free_memory() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("images", "slot", "size"), [(96, 227, 224), (512, 227, 224), (96, 73, 64)])
-def test_every_variant_of_the_compiled_code_gives_the_same(images: int, slot: int, size: int, training: bool,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_variant_of_the_compiled_code_gives_the_same(
+    images: int, slot: int, size: int, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The compiler tries some variants of each kernel and takes the fastest, not always the same. None of them may
     read what it has not written (pytorch/pytorch#190517)."""
     from torch._inductor import config

@@ -29,7 +29,7 @@ def test_a_step_is_drawn_alike_from_wherever_one_starts() -> None:
 def test_every_domain_gives_its_share_uniformly_with_replacement() -> None:
     indices, uniforms = Draws(POOLS, 4, seed=0).steps(0, 3000)
     for domain, pool in enumerate(POOLS):
-        drawn = indices[:, 4 * domain:4 * domain + 4].numpy()
+        drawn = indices[:, 4 * domain : 4 * domain + 4].numpy()
         assert set(np.unique(drawn)) == set(pool)
         counts = np.array([(drawn == image).sum() for image in pool])
         assert stats.chisquare(counts).pvalue > 1e-3

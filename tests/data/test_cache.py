@@ -44,7 +44,7 @@ def picture(seed: int, height: int, width: int) -> Image.Image:
     y, x = np.mgrid[:height, :width] / 40
     waves = [np.sin(rng.normal() * x + rng.normal() * y + rng.uniform(0, 6)) for _ in range(3)]
     values = 128 + 60 * np.stack(waves, axis=2)
-    values[height // 4:height // 2, width // 3:] = rng.uniform(0, 255, 3)
+    values[height // 4 : height // 2, width // 3 :] = rng.uniform(0, 255, 3)
     return Image.fromarray(values.clip(0, 255).astype(np.uint8))
 
 
@@ -75,8 +75,13 @@ def fill(root: Path, files: Mapping[str, Image.Image | bytes], image_size: int =
 
 def many(root: Path, count: int = 12, side: int = 9, seed: int = 0) -> Dataset:
     """Different images, all of the same size and of the same number of bytes."""
-    return fill(root, {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i:04}.bmp": as_bytes(noise(seed + i, side, side), "BMP")
-                       for i in range(count)})
+    return fill(
+        root,
+        {
+            f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i:04}.bmp": as_bytes(noise(seed + i, side, side), "BMP")
+            for i in range(count)
+        },
+    )
 
 
 def check_exact(prepared: Prepared) -> None:
@@ -95,11 +100,18 @@ def check_exact(prepared: Prepared) -> None:
 
 # What is stored ------------------------------------------------------------------------------------------------------
 
+
 def test_images_that_fit_are_stored_exactly(tmp_path: Path) -> None:
-    dataset = fill(tmp_path / "d", {
-        "a/x/1.png": noise(1, 227, 100), "a/y/2.jpg": as_bytes(picture(2, 60, 227), "JPEG"),
-        "b/x/3.png": noise(3, 1, 1), "b/y/4.png": noise(4, 50, 70).convert("L"),
-        "b/y/5.bmp": as_bytes(noise(5, 9, 8), "BMP")})
+    dataset = fill(
+        tmp_path / "d",
+        {
+            "a/x/1.png": noise(1, 227, 100),
+            "a/y/2.jpg": as_bytes(picture(2, 60, 227), "JPEG"),
+            "b/x/3.png": noise(3, 1, 1),
+            "b/y/4.png": noise(4, 50, 70).convert("L"),
+            "b/y/5.bmp": as_bytes(noise(5, 9, 8), "BMP"),
+        },
+    )
     prepared = prepare(dataset)
     assert prepared.slot == 227 and prepared.decoded == 5 and prepared.skipped == []
     assert prepared.pixels.dtype == np.uint8 and prepared.rows.dtype == np.int64 and prepared.geometry.dtype == np.int32
@@ -110,8 +122,7 @@ def test_images_that_fit_are_stored_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-@pytest.mark.parametrize(("height", "width"),
-                         [(300, 200), (40, 900), (1283, 1125), (4100, 57), (257, 256)])
+@pytest.mark.parametrize(("height", "width"), [(300, 200), (40, 900), (1283, 1125), (4100, 57), (257, 256)])
 def test_sides_beyond_the_slot_are_shrunk(tmp_path: Path, kind: str, height: int, width: int) -> None:
     options = {"quality": 92} if kind == "JPEG" else {"compress_level": 1}
     content = as_bytes(picture(height, height, width), kind, **options)
@@ -123,9 +134,9 @@ def test_sides_beyond_the_slot_are_shrunk(tmp_path: Path, kind: str, height: int
     with Image.open(io.BytesIO(content)) as image:
         expected = np.asarray(image.resize(stored[::-1], Image.Resampling.BILINEAR)).astype(int)
     slot = prepared.pixels[prepared.rows[0]].astype(int)
-    difference = np.abs(slot[:stored[0], :stored[1]] - expected)
+    difference = np.abs(slot[: stored[0], : stored[1]] - expected)
     assert difference.mean() <= 0.6 and np.quantile(difference, 0.99) <= 3
-    assert not slot[stored[0]:].any() and not slot[:, stored[1]:].any()
+    assert not slot[stored[0] :].any() and not slot[:, stored[1] :].any()
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
@@ -175,6 +186,7 @@ def test_embedded_images_need_no_file(tmp_path: Path) -> None:
 
 
 # What is noticed -----------------------------------------------------------------------------------------------------
+
 
 def test_nothing_is_decoded_twice(tmp_path: Path) -> None:
     dataset, seen = many(tmp_path / "d"), []
@@ -297,17 +309,21 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
     check_exact(prepared[-1])
     for turn, each in enumerate(prepared):  # each still has the pixels of its time
         order = [int(Path(file).stem) for file in each.dataset.files]
-        assert all(np.array_equal(each.pixels[row], np.asarray(noise(100 * turn + seed, 9, 9)))
-                   for row, seed in zip(each.rows, order, strict=True))
+        assert all(
+            np.array_equal(each.pixels[row], np.asarray(noise(100 * turn + seed, 9, 9)))
+            for row, seed in zip(each.rows, order, strict=True)
+        )
 
 
 # Broken files --------------------------------------------------------------------------------------------------------
 
+
 def test_broken_files(tmp_path: Path) -> None:
     whole = as_bytes(noise(1, 60, 60), "JPEG")
     many(tmp_path / "d")
-    dataset = fill(tmp_path / "d", {
-        "a/x/cut.jpg": whole[:len(whole) // 2], "b/x/empty.png": b"", "b/y/text.png": b"hello"})
+    dataset = fill(
+        tmp_path / "d", {"a/x/cut.jpg": whole[: len(whole) // 2], "b/x/empty.png": b"", "b/y/text.png": b"hello"}
+    )
     with pytest.raises(UserError, match=r"(?s)3 of 15 images .*--skip-broken") as caught:
         prepare(dataset)
     assert all(f"\n  {file} is " in str(caught.value) for file in ("a/x/cut.jpg", "b/x/empty.png", "b/y/text.png"))
@@ -351,6 +367,7 @@ def test_a_vanished_file_is_named(tmp_path: Path) -> None:
 
 # The same pixels -----------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("image_size", [224, 28])  # stored exactly, shrunk to slots
 def test_the_same_pixels_in_other_files(tmp_path: Path, image_size: int) -> None:
     image, exif = picture(0, 90, 70), Image.Exif()
@@ -359,10 +376,17 @@ def test_the_same_pixels_in_other_files(tmp_path: Path, image_size: int) -> None
     for row in (40, 89):  # not the middle one, nor one of every 16th
         nearly.append(image.copy())
         nearly[-1].paste("red", (0, row, 70, row + 1))
-    files = {"a/x/0.png": as_bytes(image, compress_level=0), "b/x/1.png": as_bytes(image, compress_level=9),
-             "b/x/2.bmp": as_bytes(image, "BMP"), "b/y/3.png": as_bytes(image, compress_level=0),
-             "a/y/4.jpg": as_bytes(image, "JPEG", exif=exif), "b/y/5.jpg": as_bytes(image, "JPEG"),
-             "a/y/6.png": nearly[0], "a/y/7.png": nearly[1], "b/y/8.png": image.transpose(Image.Transpose.ROTATE_90)}
+    files = {
+        "a/x/0.png": as_bytes(image, compress_level=0),
+        "b/x/1.png": as_bytes(image, compress_level=9),
+        "b/x/2.bmp": as_bytes(image, "BMP"),
+        "b/y/3.png": as_bytes(image, compress_level=0),
+        "a/y/4.jpg": as_bytes(image, "JPEG", exif=exif),
+        "b/y/5.jpg": as_bytes(image, "JPEG"),
+        "a/y/6.png": nearly[0],
+        "a/y/7.png": nearly[1],
+        "b/y/8.png": image.transpose(Image.Transpose.ROTATE_90),
+    }
     prepared = prepare(fill(tmp_path / "d", files, image_size))
     groups: dict[str, set[str]] = {}
     for file, digest in zip(prepared.dataset.files, pixel_digests(prepared), strict=True):
@@ -376,13 +400,18 @@ def test_the_same_pixels_in_other_files(tmp_path: Path, image_size: int) -> None
 
 
 def test_little_is_read_to_compare_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = prepare(fill(tmp_path / "d", {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i}.png": noise(i, 100 + i // 8, 120)
-                                             for i in range(16)} | {"a/x/copy.bmp": as_bytes(noise(3, 100, 120), "BMP"),
-                                                                    "b/x/alone.png": noise(99, 30, 30)}))
+    prepared = prepare(
+        fill(
+            tmp_path / "d",
+            {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i}.png": noise(i, 100 + i // 8, 120) for i in range(16)}
+            | {"a/x/copy.bmp": as_bytes(noise(3, 100, 120), "BMP"), "b/x/alone.png": noise(99, 30, 30)},
+        )
+    )
     steps: list[int] = []
     read = checking.rows_digest
-    monkeypatch.setattr(checking, "rows_digest", lambda prepared, step, index: (steps.append(step), read(
-        prepared, step, index))[1])
+    monkeypatch.setattr(
+        checking, "rows_digest", lambda prepared, step, index: (steps.append(step), read(prepared, step, index))[1]
+    )
     assert len(set(pixel_digests(prepared))) == 17
     assert sorted(steps) == [1, 1, 16, 16, *[prepared.slot] * 17]  # nothing of the one whose size no other has
 
@@ -398,10 +427,14 @@ def test_the_same_pixels_among_embedded_images() -> None:
 
 # Where it is stored --------------------------------------------------------------------------------------------------
 
+
 def everything_in(folder: Path) -> dict[Path, tuple[bytes | str, int]]:
     """The content and mtime of each file, where each link leads."""
-    return {path: (str(path.readlink()) if path.is_symlink() else path.read_bytes(), path.lstat().st_mtime_ns)
-            for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
+    return {
+        path: (str(path.readlink()) if path.is_symlink() else path.read_bytes(), path.lstat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
 
 
 def test_the_places_for_decoded_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,8 +470,7 @@ def test_a_cache_that_came_with_the_data_is_left_alone(tmp_path: Path, caplog: p
     check_exact(prepare(dataset))
     prepare(many(tmp_path / "d", 13))
     assert victim.read_bytes() == b"ssh-ed25519 mine"
-    assert everything_in(sent) == {
-        path: content for path, content in before.items() if path.is_relative_to(sent)}
+    assert everything_in(sent) == {path: content for path, content in before.items() if path.is_relative_to(sent)}
     assert [record.getMessage().count(str(sent)) for record in caplog.records] == [1]  # said once
 
 
@@ -500,7 +532,14 @@ def test_a_disk_too_small_is_said_before(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_amounts_have_the_unit_that_suits_them() -> None:
     assert list(map(amount, (0, 999, 8210, 999_600, 1_500_000, 117_964_800_000, 2 * 10**15))) == [
-        "0 bytes", "999 bytes", "8.21 kB", "1 MB", "1.5 MB", "118 GB", "2e+03 TB"]
+        "0 bytes",
+        "999 bytes",
+        "8.21 kB",
+        "1 MB",
+        "1.5 MB",
+        "118 GB",
+        "2e+03 TB",
+    ]
 
 
 def test_files_that_cannot_be_read_need_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,7 +567,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def pwrite(file: int, content: memoryview, position: int) -> int:
         if room[0] == 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written = write(file, content[:room[0]], position)  # the last write is cut short
+        written = write(file, content[: room[0]], position)  # the last write is cut short
         room[0] -= written
         return written
 
@@ -548,9 +587,22 @@ def test_worthless_workers_are_refused(tmp_path: Path) -> None:
 
 # Damage and interruption ---------------------------------------------------------------------------------------------
 
-DAMAGE = {"index header": 13, "index middle": 13, "index end": 1, "index gone": 13, "index zeroed": 13,
-          "index garbage": 13, "index strange": 13, "pixels short": 1, "pixels half": 7, "pixels gone": 13,
-          "pixels zeroed": 13, "pixels flipped": 1, "pixels swapped": 2, "pixels empty": 13}
+DAMAGE = {
+    "index header": 13,
+    "index middle": 13,
+    "index end": 1,
+    "index gone": 13,
+    "index zeroed": 13,
+    "index garbage": 13,
+    "index strange": 13,
+    "pixels short": 1,
+    "pixels half": 7,
+    "pixels gone": 13,
+    "pixels zeroed": 13,
+    "pixels flipped": 1,
+    "pixels swapped": 2,
+    "pixels empty": 13,
+}
 
 
 @pytest.mark.parametrize(("damage", "decoded"), DAMAGE.items())
@@ -562,24 +614,39 @@ def test_damage_is_mended(tmp_path: Path, damage: str, decoded: int) -> None:
     folder = folder_of(tmp_path / "d")
     (index,), (pixels,) = folder.glob("index*"), folder.glob("pixels*")
     lines, stored = index.read_bytes().splitlines(keepends=True), bytearray(pixels.read_bytes())
-    flipped = {number: line[:len(line) // 2] + bytes([line[len(line) // 2] ^ 1]) + line[len(line) // 2 + 1:]
-               for number, line in enumerate(lines)}
+    flipped = {
+        number: line[: len(line) // 2] + bytes([line[len(line) // 2] ^ 1]) + line[len(line) // 2 + 1 :]
+        for number, line in enumerate(lines)
+    }
     assert len(stored) == 13 * 243
     if damage.endswith("gone"):
         (index if damage.startswith("index") else pixels).unlink()
     elif damage.startswith("index"):
-        index.write_bytes({
-            "header": flipped[0] + lines[1] + lines[2], "middle": lines[0] + flipped[1] + lines[2],
-            "end": b"".join(lines)[:-20], "zeroed": bytes(len(b"".join(lines))), "garbage": os.urandom(1000),
-            "strange": line_of({"version": cache.VERSION, "slot": 9, "pixels": f"../{pixels.name}"}),  # though sound
-        }[damage.split()[1]])
+        index.write_bytes(
+            {
+                "header": flipped[0] + lines[1] + lines[2],
+                "middle": lines[0] + flipped[1] + lines[2],
+                "end": b"".join(lines)[:-20],
+                "zeroed": bytes(len(b"".join(lines))),
+                "garbage": os.urandom(1000),
+                "strange": line_of(
+                    {"version": cache.VERSION, "slot": 9, "pixels": f"../{pixels.name}"}
+                ),  # though sound
+            }[damage.split()[1]]
+        )
     else:
         one, other = stored[:243], stored[243:486]
         at = 5 * 243 + 100
-        pixels.write_bytes({
-            "short": stored[:-1], "half": stored[:6 * 243 + 5], "zeroed": bytes(len(stored)), "empty": b"",
-            "flipped": stored[:at] + bytes([stored[at] ^ 8]) + stored[at + 1:], "swapped": other + one + stored[486:],
-        }[damage.split()[1]])
+        pixels.write_bytes(
+            {
+                "short": stored[:-1],
+                "half": stored[: 6 * 243 + 5],
+                "zeroed": bytes(len(stored)),
+                "empty": b"",
+                "flipped": stored[:at] + bytes([stored[at] ^ 8]) + stored[at + 1 :],
+                "swapped": other + one + stored[486:],
+            }[damage.split()[1]]
+        )
     mended = prepare(dataset)
     assert mended.decoded == decoded and mended.content == content
     check_exact(mended)
@@ -599,7 +666,8 @@ def test_mending_is_said_and_changes_no_map(tmp_path: Path, caplog: pytest.LogCa
     seen = damaged.map.copy()  # by a run that has mapped the file since
     mended = prepare(dataset)
     assert [record.getMessage() for record in caplog.records] == [
-        f"2 decoded images of d in {folder} were damaged and are decoded again."]
+        f"2 decoded images of d in {folder} were damaged and are decoded again."
+    ]
     assert np.array_equal(damaged.map, seen)
     check_exact(mended)
 
@@ -673,13 +741,19 @@ assert "torch" not in sys.modules  # workers import what this does
 
 
 def start(root: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(root)], stdout=subprocess.PIPE, text=True,
-                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
 
 
 def test_killed_at_any_moment_it_continues(tmp_path: Path) -> None:
-    content = {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i:04}.png": as_bytes(noise(i, 150, 150), compress_level=1)
-               for i in range(500)}
+    content = {
+        f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i:04}.png": as_bytes(noise(i, 150, 150), compress_level=1)
+        for i in range(500)
+    }
     dataset = fill(tmp_path / "d", content)
     path = folder_of(tmp_path / "d") / "index-256.jsonl"
 
@@ -719,8 +793,9 @@ def test_waiting_shows_how_far_the_other_is(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     with (folder_of(tmp_path / "d") / "lock-256").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=prepare, args=(dataset,), kwargs={
-            "on_progress": lambda done, total: seen.append((done, total))})
+        waiting = threading.Thread(
+            target=prepare, args=(dataset,), kwargs={"on_progress": lambda done, total: seen.append((done, total))}
+        )
         waiting.start()
         deadline = time.monotonic() + 60
         while not seen and time.monotonic() < deadline:

@@ -9,8 +9,13 @@ from aidgn.data.catalogue import CATALOGUE, find_entry
 from aidgn.errors import UserError
 
 PUBLISHED = {  # images, classes, domains
-    "PACS": (9991, 7, 4), "VLCS": (10729, 5, 4), "OfficeHome": (15588, 65, 4), "TerraIncognita": (24788, 10, 4),
-    "DomainNet": (586575, 345, 6), "RotatedMNIST": (70000, 10, 6), "ColoredMNIST": (70000, 2, 3),
+    "PACS": (9991, 7, 4),
+    "VLCS": (10729, 5, 4),
+    "OfficeHome": (15588, 65, 4),
+    "TerraIncognita": (24788, 10, 4),
+    "DomainNet": (586575, 345, 6),
+    "RotatedMNIST": (70000, 10, 6),
+    "ColoredMNIST": (70000, 2, 3),
     "digits": (1797, 10, 4),
 }
 
@@ -45,11 +50,20 @@ def test_second_copy_of_terra_incognita():
 
 def test_settings_of_the_protocol():
     assert {name: entry.eval_every for name, entry in CATALOGUE.items() if name != "digits"} == {
-        "PACS": 50, "VLCS": 50, "OfficeHome": 100, "TerraIncognita": 100, "DomainNet": 1000, "RotatedMNIST": 300,
-        "ColoredMNIST": 300}
+        "PACS": 50,
+        "VLCS": 50,
+        "OfficeHome": 100,
+        "TerraIncognita": 100,
+        "DomainNet": 1000,
+        "RotatedMNIST": 300,
+        "ColoredMNIST": 300,
+    }
     assert {name for name, entry in CATALOGUE.items() if entry.lr_milestones == (2000, 4000)} == {"PACS", "OfficeHome"}
     assert {name for name, entry in CATALOGUE.items() if entry.image_size == 28} == {
-        "RotatedMNIST", "ColoredMNIST", "digits"}
+        "RotatedMNIST",
+        "ColoredMNIST",
+        "digits",
+    }
     for entry in CATALOGUE.values():
         assert entry.image_size in (28, 224)
         assert entry.augment == (entry.image_size == 224)
@@ -57,9 +71,18 @@ def test_settings_of_the_protocol():
     assert CATALOGUE["PACS"].steps == 5000
 
 
-@pytest.mark.parametrize(("given", "name"), [
-    ("PACS", "PACS"), ("pacs", "PACS"), ("office_home", "OfficeHome"), ("Office-Home", "OfficeHome"),
-    ("terra_incognita", "TerraIncognita"), ("domain_net", "DomainNet"), ("rotatedmnist", "RotatedMNIST")])
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("PACS", "PACS"),
+        ("pacs", "PACS"),
+        ("office_home", "OfficeHome"),
+        ("Office-Home", "OfficeHome"),
+        ("terra_incognita", "TerraIncognita"),
+        ("domain_net", "DomainNet"),
+        ("rotatedmnist", "RotatedMNIST"),
+    ],
+)
 def test_find_entry(given, name):
     assert find_entry(given) is CATALOGUE[name]
 
@@ -69,27 +92,37 @@ def test_find_entry_suggests_the_nearest():
         find_entry("PCAS")
 
 
-@pytest.mark.parametrize(("name", "folders", "ordered"), [
-    ("PACS", ["sketch", "photo", "cartoon", "art_painting"], ["art_painting", "cartoon", "photo", "sketch"]),
-    ("PACS", ["S", "P", "C", "A"], ["A", "C", "P", "S"]),
-    ("OfficeHome", ["Real_World", "Product", "Clipart", "Art"], ["Art", "Clipart", "Product", "Real_World"]),
-    ("OfficeHome", ["RealWorld", "product", "clipart", "art"], ["art", "clipart", "product", "RealWorld"]),
-    ("TerraIncognita", ["L46", "location_38", "L43", "L100"], ["L100", "location_38", "L43", "L46"]),
-    ("DomainNet", ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"],
-     ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]),
-    ("ColoredMNIST", ["-90%", "+80%", "+90%"], ["+90%", "+80%", "-90%"]),
-    ("PACS", ["sketch", "photo", "cartoon"], None),
-    ("PACS", ["sketch", "photo", "cartoon", "art_painting", "extra"], None),
-    ("PACS", ["sketch", "S", "photo", "cartoon", "art_painting"], None),
-    ("PACS", ["a", "b", "c", "d"], None),
-])
+@pytest.mark.parametrize(
+    ("name", "folders", "ordered"),
+    [
+        ("PACS", ["sketch", "photo", "cartoon", "art_painting"], ["art_painting", "cartoon", "photo", "sketch"]),
+        ("PACS", ["S", "P", "C", "A"], ["A", "C", "P", "S"]),
+        ("OfficeHome", ["Real_World", "Product", "Clipart", "Art"], ["Art", "Clipart", "Product", "Real_World"]),
+        ("OfficeHome", ["RealWorld", "product", "clipart", "art"], ["art", "clipart", "product", "RealWorld"]),
+        ("TerraIncognita", ["L46", "location_38", "L43", "L100"], ["L100", "location_38", "L43", "L46"]),
+        (
+            "DomainNet",
+            ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"],
+            ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"],
+        ),
+        ("ColoredMNIST", ["-90%", "+80%", "+90%"], ["+90%", "+80%", "-90%"]),
+        ("PACS", ["sketch", "photo", "cartoon"], None),
+        ("PACS", ["sketch", "photo", "cartoon", "art_painting", "extra"], None),
+        ("PACS", ["sketch", "S", "photo", "cartoon", "art_painting"], None),
+        ("PACS", ["a", "b", "c", "d"], None),
+    ],
+)
 def test_domain_folders_by_any_of_their_names(name, folders, ordered):
     assert CATALOGUE[name].order(folders) == ordered
 
 
 def test_import_is_light():
     """The command line lists data sets without waiting for torch."""
-    loaded = subprocess.run([sys.executable, "-c", "import sys, aidgn.data; print(*sys.modules)"],
-                            capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, aidgn.data; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     assert "aidgn.data.catalogue" in loaded
     assert not {"torch", "torchvision", "sklearn", "scipy"} & set(loaded)

@@ -37,6 +37,7 @@ def error_of(*arguments, **options):
 
 # What is found ------------------------------------------------------------------------------------------------------
 
+
 def test_own_folder(tmp_path):
     dataset = load_dataset(make(tmp_path / "animals"))
     assert dataset.name == "animals"
@@ -44,8 +45,12 @@ def test_own_folder(tmp_path):
     assert dataset.domains == ["camera", "phone"]
     assert dataset.letters == ["C", "P"]
     assert dataset.classes == ["cat", "dog"]
-    assert dataset.files == [f"{domain}/{name}/{number}.png" for domain in ("camera", "phone")
-                             for name in ("cat", "dog") for number in range(3)]
+    assert dataset.files == [
+        f"{domain}/{name}/{number}.png"
+        for domain in ("camera", "phone")
+        for name in ("cat", "dog")
+        for number in range(3)
+    ]
     assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1] * 2
     assert dataset.domain_of.tolist() == [0] * 6 + [1] * 6
     assert dataset.labels.dtype == dataset.domain_of.dtype == np.int64
@@ -85,8 +90,13 @@ def test_what_is_not_an_image_is_left_out(tmp_path):
     dataset = load_dataset(root)
     assert len(dataset) == 12
     assert dataset.classes == ["cat", "dog"]
-    assert dataset.ignored == ["camera/cat/Thumbs.db", "camera/cat/labels.csv", "camera/readme.md", "notes.txt",
-                               "phone/stray.png"]
+    assert dataset.ignored == [
+        "camera/cat/Thumbs.db",
+        "camera/cat/labels.csv",
+        "camera/readme.md",
+        "notes.txt",
+        "phone/stray.png",
+    ]
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path):
@@ -99,9 +109,11 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     dataset = load_dataset(root)
     assert dataset.domains == ["camera", "phone", "tablet"]
     assert [file for file in dataset.files if file.startswith("camera/cat/")] == [
-        f"camera/cat/{number}.png" for number in range(3)]
+        f"camera/cat/{number}.png" for number in range(3)
+    ]
     assert [file for file in dataset.files if file.startswith("tablet/cat/")] == [
-        f"tablet/cat/{number}.png" for number in range(3)]
+        f"tablet/cat/{number}.png" for number in range(3)
+    ]
 
 
 def test_an_empty_class_folder_says_that_a_domain_has_none(tmp_path):
@@ -121,6 +133,7 @@ def test_short_names():
 
 
 # Names --------------------------------------------------------------------------------------------------------------
+
 
 def test_find_domain(tmp_path):
     dataset = load_dataset(make(tmp_path / "own", domains=("Camera", "phone", "P")))
@@ -195,6 +208,7 @@ def test_embedded(tmp_path, monkeypatch):
 
 # Identity -----------------------------------------------------------------------------------------------------------
 
+
 def test_fingerprint(tmp_path):
     dataset = load_dataset(make(tmp_path / "own"))
     moved = load_dataset(make(tmp_path / "other place" / "name"))
@@ -219,6 +233,7 @@ def test_without(tmp_path):
 
 # Mistakes -----------------------------------------------------------------------------------------------------------
 
+
 def test_missing_folder_file_and_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AIDGN_DATA", "/nowhere")
@@ -227,8 +242,15 @@ def test_missing_folder_file_and_name(tmp_path, monkeypatch):
     assert "not a folder" in error_of(tmp_path / "file")
     assert "Did you mean VLCS?" in error_of("VCLS")
     message = error_of("office_home", "given")
-    assert all(part in message for part in (
-        "given/office_home", "/nowhere/office_home", "data/office_home", "`aidgn data download OfficeHome`"))
+    assert all(
+        part in message
+        for part in (
+            "given/office_home",
+            "/nowhere/office_home",
+            "data/office_home",
+            "`aidgn data download OfficeHome`",
+        )
+    )
 
 
 def test_no_domains_no_classes_one_class(tmp_path):
@@ -261,8 +283,9 @@ def test_a_domain_may_lack_a_class_but_not_spell_it_otherwise(tmp_path):
     for missing in ("camera/fox", "phone/cat", "phone/dog"):
         (root / missing).rename(tmp_path / missing.replace("/", "-"))
     less = load_dataset(root)
-    kept = [index for index, file in enumerate(whole.files)
-            if not file.startswith(("camera/fox", "phone/cat", "phone/dog"))]
+    kept = [
+        index for index, file in enumerate(whole.files) if not file.startswith(("camera/fox", "phone/cat", "phone/dog"))
+    ]
     assert less.classes == whole.classes and less.files == [whole.files[index] for index in kept]
     assert less.labels.tolist() == whole.labels[kept].tolist()
     (root / "tablet" / "cat").rename(root / "tablet" / "Cat")
@@ -284,8 +307,9 @@ def test_the_same_name_in_two_forms_of_unicode(tmp_path):
     assert "written differently in bytes" in error_of(root)
 
 
-@pytest.mark.parametrize(("one", "other"), [("north", "North"), ("a", "a "), ("a", " A"), ("bay  2", "bay 2"),
-                                            ("bay\u00a02", "bay 2")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("north", "North"), ("a", "a "), ("a", " A"), ("bay  2", "bay 2"), ("bay\u00a02", "bay 2")]
+)
 def test_one_domain_written_in_two_ways(tmp_path, one, other):
     first, second = sorted((one, other))
     assert f"has the domain folders '{first}' and '{second}'" in error_of(make(tmp_path / "own", (one, other, "far")))
@@ -344,6 +368,7 @@ def test_no_permission(tmp_path):
 
 # The check ----------------------------------------------------------------------------------------------------------
 
+
 def test_check_counts_and_finds_broken_files_and_copies(tmp_path):
     root = make(tmp_path / "own", images=2)
     write(root / "camera" / "cat" / "same.png", seed=1)
@@ -378,7 +403,8 @@ def test_check_finds_the_same_pixels_in_other_files(tmp_path):
     Image.frombytes("RGB", (6, 8), image.tobytes()).save(root / "phone" / "dog" / "same numbers, other size.png")
     image.convert("RGBA").save(root / "phone" / "dog" / "opaque.tif")
     assert check(load_dataset(root)).duplicates == [
-        ["camera/cat/0.png", "phone/cat/0.bmp", "phone/cat/larger.png", "phone/dog/opaque.tif"]]
+        ["camera/cat/0.png", "phone/cat/0.bmp", "phone/cat/larger.png", "phone/dog/opaque.tif"]
+    ]
 
 
 def test_check_compares_with_the_published_counts(tmp_path):
@@ -394,8 +420,10 @@ def test_check_accepts_both_copies_of_terra_incognita(tmp_path):
     entry = CATALOGUE["TerraIncognita"]
     make(tmp_path / "terra_incognita", domains=entry.domains, classes=entry.classes, images=1)
     dataset = load_dataset(tmp_path / "terra_incognita")
-    for counts, words in ((entry.counts, "published (24788 images)"),
-                          (entry.other_counts, "downloadable today (24330 images)")):
+    for counts, words in (
+        (entry.counts, "published (24788 images)"),
+        (entry.other_counts, "downloadable today (24330 images)"),
+    ):
         table = np.zeros((4, 10), dtype=np.int64)
         table[:, 3] = [counts[domain] for domain in entry.domains]
         expected, differences = compare(dataset, table, CATALOGUE.get(dataset.name))

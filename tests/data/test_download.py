@@ -40,6 +40,7 @@ Answer = Callable[["Handler"], None]
 
 # A server -----------------------------------------------------------------------------------------------------------
 
+
 @dataclass
 class Request:
     path: str
@@ -78,8 +79,13 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
 
-    def send(self, route: Route, stop: int | None = None, then: Callable[[], object] | None = None,
-             ignore_if_range: bool = False) -> None:
+    def send(
+        self,
+        route: Route,
+        stop: int | None = None,
+        then: Callable[[], object] | None = None,
+        ignore_if_range: bool = False,
+    ) -> None:
         """The body from the byte asked for; broken off before byte `stop`, after calling `then`."""
         start, wanted = 0, self.request_seen.range
         same = self.request_seen.if_range in (None, route.etag) or ignore_if_range
@@ -144,6 +150,7 @@ def break_off(route: Route, stop: int) -> Answer:
 
 # Small data sets ----------------------------------------------------------------------------------------------------
 
+
 def picture(seed: int, size: int = 4) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
     buffer = io.BytesIO()
@@ -156,19 +163,27 @@ def small(name: str, classes: tuple[str, ...] | None = None) -> Entry:
     entry = CATALOGUE[name]
     classes = classes or entry.classes
     class_counts = {domain: tuple(1 + i + j for j in range(len(classes))) for i, domain in enumerate(entry.domains)}
-    return replace(entry, classes=classes, number_of_classes=len(classes), class_counts=class_counts, other_counts={},
-                   counts={domain: sum(counts) for domain, counts in class_counts.items()})
+    return replace(
+        entry,
+        classes=classes,
+        number_of_classes=len(classes),
+        class_counts=class_counts,
+        other_counts={},
+        counts={domain: sum(counts) for domain, counts in class_counts.items()},
+    )
 
 
-def images_of(entry: Entry, pattern: str = "{domain}/{label}/pic_{number:03d}.png",
-              names: Mapping[str, str] | None = None) -> dict[str, bytes]:
+def images_of(
+    entry: Entry, pattern: str = "{domain}/{label}/pic_{number:03d}.png", names: Mapping[str, str] | None = None
+) -> dict[str, bytes]:
     """As many images as the entry says, by their names in an archive."""
     result: dict[str, bytes] = {}
     for domain, counts in entry.class_counts.items():
         for label, count in zip(entry.classes, counts, strict=True):
             for number in range(count):
-                name = pattern.format(domain=(names or {}).get(domain, domain), label=(names or {}).get(label, label),
-                                      number=number)
+                name = pattern.format(
+                    domain=(names or {}).get(domain, domain), label=(names or {}).get(label, label), number=number
+                )
                 result[name] = picture(len(result))
     return result
 
@@ -220,12 +235,17 @@ def simple(server: Server, path: str = "/PACS.zip", body: bytes = ARCHIVE, **opt
 
 # Transfer -----------------------------------------------------------------------------------------------------------
 
+
 def test_a_data_set_is_complete_and_loads(server: Server, tmp_path: Path) -> None:
     _, mirror = simple(server)
     said: list[str] = []
     seen: list[tuple[int, int | None]] = []
-    folder = get(source_of(ENTRY, mirror), tmp_path, on_message=said.append,
-                 on_progress=lambda done, total: seen.append((done, total)))
+    folder = get(
+        source_of(ENTRY, mirror),
+        tmp_path,
+        on_message=said.append,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
     assert folder == tmp_path / "PACS"
     assert contents(folder) == IMAGES
     assert [len(load_dataset("PACS", tmp_path).indices(domain)) for domain in range(4)] == list(ENTRY.counts.values())
@@ -256,8 +276,9 @@ def test_a_server_without_ranges_begins_again(server: Server, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ignore_if_range", [False, True])
-def test_another_file_under_the_same_address_is_not_mixed_in(server: Server, tmp_path: Path,
-                                                             ignore_if_range: bool) -> None:
+def test_another_file_under_the_same_address_is_not_mixed_in(
+    server: Server, tmp_path: Path, ignore_if_range: bool
+) -> None:
     """The ETag changes between the parts. A careless server sends the rest of the new file all the same."""
     url = server.serve("/PACS.zip", bytes(len(ARCHIVE)))
     route = server.routes["/PACS.zip"]
@@ -265,6 +286,7 @@ def test_another_file_under_the_same_address_is_not_mixed_in(server: Server, tmp
     def break_off_and_change(handler: Handler) -> None:
         handler.send(route, 1000)
         route.body, route.etag = ARCHIVE, '"two"'
+
     route.first = [break_off_and_change]
     if ignore_if_range:
         route.first.append(lambda handler: handler.send(route, ignore_if_range=True))
@@ -354,9 +376,11 @@ def test_a_file_of_another_size_is_not_downloaded(server: Server, tmp_path: Path
 
 def test_a_page_that_asks_to_confirm_is_confirmed(server: Server, tmp_path: Path) -> None:
     """As Google Drive does with large files; also when the transfer is continued."""
-    page = (b'<html><head><title>Virus scan warning</title></head><form id="download-form" action="/download" '
-            b'method="get"><input type="submit" value="Anyway"><input type="hidden" name="id" value="a b">'
-            b'<input type="hidden" name="confirm" value="t"></form><input name="other" value="no"></html>')
+    page = (
+        b'<html><head><title>Virus scan warning</title></head><form id="download-form" action="/download" '
+        b'method="get"><input type="submit" value="Anyway"><input type="hidden" name="id" value="a b">'
+        b'<input type="hidden" name="confirm" value="t"></form><input name="other" value="no"></html>'
+    )
     url = server.serve("/uc?id=1", page, kind="text/html; charset=utf-8")
     server.serve("/download?id=a+b&confirm=t", ARCHIVE)
     route = server.routes["/download?id=a+b&confirm=t"]
@@ -403,7 +427,7 @@ download("PACS", {str(tmp_path)!r}, sources={{"PACS": Source(entry, (Mirror("m",
     assert not (tmp_path / "PACS").exists()
 
     mirror = Mirror("m", (File("PACS.zip", (url,)),))
-    assert contents(get(source_of(ENTRY, mirror, unpacked=10 ** 8), tmp_path)) == images
+    assert contents(get(source_of(ENTRY, mirror, unpacked=10**8), tmp_path)) == images
     _, second = server.log
     assert second.range == f"bytes={have}-" and second.sent == len(archive) - have
 
@@ -417,9 +441,12 @@ def test_two_at_once_download_it_once(server: Server, tmp_path: Path) -> None:
         while not any("waiting" in text for text in said) and time.monotonic() < deadline:
             time.sleep(0.01)
         handler.send(route)
+
     route.first = [slowly]
-    threads = [threading.Thread(target=get, args=(source_of(ENTRY, mirror), tmp_path),
-                                kwargs={"on_message": said.append}) for _ in range(2)]
+    threads = [
+        threading.Thread(target=get, args=(source_of(ENTRY, mirror), tmp_path), kwargs={"on_message": said.append})
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -439,13 +466,16 @@ def test_a_file_put_there_by_hand_is_taken(tmp_path: Path) -> None:
 
 # What goes wrong ----------------------------------------------------------------------------------------------------
 
+
 def test_when_all_fails_it_says_what_was_tried_and_what_to_do(server: Server, tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         closed = unused.getsockname()[1]
-    mirrors = (Mirror("the authors' page", (File("a.zip", (server.url("/gone.zip"),)),)),
-               Mirror("another", (File("b.zip", (f"http://127.0.0.1:{closed}/b.zip",)),)),
-               Mirror("nowhere", (File("c.zip", ("http://no-such-host.invalid/c.zip",)),)))
+    mirrors = (
+        Mirror("the authors' page", (File("a.zip", (server.url("/gone.zip"),)),)),
+        Mirror("another", (File("b.zip", (f"http://127.0.0.1:{closed}/b.zip",)),)),
+        Mirror("nowhere", (File("c.zip", ("http://no-such-host.invalid/c.zip",)),)),
+    )
     with pytest.raises(UserError) as caught:
         get(source_of(ENTRY, *mirrors), tmp_path)
     lines = str(caught.value).splitlines()
@@ -496,7 +526,7 @@ def test_what_is_there_is_never_overwritten(server: Server, tmp_path: Path) -> N
 
 def test_a_full_disk_is_seen_before(server: Server, tmp_path: Path) -> None:
     route, mirror = simple(server)
-    route.first = [lambda handler: handler.status(200, Content_Length=str(10 ** 15))]
+    route.first = [lambda handler: handler.status(200, Content_Length=str(10**15))]
     with pytest.raises(UserError, match="The disk is full"):
         get(source_of(ENTRY, mirror), tmp_path)
 
@@ -525,6 +555,7 @@ def test_what_is_not_a_data_set_to_download(tmp_path: Path) -> None:
 
 # Hostile archives ---------------------------------------------------------------------------------------------------
 
+
 def link(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
@@ -549,8 +580,7 @@ HOSTILE = {
     "link.zip": zip_link("kfold/photo/dog", "/tmp"),
     "dots.tar.gz": tarred({"../photo/dog/evil.png": b"evil"}),
     "root.tar": tarred({"/photo/dog/evil.png": b"evil"}, "w:"),
-    "symlink.tar.gz": tarred({"kfold/photo/dog": link("kfold/photo/dog", tarfile.SYMTYPE, "../../.."),
-                              EVIL: b"evil"}),
+    "symlink.tar.gz": tarred({"kfold/photo/dog": link("kfold/photo/dog", tarfile.SYMTYPE, "../../.."), EVIL: b"evil"}),
     "hardlink.tar.gz": tarred({EVIL: link(EVIL, tarfile.LNKTYPE, "/etc/passwd")}),
     "device.tar.gz": tarred({EVIL: link(EVIL, tarfile.CHRTYPE)}),
     "fifo.tar.gz": tarred({EVIL: link(EVIL, tarfile.FIFOTYPE)}),
@@ -585,6 +615,7 @@ def test_a_bomb_is_stopped(server: Server, tmp_path: Path, name: str) -> None:
 
 # The layout of each data set ----------------------------------------------------------------------------------------
 
+
 def test_office_home_as_published_and_per_domain(server: Server, tmp_path: Path) -> None:
     entry = small("OfficeHome", ("Alarm_Clock", "TV"))
     images = images_of(entry)
@@ -598,8 +629,11 @@ def test_office_home_as_published_and_per_domain(server: Server, tmp_path: Path)
     files = []
     for domain in entry.domains:
         name = domain.replace(" ", "_")
-        part = {f"{name}/{path.partition('/')[2]}": content for path, content in images.items()
-                if path.startswith(f"{domain}/")}
+        part = {
+            f"{name}/{path.partition('/')[2]}": content
+            for path, content in images.items()
+            if path.startswith(f"{domain}/")
+        }
         files.append(File(f"{name}.tgz", (server.serve(f"/f/{name}/?dl=1", tarred(part)),)))
     assert contents(get(source_of(entry, Mirror("m", tuple(files))), tmp_path / "two")) == images
 
@@ -618,14 +652,15 @@ def test_vlcs_by_class_names_and_by_splits(server: Server, tmp_path: Path) -> No
         domain, label, file = path.split("/")
         number = int(file[4:7])
         part = ("train", "crossval", "test")[number % 3]
-        for where in (part, "full")[:1 if part == "test" else 2]:
+        for where in (part, "full")[: 1 if part == "test" else 2]:
             at = number // 3 if where == part else number
             split[f"VLCS/{back[domain]}/{where}/{back[label]}/im{at}.png"] = content
     url = server.serve("/vlcs.zip", zipped(split))
     mirror = Mirror("m", (File("vlcs.zip", (url,)),), names=names)
     found = contents(get(source_of(entry, mirror), tmp_path / "two"))
-    assert sorted((name.rpartition("/")[0], content) for name, content in found.items()) \
-        == sorted((name.rpartition("/")[0], content) for name, content in images.items())
+    assert sorted((name.rpartition("/")[0], content) for name, content in found.items()) == sorted(
+        (name.rpartition("/")[0], content) for name, content in images.items()
+    )
 
 
 def test_domain_net_takes_what_the_lists_name(server: Server, tmp_path: Path) -> None:
@@ -638,8 +673,11 @@ def test_domain_net_takes_what_the_lists_name(server: Server, tmp_path: Path) ->
     expected = {path: content for path, content in images.items() if not path.startswith("paint/t-shirt")}
     for domain in entry.domains:
         name = full.get(domain, domain)
-        members = {f"{name}/{path.partition('/')[2]}": content for path, content in expected.items()
-                   if path.startswith(f"{domain}/")}
+        members = {
+            f"{name}/{path.partition('/')[2]}": content
+            for path, content in expected.items()
+            if path.startswith(f"{domain}/")
+        }
         lines = [f"{path} {index}" for index, path in enumerate(members)]
         members[f"{name}/t-shirt/duplicate.png"] = b"a duplicate"
         files.append(File(f"{name}.zip", (server.serve(f"/{name}.zip", zipped(members)),)))
@@ -657,20 +695,26 @@ def camera_traps(server: Server, entry: Entry, left_out: int, zipped_json: bool)
     """Images of six locations with eleven categories, annotated in COCO camera-traps form; and what is to be taken."""
     images = images_of(entry)
     categories = [*entry.classes, "car"]
-    data: dict[str, list] = {"categories": [{"id": 30 + i, "name": name} for i, name in enumerate(categories)],
-                             "images": [], "annotations": []}
+    data: dict[str, list] = {
+        "categories": [{"id": 30 + i, "name": name} for i, name in enumerate(categories)],
+        "images": [],
+        "annotations": [],
+    }
     tar, expected = {}, {}
     for number, (path, content) in enumerate(images.items()):
         domain, label, _ = path.split("/")
         file = f"{number:04d}-23d2.png"
         tar[f"eccv_18_all_images_sm/{file}"] = content
         location = domain.removeprefix("location_")
-        data["images"].append({"id": f"id{number}", "file_name": file,
-                               "location": location if zipped_json else int(location)})
+        data["images"].append(
+            {"id": f"id{number}", "file_name": file, "location": location if zipped_json else int(location)}
+        )
         kept = number >= left_out
         labels = [label if kept else "car", "car"] + [label] * kept  # several boxes of one animal
-        data["annotations"] += [{"id": len(data["annotations"]), "image_id": f"id{number}",
-                                 "category_id": 30 + categories.index(name)} for name in labels]
+        data["annotations"] += [
+            {"id": len(data["annotations"]), "image_id": f"id{number}", "category_id": 30 + categories.index(name)}
+            for name in labels
+        ]
         if kept:
             expected[f"{domain}/{label}/{file}"] = content
     for location in ("7", "130"):
@@ -680,19 +724,31 @@ def camera_traps(server: Server, entry: Entry, left_out: int, zipped_json: bool)
     if zipped_json:
         name, body = "cct.json.zip", zipped({"caltech_images_20210113.json": json.dumps(data).encode()})
     else:  # in parts that each have the categories
-        halves = [{"categories": data["categories"], "images": data["images"][i::2],
-                   "annotations": data["annotations"][i::2]} for i in range(2)]
-        name, body = "eccv.tar.gz", tarred({f"eccv_18_annotation_files/{part}.json": json.dumps(half).encode()
-                                            for part, half in zip(("train", "cis_test"), halves, strict=True)})
-    files = (File("images.tar.gz", (server.serve("/images.tar.gz", tarred(tar)),)),
-             File(name, (server.serve(f"/{name}", body),)))
+        halves = [
+            {"categories": data["categories"], "images": data["images"][i::2], "annotations": data["annotations"][i::2]}
+            for i in range(2)
+        ]
+        name, body = (
+            "eccv.tar.gz",
+            tarred(
+                {
+                    f"eccv_18_annotation_files/{part}.json": json.dumps(half).encode()
+                    for part, half in zip(("train", "cis_test"), halves, strict=True)
+                }
+            ),
+        )
+    files = (
+        File("images.tar.gz", (server.serve("/images.tar.gz", tarred(tar)),)),
+        File(name, (server.serve(f"/{name}", body),)),
+    )
     return Mirror(name, files, arrange="camera_traps"), expected
 
 
 @pytest.mark.parametrize("zipped_json", [False, True])
 @pytest.mark.parametrize("left_out", [0, 3, 4])
-def test_terra_incognita_is_cut_out_of_camera_traps(server: Server, tmp_path: Path, zipped_json: bool,
-                                                    left_out: int) -> None:
+def test_terra_incognita_is_cut_out_of_camera_traps(
+    server: Server, tmp_path: Path, zipped_json: bool, left_out: int
+) -> None:
     """Both counts are accepted and told apart; any other is an error that names both."""
     entry = small("TerraIncognita")
     other = {**entry.counts, "location_100": entry.counts["location_100"] - 3}
@@ -705,32 +761,49 @@ def test_terra_incognita_is_cut_out_of_camera_traps(server: Server, tmp_path: Pa
         return
     folder = get(source_of(entry, mirror), tmp_path, on_message=said.append)
     assert folder.name == "terra_incognita" and contents(folder) == expected
-    assert (f"TerraIncognita published ({total} images)" if left_out == 0 else
-            f"TerraIncognita downloadable today ({total - 3} images)") in said[-1]
+    assert (
+        f"TerraIncognita published ({total} images)"
+        if left_out == 0
+        else f"TerraIncognita downloadable today ({total - 3} images)"
+    ) in said[-1]
 
 
 def test_an_image_with_two_categories_lies_in_both(server: Server, tmp_path: Path) -> None:
-    data = {"categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}],
-            "images": [{"id": i, "file_name": f"{i}.png", "location": "38"} for i in range(2)],
-            "annotations": [{"image_id": 0, "category_id": 1}, {"image_id": 0, "category_id": 2},
-                            {"image_id": 1, "category_id": 2}]}
-    entry = Entry("TerraIncognita", "terra_incognita", ("location_38",), ("L38",), 2, {"location_38": 3},
-                  classes=("cat", "dog"))
-    files = (File("i.tar.gz", (server.serve("/i.tar.gz", tarred({"a/0.png": picture(0), "a/1.png": picture(1)})),)),
-             File("a.json.zip", (server.serve("/a.json.zip", zipped({"a.json": json.dumps(data).encode()})),)))
+    data = {
+        "categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}],
+        "images": [{"id": i, "file_name": f"{i}.png", "location": "38"} for i in range(2)],
+        "annotations": [
+            {"image_id": 0, "category_id": 1},
+            {"image_id": 0, "category_id": 2},
+            {"image_id": 1, "category_id": 2},
+        ],
+    }
+    entry = Entry(
+        "TerraIncognita", "terra_incognita", ("location_38",), ("L38",), 2, {"location_38": 3}, classes=("cat", "dog")
+    )
+    files = (
+        File("i.tar.gz", (server.serve("/i.tar.gz", tarred({"a/0.png": picture(0), "a/1.png": picture(1)})),)),
+        File("a.json.zip", (server.serve("/a.json.zip", zipped({"a.json": json.dumps(data).encode()})),)),
+    )
     folder = get(source_of(entry, Mirror("m", files, arrange="camera_traps")), tmp_path)
-    assert contents(folder) == {"location_38/cat/0.png": picture(0), "location_38/dog/0.png": picture(0),
-                                "location_38/cat/1.png": picture(1)}
+    assert contents(folder) == {
+        "location_38/cat/0.png": picture(0),
+        "location_38/dog/0.png": picture(0),
+        "location_38/cat/1.png": picture(1),
+    }
 
 
 def test_annotations_that_are_none(server: Server, tmp_path: Path) -> None:
-    files = (File("i.tar.gz", (server.serve("/i.tar.gz", tarred({"a/0.png": b"x"})),)),
-             File("a.json.zip", (server.serve("/a.json.zip", zipped({"a.json": b'{"images": [{}]}'})),)))
+    files = (
+        File("i.tar.gz", (server.serve("/i.tar.gz", tarred({"a/0.png": b"x"})),)),
+        File("a.json.zip", (server.serve("/a.json.zip", zipped({"a.json": b'{"images": [{}]}'})),)),
+    )
     with pytest.raises(UserError, match="not in COCO camera-traps form"):
         get(source_of(small("TerraIncognita"), Mirror("m", files, arrange="camera_traps")), tmp_path)
 
 
 # Hugging Face -------------------------------------------------------------------------------------------------------
+
 
 def hub(server: Server, entry: Entry, tables: list[bytes], wrong_oid: bool = False) -> Mirror:
     """The API and the files of a repository, at the addresses of the real mirror below another host."""
@@ -739,18 +812,33 @@ def hub(server: Server, entry: Entry, tables: list[bytes], wrong_oid: bool = Fal
     for number, table in enumerate(tables):
         path = f"data/train-{number:05d}-of-{len(tables):05d}.parquet"
         server.serve(f"/datasets/someone/data/resolve/main/{path}", table)
-        listing.append({"type": "file", "path": path, "size": len(table), "oid": "x", "lfs": {  # type: ignore[dict-item]
-            "oid": "0" * 64 if wrong_oid else hashlib.sha256(table).hexdigest(), "size": len(table)}})
+        listing.append(
+            {
+                "type": "file",
+                "path": path,
+                "size": len(table),
+                "oid": "x",
+                "lfs": {  # type: ignore[dict-item]
+                    "oid": "0" * 64 if wrong_oid else hashlib.sha256(table).hexdigest(),
+                    "size": len(table),
+                },
+            }
+        )
     server.serve("/api/datasets/someone/data/tree/main/data", json.dumps(listing).encode(), kind="application/json")
-    return replace(real, listing=real.listing.replace("https://huggingface.co", server.url("")),
-                   resolve=real.resolve.replace("https://huggingface.co", server.url("")))
+    return replace(
+        real,
+        listing=real.listing.replace("https://huggingface.co", server.url("")),
+        resolve=real.resolve.replace("https://huggingface.co", server.url("")),
+    )
 
 
 def table_of(rows: list[dict], features: dict) -> bytes:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
+
     table = pyarrow.Table.from_pylist(rows).replace_schema_metadata(
-        {"huggingface": json.dumps({"info": {"features": features}})})
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
     buffer = io.BytesIO()
     parquet.write_table(table, buffer)
     return buffer.getvalue()
@@ -760,16 +848,24 @@ def table_of(rows: list[dict], features: dict) -> bytes:
 def test_parquet_rows_become_files(server: Server, tmp_path: Path, numbered: bool) -> None:
     """PACS gives domains as words, DomainNet as numbers; some rows have no file name or one that is taken."""
     entry = small("PACS")
-    rows = [{"image": {"bytes": content, "path": (None, "pic.png", f"{number}.png")[number % 3]},
-             "domain": entry.domains.index(path.split("/")[0]) if numbered else path.split("/")[0],
-             "label": entry.classes.index(path.split("/")[1])}
-            for number, (path, content) in enumerate(IMAGES.items())]
-    features: dict = {"image": {"_type": "Image"}, "label": {"names": list(entry.classes), "_type": "ClassLabel"},
-                      "domain": {"names": list(entry.domains)} if numbered else {"dtype": "string"}}
+    rows = [
+        {
+            "image": {"bytes": content, "path": (None, "pic.png", f"{number}.png")[number % 3]},
+            "domain": entry.domains.index(path.split("/")[0]) if numbered else path.split("/")[0],
+            "label": entry.classes.index(path.split("/")[1]),
+        }
+        for number, (path, content) in enumerate(IMAGES.items())
+    ]
+    features: dict = {
+        "image": {"_type": "Image"},
+        "label": {"names": list(entry.classes), "_type": "ClassLabel"},
+        "domain": {"names": list(entry.domains)} if numbered else {"dtype": "string"},
+    }
     tables = [table_of(rows[:100], features), table_of(rows[100:], features)]
     found = contents(get(source_of(entry, hub(server, entry, tables)), tmp_path))
-    assert sorted((name.rpartition("/")[0], content) for name, content in found.items()) \
-        == sorted((name.rpartition("/")[0], content) for name, content in IMAGES.items())
+    assert sorted((name.rpartition("/")[0], content) for name, content in found.items()) == sorted(
+        (name.rpartition("/")[0], content) for name, content in IMAGES.items()
+    )
     assert {Path(name).suffix for name in found} == {".png"}
     assert found["art_painting/dog/000000.png"] == rows[0]["image"]["bytes"]  # type: ignore[index]
 
@@ -784,8 +880,9 @@ def test_parquet_with_wrong_checksum_or_columns(server: Server, tmp_path: Path) 
         get(source_of(ENTRY, hub(server, ENTRY, [b"no parquet"])), tmp_path)
 
 
-def test_without_pyarrow_the_next_mirror_is_tried(server: Server, tmp_path: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_next_mirror_is_tried(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     parquet = hub(server, ENTRY, [b"x"])
     with pytest.raises(UserError, match="pip install pyarrow"):
@@ -814,12 +911,19 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 def mnist(server: Server, arrange: str, **changed: bytes) -> Mirror:
     images, labels = digits()
-    bodies = {"train-images": idx(images[:TRAIN]), "train-labels": idx(labels[:TRAIN]),
-              "t10k-images": idx(images[TRAIN:]), "t10k-labels": idx(labels[TRAIN:])}
+    bodies = {
+        "train-images": idx(images[:TRAIN]),
+        "train-labels": idx(labels[:TRAIN]),
+        "t10k-images": idx(images[TRAIN:]),
+        "t10k-labels": idx(labels[TRAIN:]),
+    }
     bodies |= {name.replace("_", "-"): body for name, body in changed.items()}
     names = {file.name: file.name.rpartition("-idx")[0] for file in MNIST}
-    return Mirror("MNIST", tuple(File(name, (server.serve(f"/{name}", bodies[part]),)) for name, part in names.items()),
-                  arrange=arrange)
+    return Mirror(
+        "MNIST",
+        tuple(File(name, (server.serve(f"/{name}", bodies[part]),)) for name, part in names.items()),
+        arrange=arrange,
+    )
 
 
 def mnist_entry(name: str) -> Entry:
@@ -830,8 +934,9 @@ def mnist_entry(name: str) -> Entry:
 def test_rotated_mnist(server: Server, tmp_path: Path) -> None:
     """Against torchvision's rotation of the images dealt out in the order of the stated seed."""
     said: list[str] = []
-    folder = get(source_of(mnist_entry("RotatedMNIST"), mnist(server, "rotated_mnist")), tmp_path,
-                 on_message=said.append)
+    folder = get(
+        source_of(mnist_entry("RotatedMNIST"), mnist(server, "rotated_mnist")), tmp_path, on_message=said.append
+    )
     assert "made from MNIST" in said[-1] and "RandomState(0)" in said[-1]
     images, labels = digits()
     order = np.random.RandomState(0).permutation(len(images))
@@ -877,22 +982,26 @@ def test_idx_files_are_read_strictly(server: Server, tmp_path: Path) -> None:
     images, labels = digits()
     whole = gzip.decompress(idx(images[:TRAIN]))
     for body, problem in (
-            (gzip.compress(whole + b"x"), "longer than its beginning says"),
-            (gzip.compress(whole[:-1]), "shorter than its beginning says"),
-            (gzip.compress(b"\0\0\x0d\3" + whole[4:]), "not an idx file"),
-            (gzip.compress(whole[:9]), "not an idx file"),
-            (idx(images[:TRAIN, :14]), "not an idx file"),
-            (gzip.compress(whole)[:-9], "damaged"),
-            (whole, "damaged")):
+        (gzip.compress(whole + b"x"), "longer than its beginning says"),
+        (gzip.compress(whole[:-1]), "shorter than its beginning says"),
+        (gzip.compress(b"\0\0\x0d\3" + whole[4:]), "not an idx file"),
+        (gzip.compress(whole[:9]), "not an idx file"),
+        (idx(images[:TRAIN, :14]), "not an idx file"),
+        (gzip.compress(whole)[:-9], "damaged"),
+        (whole, "damaged"),
+    ):
         with pytest.raises(UserError, match=problem):
             get(source_of(mnist_entry("RotatedMNIST"), mnist(server, "rotated_mnist", train_images=body)), tmp_path)
-    for wrong in (labels[:TRAIN - 1], labels[:TRAIN] + 10):
+    for wrong in (labels[: TRAIN - 1], labels[:TRAIN] + 10):
         with pytest.raises(UserError, match="labels that do not belong to the images"):
-            get(source_of(mnist_entry("RotatedMNIST"), mnist(server, "rotated_mnist", train_labels=idx(wrong))),
-                tmp_path / str(wrong[0]))
+            get(
+                source_of(mnist_entry("RotatedMNIST"), mnist(server, "rotated_mnist", train_labels=idx(wrong))),
+                tmp_path / str(wrong[0]),
+            )
 
 
 # The table ----------------------------------------------------------------------------------------------------------
+
 
 def test_sources_are_well_formed() -> None:
     assert set(SOURCES) == set(CATALOGUE) - {"digits"}
@@ -906,13 +1015,17 @@ def test_sources_are_well_formed() -> None:
                 assert files.setdefault(file.name, file) is file  # two files of one name would be taken for each other
                 assert file.urls and all(url.startswith(("https://", "http://")) for url in file.urls)
                 kind, _, digest = file.digest.partition(":")
-                assert not file.digest or (kind in hashlib.algorithms_guaranteed and len(digest) >= 32
-                                           and set(digest) <= set("0123456789abcdef"))
+                assert not file.digest or (
+                    kind in hashlib.algorithms_guaranteed
+                    and len(digest) >= 32
+                    and set(digest) <= set("0123456789abcdef")
+                )
             for known in mirror.names.values():
                 assert known in (*source.entry.domains, *source.entry.classes)
 
 
 def test_mnist_checksums_are_torchvisions() -> None:
     from torchvision.datasets import MNIST as PUBLISHED
+
     assert {file.name: file.digest for file in MNIST} == {name: f"md5:{md5}" for name, md5 in PUBLISHED.resources}
     assert all(mirror.rstrip("/") in "".join(MNIST[0].urls) for mirror in PUBLISHED.mirrors)

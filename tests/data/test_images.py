@@ -31,6 +31,7 @@ def smooth(height, width):
 
 # Kinds of files -----------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "ppm", "webp"])
 def test_lossless_formats_keep_every_pixel(tmp_path, suffix):
     path = tmp_path / f"image.{suffix}"
@@ -63,12 +64,18 @@ def test_names_with_spaces_and_unicode(tmp_path):
 @pytest.mark.parametrize("suffix", ["gif", "webp", "png"])
 def test_first_frame_of_an_animation(tmp_path, suffix):
     red, blue = (Image.new("RGB", (9, 7), colour) for colour in ("red", "blue"))
-    red.save(tmp_path / f"a.{suffix}", save_all=True, append_images=[blue], duration=50,
-             **({"lossless": True} if suffix == "webp" else {}))
+    red.save(
+        tmp_path / f"a.{suffix}",
+        save_all=True,
+        append_images=[blue],
+        duration=50,
+        **({"lossless": True} if suffix == "webp" else {}),
+    )
     assert (read(tmp_path / f"a.{suffix}")[0] == [255, 0, 0]).all()
 
 
 # Modes --------------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "pgm"])
 def test_grey(tmp_path, suffix):
@@ -123,7 +130,8 @@ def test_transparent_pixels_are_laid_on_white(tmp_path, mode, suffix):
     bands = [*np.moveaxis(COLOUR, -1, 0), alpha] if mode == "RGBA" else [GREY, alpha]
     options = {"lossless": True, "exact": True} if suffix == "webp" else {}
     Image.merge(mode, [Image.fromarray(np.ascontiguousarray(band)) for band in bands]).save(
-        tmp_path / f"a.{suffix}", **options)
+        tmp_path / f"a.{suffix}", **options
+    )
     pixels, _ = read(tmp_path / f"a.{suffix}")
     assert np.abs(pixels - on_white(colours, alpha)).max() <= 1
     assert (pixels[:5] == 255).all()
@@ -180,10 +188,21 @@ def test_dark_16_bit_image_stays_dark(tmp_path):
 
 def test_big_endian_16_bit_tiff(tmp_path):
     values = np.array([[0, 257, 65535]], dtype=">u2")
-    tags = [(256, 3, 3), (257, 3, 1), (258, 3, 16), (259, 3, 1), (262, 3, 1), (273, 4, 110), (277, 3, 1), (278, 3, 1),
-            (279, 4, 6)]
-    entries = b"".join(struct.pack(">HHI", tag, kind, 1) + (struct.pack(">HH", value, 0) if kind == 3
-                                                            else struct.pack(">I", value)) for tag, kind, value in tags)
+    tags = [
+        (256, 3, 3),
+        (257, 3, 1),
+        (258, 3, 16),
+        (259, 3, 1),
+        (262, 3, 1),
+        (273, 4, 110),
+        (277, 3, 1),
+        (278, 3, 1),
+        (279, 4, 6),
+    ]
+    entries = b"".join(
+        struct.pack(">HHI", tag, kind, 1) + (struct.pack(">HH", value, 0) if kind == 3 else struct.pack(">I", value))
+        for tag, kind, value in tags
+    )
     header = b"MM\0*" + struct.pack(">I", 8) + struct.pack(">H", len(tags)) + entries + struct.pack(">I", 0)
     header = header.ljust(110, b"\0")
     header = header.replace(struct.pack(">HHII", 273, 4, 1, 110), struct.pack(">HHII", 273, 4, 1, len(header)))
@@ -261,9 +280,19 @@ def test_unreadable_exif_does_not_matter(tmp_path):
 
 # Reduced decoding ---------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("size", "at_least", "scale"), [
-    ((600, 800), 256, 2), ((600, 800), 300, 2), ((600, 800), 301, 1), ((1100, 1600), 130, 8), ((100, 80), 256, 1),
-    ((1023, 1500), 256, 2), ((1024, 1500), 256, 4)])
+
+@pytest.mark.parametrize(
+    ("size", "at_least", "scale"),
+    [
+        ((600, 800), 256, 2),
+        ((600, 800), 300, 2),
+        ((600, 800), 301, 1),
+        ((1100, 1600), 130, 8),
+        ((100, 80), 256, 1),
+        ((1023, 1500), 256, 2),
+        ((1024, 1500), 256, 4),
+    ],
+)
 def test_at_least_keeps_both_sides_that_long(tmp_path, size, at_least, scale):
     Image.fromarray(smooth(*size)).save(tmp_path / "a.jpg")
     pixels, original = read(tmp_path / "a.jpg", at_least)
@@ -277,6 +306,7 @@ def test_at_least_leaves_other_formats_alone(tmp_path):
 
 
 # What is wrong with a file ------------------------------------------------------------------------------------------
+
 
 def expect_error(path, *words, at_least=None):
     with pytest.raises(UserError) as caught:
@@ -293,7 +323,7 @@ def test_truncated(tmp_path, format_name, part):
     noise = RNG.integers(0, 256, (120, 90, 3), dtype=np.uint8)
     Image.fromarray(noise).save(buffer, format=format_name)
     path = tmp_path / "a.jpg"
-    path.write_bytes(buffer.getvalue()[:int(part * len(buffer.getvalue()))])
+    path.write_bytes(buffer.getvalue()[: int(part * len(buffer.getvalue()))])
     expect_error(path, "damaged")
     expect_error(path, "damaged", at_least=20)
 
@@ -304,14 +334,14 @@ def test_truncated_even_if_pillow_was_told_to_accept_it(tmp_path, monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     Image.fromarray(COLOUR).save(tmp_path / "whole.jpg")
     content = (tmp_path / "whole.jpg").read_bytes()
-    (tmp_path / "a.jpg").write_bytes(content[:len(content) * 2 // 3])
+    (tmp_path / "a.jpg").write_bytes(content[: len(content) * 2 // 3])
     expect_error(tmp_path / "a.jpg", "damaged")
 
 
 def test_progressive_jpeg_truncated(tmp_path):
     buffer = io.BytesIO()
     Image.fromarray(smooth(200, 300)).save(buffer, format="JPEG", progressive=True)
-    (tmp_path / "a.jpg").write_bytes(buffer.getvalue()[:len(buffer.getvalue()) * 3 // 4])
+    (tmp_path / "a.jpg").write_bytes(buffer.getvalue()[: len(buffer.getvalue()) * 3 // 4])
     expect_error(tmp_path / "a.jpg", "damaged")
 
 
@@ -319,7 +349,7 @@ def test_damaged_in_the_middle(tmp_path):
     Image.fromarray(COLOUR).save(tmp_path / "whole.png")
     content = bytearray((tmp_path / "whole.png").read_bytes())
     start = content.index(b"IDAT") + 10
-    content[start:start + 200] = bytes(200)
+    content[start : start + 200] = bytes(200)
     (tmp_path / "a.png").write_bytes(content)
     expect_error(tmp_path / "a.png", "damaged")
 
@@ -365,12 +395,17 @@ def test_no_permission(tmp_path):
 @pytest.mark.parametrize("side", [13_400, 60_000])
 def test_decompression_bomb(tmp_path, side):
     """A PNG of a few bytes that says it is huge."""
+
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
     assert side**2 > MAX_PIXELS
     (tmp_path / "a.png").write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-        + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b""))
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b"")
+    )
     expect_error(tmp_path / "a.png", "too large", "178 megapixels")
 
 

@@ -83,16 +83,14 @@ def check(images: list[ImageLike], wanted: list[np.ndarray], batch_size: int = B
 
 
 @pytest.mark.parametrize("batch_size", [7, 64])
-def test_many_files_are_decoded_by_processes(paths: list[str], started: list[int],
-                                             batch_size: int) -> None:
+def test_many_files_are_decoded_by_processes(paths: list[str], started: list[int], batch_size: int) -> None:
     check([*paths], [np.asarray(Image.open(path)) for path in paths], batch_size)
     assert len(started) == 2
 
 
-def test_few_files_and_images_in_memory_are_decoded_by_threads(paths: list[str],
-                                                               started: list[int]) -> None:
+def test_few_files_and_images_in_memory_are_decoded_by_threads(paths: list[str], started: list[int]) -> None:
     arrays = [np.asarray(Image.open(path)) for path in paths]
-    check([*paths[:FEW - 1]], arrays)
+    check([*paths[: FEW - 1]], arrays)
     check([*arrays], arrays)
     check([*paths[:50], arrays[50], *paths[51:]], arrays)
     assert not started
@@ -100,7 +98,7 @@ def test_few_files_and_images_in_memory_are_decoded_by_threads(paths: list[str],
 
 def test_images_in_memory_among_many_files(paths: list[str], started: list[int]) -> None:
     arrays = [np.asarray(Image.open(path)) for path in paths]
-    check([*paths[:FEW], *arrays[FEW:FEW + 30], *map(Path, paths[FEW + 30:])], arrays)
+    check([*paths[:FEW], *arrays[FEW : FEW + 30], *map(Path, paths[FEW + 30 :])], arrays)
     assert len(started) == 2
 
 
@@ -113,7 +111,7 @@ def test_where_the_pixels_of_processes_lie(paths: list[str], tmp_path: Path) -> 
         assert pixels.memory is not None and pixels.memory.shape[1:] == (SLOT, SLOT, 3)
         found = [pixels.memory[row + i] for start, stop, row in pixels.consecutive() for i in range(stop - start)]
         for image, slot in zip(pixels, found, strict=True):
-            np.testing.assert_array_equal(slot[:image.shape[0], :image.shape[1]], image)
+            np.testing.assert_array_equal(slot[: image.shape[0], : image.shape[1]], image)
         runs.append(sum(1 for _ in pixels.consecutive()))
     assert max(runs) <= 4 and 1 in runs
     for _, pixels in streamed([*files[:FEW], np.zeros((2, 2, 3), np.uint8)], SLOT, FEW + 1, lambda *_: None):
@@ -133,8 +131,9 @@ def test_a_refused_pin_does_not_stay_behind(monkeypatch: pytest.MonkeyPatch, ref
         if errors:
             raise RuntimeError(errors.pop())
 
-    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=registered.remove,
-                              cudaError=SimpleNamespace(success=0))
+    runtime = SimpleNamespace(
+        cudaHostRegister=register, cudaHostUnregister=registered.remove, cudaError=SimpleNamespace(success=0)
+    )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch, "ones", compute)
     with ExitStack() as stack:
@@ -144,8 +143,9 @@ def test_a_refused_pin_does_not_stay_behind(monkeypatch: pytest.MonkeyPatch, ref
 
 
 @pytest.mark.parametrize("hindered", ["memfd_create", "truncate"])
-def test_threads_where_memory_cannot_be_shared(paths: list[str], started: list[int], hindered: str,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_where_memory_cannot_be_shared(
+    paths: list[str], started: list[int], hindered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> int:
         raise OSError(1, "Operation not permitted")
 
@@ -154,8 +154,9 @@ def test_threads_where_memory_cannot_be_shared(paths: list[str], started: list[i
     assert not started
 
 
-def test_broken_files_are_told_in_the_same_words(paths: list[str], started: list[int], tmp_path: Path,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_files_are_told_in_the_same_words(
+    paths: list[str], started: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "half.png").write_bytes(Path(paths[0]).read_bytes()[:60])
     wrong = [str(tmp_path / name) for name in ("missing.png", "empty.png", "half.png")]
@@ -165,8 +166,13 @@ def test_broken_files_are_told_in_the_same_words(paths: list[str], started: list
     for few in (FEW, 1 << 30):
         monkeypatch.setattr(streaming, "FEW", few)
         told: list[tuple[ImageLike, str]] = []
-        kept = [image for batch, _ in streamed(images, SLOT, BATCH, lambda image, error, told=told: told.append(
-            (image, str(error)))) for image in batch]
+        kept = [
+            image
+            for batch, _ in streamed(
+                images, SLOT, BATCH, lambda image, error, told=told: told.append((image, str(error)))
+            )
+            for image in batch
+        ]
         assert kept == paths
         outcomes.append(told)
         with pytest.raises(UserError, match=r"missing\.png does not exist"):
@@ -178,8 +184,11 @@ def test_broken_files_are_told_in_the_same_words(paths: list[str], started: list
 def test_lines_of_something_else_instead_of_names(paths: list[str], started: list[int]) -> None:
     """They are longer than what a pipe holds."""
     lines, told = ["x" * 50_000] * 200, list[str]()
-    kept = [image for batch, _ in streamed([*paths, *lines], SLOT, BATCH, lambda _, error: told.append(str(error)))
-            for image in batch]
+    kept = [
+        image
+        for batch, _ in streamed([*paths, *lines], SLOT, BATCH, lambda _, error: told.append(str(error)))
+        for image in batch
+    ]
     assert kept == paths and told == [f"{line} cannot be read: File name too long." for line in lines]
     assert len(started) == 2
 
@@ -194,8 +203,9 @@ def test_a_worker_that_dies_is_said(paths: list[str], started: list[int], after:
         list(batches)
 
 
-def test_where_ends_of_processes_are_ignored(paths: list[str], started: list[int],
-                                             capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_ends_of_processes_are_ignored(
+    paths: list[str], started: list[int], capfd: pytest.CaptureFixture[str]
+) -> None:
     """As a daemon may have it, and the programs it starts with it."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

@@ -13,16 +13,18 @@ from aidgn.cli import main
 
 
 @pytest.fixture
-def aidgn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-          capfd: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess]:
+def aidgn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess]:
     """A command typed in tmp_path: in this process, which has imported everything already, or in one of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 
     def run(*arguments: str, ok: bool = True, own_process: bool = False) -> subprocess.CompletedProcess:
         if own_process:
-            done = subprocess.run([sys.executable, "-m", "aidgn", *arguments], capture_output=True, text=True,
-                                  timeout=900)
+            done = subprocess.run(
+                [sys.executable, "-m", "aidgn", *arguments], capture_output=True, text=True, timeout=900
+            )
         else:
             monkeypatch.setattr(sys, "argv", ["aidgn", *arguments])
             capfd.readouterr()
@@ -35,6 +37,7 @@ def aidgn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert (done.returncode == 0) == ok, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done
+
     return run
 
 
@@ -45,7 +48,9 @@ def browser() -> Iterator[Any]:
     if chromium is None:
         pytest.skip("no Chromium is installed")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=[
-            "--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"])
+        browser = started.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"],
+        )
         yield browser
         browser.close()

@@ -22,8 +22,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapt")
     for algorithm in ("ERM", "AIDGN"):
         for target in ("ink", "chalk"):
-            train(RunSpec("digits", algorithm, target, steps=4, eval_every=4, hyper_parameters={"batch_size": 8}),
-                  folder / "runs", device="cpu")
+            train(
+                RunSpec("digits", algorithm, target, steps=4, eval_every=4, hyper_parameters={"batch_size": 8}),
+                folder / "runs",
+                device="cpu",
+            )
     return folder
 
 
@@ -74,14 +77,15 @@ def mistake(*arguments: str) -> str:
 def test_mistakes(here: Path) -> None:
     erm, other = (str(next((here / "runs").glob(f"digits-{name}-chalk-*"))) for name in ("ERM", "AIDGN"))
     for arguments, words in (
-            (("adapt", "nowhere"), "nowhere does not exist"),
-            (("features", erm, "--out", "features.csv"), ".npz or .parquet"),
-            (("features", "runs"), "holds 4 runs: give one"),
-            (("table", "runs", "--adaptation"), "None of the 4 runs in runs has been adapted. `aidgn adapt runs`"),
-            (("table", "runs", "--adaptation", "--selection", "oracle"), "--selection oracle does not go with"),
-            (("table", "runs", "--parquet", "all.csv"), "--parquet all.csv"),
-            (("table", "runs", "--csv", "all.parquet"), "--parquet writes that form"),
-            (("adapt", erm, "--method", "tent", "--device", "cpu"), "BatchNorm2d")):
+        (("adapt", "nowhere"), "nowhere does not exist"),
+        (("features", erm, "--out", "features.csv"), ".npz or .parquet"),
+        (("features", "runs"), "holds 4 runs: give one"),
+        (("table", "runs", "--adaptation"), "None of the 4 runs in runs has been adapted. `aidgn adapt runs`"),
+        (("table", "runs", "--adaptation", "--selection", "oracle"), "--selection oracle does not go with"),
+        (("table", "runs", "--parquet", "all.csv"), "--parquet all.csv"),
+        (("table", "runs", "--csv", "all.parquet"), "--parquet writes that form"),
+        (("adapt", erm, "--method", "tent", "--device", "cpu"), "BatchNorm2d"),
+    ):
         assert words in mistake(*arguments)
     aidgn("features", other, "--out", "other.npz")
     assert "features of another model" in mistake("adapt", erm, "--features", "other.npz")

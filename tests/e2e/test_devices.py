@@ -35,8 +35,17 @@ def test_from_training_to_prediction(pictures: Path, tmp_path: Path, device: str
     weights = tmp_path / "weights.safetensors"  # a network with statistics that are frozen and folded
     net = backbones.create(backbone, weights="none")
     save_file({name: tensor.contiguous() for name, tensor in net.state_dict().items()}, weights)
-    spec = RunSpec(str(pictures), "AIDGN", "site 2", backbone=backbone, weights=str(weights), image_size=32, steps=6,
-                   eval_every=3, hyper_parameters={"batch_size": 8})
+    spec = RunSpec(
+        str(pictures),
+        "AIDGN",
+        "site 2",
+        backbone=backbone,
+        weights=str(weights),
+        image_size=32,
+        steps=6,
+        eval_every=3,
+        hyper_parameters={"batch_size": 8},
+    )
     run = train(spec, tmp_path / "runs", device=device)
     files: list[str | Path] = [*sorted(map(str, pictures.rglob("*.jpg")))]
     broken = tmp_path / "broken.jpg"
@@ -49,8 +58,12 @@ def test_from_training_to_prediction(pictures: Path, tmp_path: Path, device: str
     assert ((found.features - wanted.features).norm(dim=1) < 0.03 * length).all()
     np.testing.assert_allclose(found.features.norm(dim=1), length, rtol=0.03)
     assert found.warnings is not None and wanted.warnings is not None
-    assert np.mean([(mine is None) == (other is None) for mine, other in
-                    zip(found.warnings, wanted.warnings, strict=True)]) > 0.9
+    assert (
+        np.mean(
+            [(mine is None) == (other is None) for mine, other in zip(found.warnings, wanted.warnings, strict=True)]
+        )
+        > 0.9
+    )
 
     names, labels = [], []  # decoded by processes, with one that cannot be
     for kept, part in there.batches([*files[:70], broken, *files[70:]], lambda image, _: told.append(image)):

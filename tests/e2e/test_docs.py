@@ -13,9 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-BLOCK = re.compile(r"(?P<skip><!-- not run: [^\n]+ -->\n)?"
-                   r"^```(?P<language>sh|python)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
-                   re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"(?P<skip><!-- not run: [^\n]+ -->\n)?"
+    r"^```(?P<language>sh|python)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 def blocks(page: Path) -> list[re.Match[str]]:
@@ -27,16 +29,23 @@ def name(page: Path) -> str:
 
 
 def code(block: re.Match[str]) -> str:
-    return re.sub(r'^--8<-- "(\S+)"$', lambda found: (ROOT / found[1]).read_text(encoding="utf-8"), block["text"],
-                  flags=re.MULTILINE)
+    return re.sub(
+        r'^--8<-- "(\S+)"$',
+        lambda found: (ROOT / found[1]).read_text(encoding="utf-8"),
+        block["text"],
+        flags=re.MULTILINE,
+    )
 
 
 def run_or_written(block: re.Match[str]) -> bool:
     return not block["skip"]
 
 
-RUN = pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"
-                                       and any(map(run_or_written, blocks(page)))], ids=name)
+RUN = pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent == ROOT / "docs" and any(map(run_or_written, blocks(page)))],
+    ids=name,
+)
 
 
 @pytest.fixture
@@ -53,8 +62,12 @@ def execute(*command: str) -> None:
     assert result.returncode == 0, f"{command[-1]}\n{result.stdout}\n{result.stderr}"
 
 
-FEWER = {"sweep": ["--workers", "1"], "fit": ["--workers", "1"], "report": ["--points", "100"],
-         "diagnose": ["--permutations", "99"]}
+FEWER = {
+    "sweep": ["--workers", "1"],
+    "fit": ["--workers", "1"],
+    "report": ["--points", "100"],
+    "diagnose": ["--permutations", "99"],
+}
 
 
 @RUN
@@ -73,8 +86,9 @@ def test_blocks_of_a_page_run_in_order_with_few_steps(page: Path, place: Path, m
             if program != "aidgn":
                 execute(program, *words)
                 continue
-            words = [found for word in words
-                     for found in (sorted(map(str, place.glob(word))) if "*" in word else [word])]
+            words = [
+                found for word in words for found in (sorted(map(str, place.glob(word))) if "*" in word else [word])
+            ]
             if "--steps" in words:
                 words[words.index("--steps") + 1] = "4"
             app([*words, *FEWER.get(words[0], ())], standalone_mode=False)
@@ -92,9 +106,14 @@ def test_blocks_of_a_page_run_in_order(page: Path, place: Path) -> None:
             execute(sys.executable, "-c", code(block))
 
 
-LINES = [(name(page), line) for page in PAGES for block in blocks(page) if block["language"] == "sh"
-         for line in block["text"].replace("\\\n", " ").splitlines()
-         if re.match(r"\s*aidgn \S", line) and " | " not in line]
+LINES = [
+    (name(page), line)
+    for page in PAGES
+    for block in blocks(page)
+    if block["language"] == "sh"
+    for line in block["text"].replace("\\\n", " ").splitlines()
+    if re.match(r"\s*aidgn \S", line) and " | " not in line
+]
 
 
 @pytest.mark.parametrize(("page", "line"), LINES, ids=[f"{page}: {line[:60]}" for page, line in LINES])
@@ -111,9 +130,14 @@ def test_every_command_line_exists(page: str, line: str) -> None:
 
 @pytest.mark.skipif(shutil.which("mkdocs", path=str(Path(sys.executable).parent)) is None, reason="needs aidgn[docs]")
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
-    result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
-                            cwd=ROOT, capture_output=True, text=True, timeout=300,
-                            env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
     assert result.returncode == 0 and "WARNING" not in result.stderr, result.stdout + result.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
@@ -122,6 +146,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert "8<--" not in shown and "class SmoothNorms" in shown and "regularizer: str = 'linear'" in shown
     assert "ROOT/<domain>/<class>/<image>" in shown
     from aidgn.cli import app
+
     commands = (tmp_path / "site/commands/index.html").read_text(encoding="utf-8")
     assert all(f"aidgn {command}" in commands for command in app.commands)
     outside = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', text)

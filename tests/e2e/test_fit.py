@@ -29,12 +29,32 @@ def pictures(root: Path) -> Path:
 
 
 def start(place: Path, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "aidgn", *arguments], cwd=place, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        [sys.executable, "-m", "aidgn", *arguments],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
-FIT = ("fit", "pictures", "--steps", "30", "--batch-size", "8", "--out", "out", "--set", "lr=0.002", "--workers", "1",
-       "--device", "cpu")
+FIT = (
+    "fit",
+    "pictures",
+    "--steps",
+    "30",
+    "--batch-size",
+    "8",
+    "--out",
+    "out",
+    "--set",
+    "lr=0.002",
+    "--workers",
+    "1",
+    "--device",
+    "cpu",
+)
 
 
 def test_interrupted_continued_and_used(tmp_path: Path) -> None:
@@ -59,13 +79,20 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
     assert not page.exists()
     lines = out.splitlines()
     assert len(lines) <= 12
-    assert lines[0] == ("pictures: 61 images, 3 domains (hall a 20, shop 21, yard 20), 2 classes of 30 to 31 images "
-                        "(dark, light).")
-    for words in ("1 file left out, unreadable: yard/dark/zero.png is empty (0 bytes).", "1 image in several domains",
-                  "1 other file ignored", "AIDGN and ERM with each of 3 domains unseen once",
-                  "7 runs of 30 steps, small (from scratch) at 28 pixels",
-                  "On an unseen domain expect about", "the worst with", "On the domains it has seen: ",
-                  "Use it: aidgn predict out/model NEW_PICTURES/"):
+    assert lines[0] == (
+        "pictures: 61 images, 3 domains (hall a 20, shop 21, yard 20), 2 classes of 30 to 31 images (dark, light)."
+    )
+    for words in (
+        "1 file left out, unreadable: yard/dark/zero.png is empty (0 bytes).",
+        "1 image in several domains",
+        "1 other file ignored",
+        "AIDGN and ERM with each of 3 domains unseen once",
+        "7 runs of 30 steps, small (from scratch) at 28 pixels",
+        "On an unseen domain expect about",
+        "the worst with",
+        "On the domains it has seen: ",
+        "Use it: aidgn predict out/model NEW_PICTURES/",
+    ):
         assert words in out, out
     assert len(list(tmp_path.glob("out/runs/*/last.safetensors"))) == 7
     assert begun <= {path.parent.name for path in tmp_path.glob("out/runs/*/run.json")}

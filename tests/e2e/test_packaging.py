@@ -27,8 +27,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    result = subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(source)], capture_output=True,
-                            text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", str(folder), str(source)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
 
@@ -36,11 +40,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_every_file_of_the_package(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         inside = {name for name in wheel.namelist() if name.startswith("aidgn/")}
-        about = email.message_from_bytes(wheel.read(next(name for name in wheel.namelist()
-                                                         if name.endswith("METADATA"))))
+        about = email.message_from_bytes(
+            wheel.read(next(name for name in wheel.namelist() if name.endswith("METADATA")))
+        )
     package = ROOT / "src" / "aidgn"
-    wanted = {f"aidgn/{path.relative_to(package)}" for path in package.rglob("*")
-              if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"}
+    wanted = {
+        f"aidgn/{path.relative_to(package)}"
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
     assert inside == wanted
     assert about["License-Expression"] == "MIT" and about["Requires-Python"] == ">=3.11"
     assert {"ray", "slurm", "onnx", "serve", "trackers", "docs", "dev"} <= set(about.get_all("Provides-Extra"))
@@ -61,8 +69,9 @@ def test_the_source_archive_can_be_built_from(built: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_the_wheel_works_in_a_clean_environment(built: Path, version: str, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheel_works_in_a_clean_environment(
+    built: Path, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     python = sys.executable if sys.version.startswith(f"{version}.") else shutil.which(f"python{version}")
     if not python or subprocess.run([python, "--version"], capture_output=True).returncode:
@@ -77,8 +86,19 @@ def test_the_wheel_works_in_a_clean_environment(built: Path, version: str, tmp_p
     run("clean/bin/python", "-m", "pip", "install", "--quiet", next(built.glob("*.whl")))
     assert "sweep" in run("clean/bin/aidgn", "--help")
     for algorithm in ("ERM", "AIDGN"):
-        run("clean/bin/aidgn", "train", "digits", "--algorithm", algorithm, "--target", "ink", "--steps", "20",
-            "--eval-every", "10")
+        run(
+            "clean/bin/aidgn",
+            "train",
+            "digits",
+            "--algorithm",
+            algorithm,
+            "--target",
+            "ink",
+            "--steps",
+            "20",
+            "--eval-every",
+            "10",
+        )
     assert re.search(r"AIDGN.*\d\d\.\d", run("clean/bin/aidgn", "table", "runs"))
     absent = run("clean/bin/aidgn", "sweep", "digits", "--algorithm", "ERM", "--launcher", "ray", ok=False)
     assert "aidgn[ray]" in absent and "Traceback" not in absent

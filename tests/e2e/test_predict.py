@@ -38,8 +38,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def predict(place: Path, *arguments: str, code: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess:
-    result = subprocess.run([sys.executable, "-m", "aidgn", "predict", *arguments], capture_output=True, cwd=place,
-                            timeout=900, input=stdin, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    result = subprocess.run(
+        [sys.executable, "-m", "aidgn", "predict", *arguments],
+        capture_output=True,
+        cwd=place,
+        timeout=900,
+        input=stdin,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     errors = result.stderr.decode()
     assert result.returncode == code and "Traceback" not in errors, errors
     return result
@@ -53,8 +59,9 @@ def test_forms_agree_with_the_library(place: Path) -> None:
     assert result.stderr.decode().count("left out: pictures/poster/") == 2
     assert "78 images classified, 2 left out; in out/labels.csv." in result.stderr.decode()
     warned = [each["warning"] for each in objects if each["warning"]]
-    assert (f"{len(warned)} with a warning, {len(warned) / 78:.1%}; of new images of the training domains 1.0% get "
-            "one") in result.stderr.decode()
+    assert (
+        f"{len(warned)} with a warning, {len(warned) / 78:.1%}; of new images of the training domains 1.0% get one"
+    ) in result.stderr.decode()
     found = load_model(place / "run", "cpu").predict([place / each["file"] for each in objects])
     assert [each["warning"] for each in objects] == found.warnings
     for each, row, best in zip(objects, rows, found.top(3), strict=True):
@@ -62,7 +69,8 @@ def test_forms_agree_with_the_library(place: Path) -> None:
         assert each["file"] == row["file"] and each["label"] == row["label"] == best[0][0]
         assert [entry["label"] for entry in each["top"]] == [label for label, _ in best]
         assert [float(row[key]) for key in ("probability", "probability_2", "probability_3")] == pytest.approx(
-            [p for _, p in best], abs=2e-6)
+            [p for _, p in best], abs=2e-6
+        )
     assert os.listdir(place / "out") == ["labels.csv"]  # noqa: PTH208
 
 
@@ -85,16 +93,26 @@ def test_lists_from_elsewhere_and_a_full_disk(place: Path) -> None:
         result = predict(place, "run", "-", "--json", stdin=text.encode())
         assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == files
     with Path("/dev/full").open("wb") as full:
-        result = subprocess.run([sys.executable, "-m", "aidgn", "predict", "run", *files], cwd=place, stdout=full,
-                                stderr=subprocess.PIPE, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        result = subprocess.run(
+            [sys.executable, "-m", "aidgn", "predict", "run", *files],
+            cwd=place,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=900,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
     assert result.returncode == 2 and result.stderr.startswith(b"Error: The disk is full: standard output")
 
 
 @pytest.mark.parametrize("options", [(), ("--json", "--csv", "unread.csv")])
 def test_nobody_reads_any_more(place: Path, options: tuple[str, ...]) -> None:
-    with subprocess.Popen([sys.executable, "-m", "aidgn", "predict", "run", "pictures/ink", *options], cwd=place,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "aidgn", "predict", "run", "pictures/ink", *options],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
         assert b"Error" not in process.stderr.read()
@@ -102,9 +120,24 @@ def test_nobody_reads_any_more(place: Path, options: tuple[str, ...]) -> None:
 
 
 def test_closed_standard_streams(place: Path) -> None:
-    result = subprocess.run(["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-m", "aidgn", "predict", "run",
-                             "pictures/ink", "--csv", "closed.csv"], cwd=place, timeout=900,
-                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+    result = subprocess.run(
+        [
+            "sh",
+            "-c",
+            'exec "$0" "$@" <&- >&- 2>&-',
+            sys.executable,
+            "-m",
+            "aidgn",
+            "predict",
+            "run",
+            "pictures/ink",
+            "--csv",
+            "closed.csv",
+        ],
+        cwd=place,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert result.returncode == 0 and (place / "closed.csv").read_text().startswith("file,label,probability")
 
 
@@ -128,8 +161,9 @@ def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path, here: Aidg
     assert "Warnings about images unlike the training ones are not available" in result.stderr
 
 
-def test_a_process_that_is_killed_would_leave_nothing_beside_the_csv(place: Path, here: Aidgn,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_killed_would_leave_nothing_beside_the_csv(
+    place: Path, here: Aidgn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module, beside = sys.modules["aidgn.cli.predict"], list[Path]()
     written = module._as_csv
 
@@ -154,15 +188,18 @@ def test_files_that_are_passed_over_are_named(place: Path, here: Aidgn) -> None:
     assert "4 other files ignored: mixed/1.HEIC, mixed/2.HEIC, mixed/3.HEIC and 1 more." in result.stderr
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("run", "missing.png"), "missing.png does not exist"),
-    (("run", "run"), "No image found in run"),
-    (("run", "run/*.json*"), "3 other files ignored: run/novelty.json, run/results.jsonl, run/run.json."),
-    (("run", "-"), "No image found"),
-    (("nowhere", "pictures"), "The model nowhere does not exist"),
-    (("run", "pictures", "--csv", "-", "--json"), "choose one"),
-    (("run",), "IMAGES"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "missing.png"), "missing.png does not exist"),
+        (("run", "run"), "No image found in run"),
+        (("run", "run/*.json*"), "3 other files ignored: run/novelty.json, run/results.jsonl, run/run.json."),
+        (("run", "-"), "No image found"),
+        (("nowhere", "pictures"), "The model nowhere does not exist"),
+        (("run", "pictures", "--csv", "-", "--json"), "choose one"),
+        (("run",), "IMAGES"),
+    ],
+)
 def test_mistakes_get_one_clear_sentence(arguments: tuple[str, ...], words: str, here: Aidgn) -> None:
     result = here(*arguments, ok=False)
     assert result.returncode == 2 and words in result.stderr and not result.stdout
@@ -173,7 +210,10 @@ def test_wide_letters_keep_columns_straight() -> None:
 
     rows = [("漢字.png", [("cat", 0.5)], ""), ("a.png", [("犬", 0.25)], "")]
     assert _as_text(rows, True, 8, 5).splitlines() == [
-        "file      label  probability", "漢字.png  cat     50.0%", "a.png     犬      25.0%"]
+        "file      label  probability",
+        "漢字.png  cat     50.0%",
+        "a.png     犬      25.0%",
+    ]
 
 
 def test_help_has_examples(here: Aidgn) -> None:

@@ -42,12 +42,20 @@ def good_folder(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("model")
-    spec = RunSpec(str(good_folder(place / "good")), "ERM", (), steps=2, eval_every=2, image_size=32,
-                   hyper_parameters={"batch_size": 2})
+    spec = RunSpec(
+        str(good_folder(place / "good")),
+        "ERM",
+        (),
+        steps=2,
+        eval_every=2,
+        image_size=32,
+        hyper_parameters={"batch_size": 2},
+    )
     return train(spec, place, device="cpu")
 
 
 # What is put into the folder ------------------------------------------------------------------------------------------
+
 
 def hidden(root: Path) -> None:
     (root / ".DS_Store").write_bytes(b"x")
@@ -134,16 +142,20 @@ def text_file(root: Path) -> None:
 def truncated(root: Path) -> None:
     picture(916, size=200).save(root / "barn" / "dark" / "cut.jpg")
     whole = (root / "barn" / "dark" / "cut.jpg").read_bytes()
-    (root / "barn" / "dark" / "cut.jpg").write_bytes(whole[:len(whole) // 2])
+    (root / "barn" / "dark" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
 
 
 def bomb(root: Path) -> None:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 1, 0, 0, 0, 0)
     (root / "barn" / "dark" / "bomb.png").write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(10_000)))
-        + chunk(b"IEND", b""))
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(10_000)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def across(root: Path) -> None:
@@ -212,10 +224,15 @@ CASES = {
     "nested folders": Case(nested, 25),
     "spaces, signs, Unicode in names": Case(odd_names, 26, fit="the old barn, no. 1 [east] 12"),
     "a class in two Unicode forms": Case(unicode_forms, fit="2 classes of 12 images each"),
-    "symlink loops": Case(symlink_loop, check="self.png", fit="1 file left out, unreadable: "
-                          "barn/dark/self.png", left_out="self.png cannot be read: Too many levels of symbolic links"),
-    "pipes": Case(lambda root: os.mkfifo(root / "barn" / "dark" / "pipe.png"), fit="1 other file ignored: "
-                  "barn/dark/pipe.png"),
+    "symlink loops": Case(
+        symlink_loop,
+        check="self.png",
+        fit="1 file left out, unreadable: barn/dark/self.png",
+        left_out="self.png cannot be read: Too many levels of symbolic links",
+    ),
+    "pipes": Case(
+        lambda root: os.mkfifo(root / "barn" / "dark" / "pipe.png"), fit="1 other file ignored: barn/dark/pipe.png"
+    ),
     "a link to nothing": Case(dangling, check="gone.png", fit="barn/dark/gone.png", left_out="does not exist"),
     "very long names": Case(long_name, 25),
     "suffixes in other case": Case(suffixes, 28),
@@ -227,8 +244,12 @@ CASES = {
     "text named .jpg": Case(text_file, check="not an image", fit="not an image", left_out="not an image"),
     "truncated": Case(truncated, check="damaged", fit="damaged", left_out="damaged"),
     "decompression bomb": Case(bomb, check="too large", fit="too large", left_out="too large"),
-    "duplicates across domains": Case(across, 25, check="the same image in several domains: barn/dark/0.png, "
-                                      "field/dark/copy.png", fit="1 image in several domains"),
+    "duplicates across domains": Case(
+        across,
+        25,
+        check="the same image in several domains: barn/dark/0.png, field/dark/copy.png",
+        fit="1 image in several domains",
+    ),
     "an image in two classes": Case(contradictory, 25, fit="1 image in several classes"),
     "copies on both sides of the split": Case(copies, 30, fit="with a copy among those set aside"),
     "one domain only": Case(one_domain, 12, fit="One domain only: what to expect on an unseen one cannot be estimated"),
@@ -246,8 +267,9 @@ def run(*arguments: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_ends_well_or_in_a_clear_sentence(name: str, model: Path, tmp_path: Path,
-                                               capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_ends_well_or_in_a_clear_sentence(
+    name: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     case, root = CASES[name], good_folder(tmp_path / "pictures")
     case.change(root)
 
@@ -285,8 +307,9 @@ def test_each_ends_well_or_in_a_clear_sentence(name: str, model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("command", [("fit",), ("train", "--target", "barn"), ("sweep", "--algorithm", "ERM", "--yes")])
-def test_results_do_not_lie_among_the_images(command: tuple[str, ...], tmp_path: Path,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_lie_among_the_images(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = good_folder(tmp_path / "pictures")
     monkeypatch.chdir(root)
     with pytest.raises(UserError, match=r"would lie in \., among the images"):
@@ -328,8 +351,13 @@ def test_no_permission_to_read(tmp_path: Path) -> None:
     (closed / "barn" / "dark").chmod(0)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
-    result = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER, str(root), str(tmp_path / "cache")],
-                            capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    result = subprocess.run(
+        [sys.executable, "-c", AS_ANOTHER_USER, str(root), str(tmp_path / "cache")],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     (closed / "barn" / "dark").chmod(0o755)
     lines = dict(line.split(": ", 1) for line in result.stdout.splitlines())
     assert result.returncode == 0, result.stderr

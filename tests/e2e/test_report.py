@@ -27,13 +27,22 @@ from aidgn.training import RunSpec, train
 
 WIDTHS = (360, 768, 1440)
 # Both algorithms on two targets; chalk has one trial only, and AIDGN on ink a second draw.
-RUNS = [(algorithm, target, trial, draw) for algorithm in ("ERM", "AIDGN")
-        for target, trial, draw in (("ink", 0, 0), ("ink", 1, 0), ("chalk", 0, 0))] + [("AIDGN", "ink", 0, 1)]
+RUNS = [
+    (algorithm, target, trial, draw)
+    for algorithm in ("ERM", "AIDGN")
+    for target, trial, draw in (("ink", 0, 0), ("ink", 1, 0), ("chalk", 0, 0))
+] + [("AIDGN", "ink", 0, 1)]
 
 
 def aidgn(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    result = subprocess.run([sys.executable, "-m", "aidgn", *arguments], capture_output=True, text=True, cwd=cwd,
-                            timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"})
+    result = subprocess.run(
+        [sys.executable, "-m", "aidgn", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+    )
     assert result.returncode == 0 and "Traceback" not in result.stderr, result.stdout + result.stderr
     return result
 
@@ -43,8 +52,11 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seven short runs, one of them unfinished, with the report of them written by the command."""
     folder = tmp_path_factory.mktemp("work") / "my sweep"
     for algorithm, target, trial, draw in RUNS:
-        train(RunSpec("digits", algorithm, target, trial, draw, {"batch_size": 16}, steps=6, eval_every=3), folder,
-              device="cpu")
+        train(
+            RunSpec("digits", algorithm, target, trial, draw, {"batch_size": 16}, steps=6, eval_every=3),
+            folder,
+            device="cpu",
+        )
     unfinished = folder / "digits-ERM-chalk-trial1"
     shutil.copytree(run_folder(folder, "ERM", "chalk"), unfinished)
     lines = [json.loads(line) for line in (unfinished / "results.jsonl").read_text().splitlines()[:1]]
@@ -91,8 +103,11 @@ class Opened:
         self.context.close()
 
     def checked(self, legend: str) -> str:
-        return self.page.locator("fieldset", has=self.page.locator("legend", has_text=legend)).first.locator(
-            "label:has(input:checked)").inner_text()
+        return (
+            self.page.locator("fieldset", has=self.page.locator("legend", has_text=legend))
+            .first.locator("label:has(input:checked)")
+            .inner_text()
+        )
 
     def choose(self, section: str, legend: str, label: str) -> None:
         group = self.page.locator(f"#{section} fieldset", has=self.page.locator("legend", has_text=legend)).first
@@ -104,9 +119,16 @@ def test_opens_alone_and_quickly_and_says_what_is_there(sweep: Path, browser: An
         text = opened.page.locator("main").inner_text()
         assert "ERM and AIDGN" in opened.page.title()
         assert "1 unfinished run" in text and "7 of 8 finished" in text
-        rows = {(row["algorithm"], row["target"], row["trial"]): row["accuracy"]
-                for row in select([record for record in load_records(sweep)
-                                   if not (record["args"]["trial_seed"] == 1 and record["args"]["test_envs"] == [1])])}
+        rows = {
+            (row["algorithm"], row["target"], row["trial"]): row["accuracy"]
+            for row in select(
+                [
+                    record
+                    for record in load_records(sweep)
+                    if not (record["args"]["trial_seed"] == 1 and record["args"]["test_envs"] == [1])
+                ]
+            )
+        }
         ink = 100 * np.mean([rows["ERM", 0, trial] for trial in (0, 1)])
         assert f"{ink:.1f}" in opened.page.locator("#result table:visible tbody").first.inner_text()
         assert "(2)" in text and "(1)" in text  # cells of different numbers of trials say so
@@ -120,8 +142,11 @@ def test_tables_sort(sweep: Path, browser: Any) -> None:
         button = table.get_by_role("button", name="Sort by ink")
 
         def order() -> list[tuple[str, float]]:
-            return [(row.locator("th").inner_text(), float(row.locator("td").first.get_attribute("data-value")))
-                    for row in table.locator("tbody tr.ours").all()]
+            return [
+                (row.locator("th").inner_text(), float(row.locator("td").first.get_attribute("data-value")))
+                for row in table.locator("tbody tr.ours").all()
+            ]
+
         button.click()
         falling = order()
         assert [value for _, value in falling] == sorted((value for _, value in falling), reverse=True)
@@ -182,8 +207,9 @@ def test_hover_shows_the_image_its_class_domain_and_prediction(sweep: Path, brow
         for number in (0, 77, 199):
             box = canvas.bounding_box()
             x, y = canvas.evaluate("(canvas, i) => place(canvas, i)", number)
-            nearest = canvas.evaluate("(canvas, [x, y]) => nearest(canvas, {clientX: x, clientY: y})",
-                                      [box["x"] + x, box["y"] + y])  # another may lie on the very spot
+            nearest = canvas.evaluate(
+                "(canvas, [x, y]) => nearest(canvas, {clientX: x, clientY: y})", [box["x"] + x, box["y"] + y]
+            )  # another may lie on the very spot
             shown = drawn[nearest]
             page.mouse.move(box["x"] + x, box["y"] + y)
             tip = page.locator("#tip")
@@ -210,8 +236,9 @@ def test_hover_shows_the_image_its_class_domain_and_prediction(sweep: Path, brow
 
 
 def test_a_tap_shows_it_too_until_the_next_elsewhere(sweep: Path, browser: Any) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True,
-                                  reduced_motion="reduce")
+    context = browser.new_context(
+        viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True, reduced_motion="reduce"
+    )
     page = context.new_page()
     page.goto((sweep / "report.html").as_uri())
     tip = page.locator("#tip")
@@ -304,9 +331,18 @@ def test_ticks_differ_however_near_and_print_says_which_run_is_drawn(tmp_path: P
     for draw in (0, 1):
         (tmp_path / str(draw)).mkdir()
         args = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [3], "trial_seed": 1, "hparams_seed": draw}
-        lines = [{"step": 300 * i, "loss": 12.001 + 1e-4 * i, "far": 54321 + 150 * i, "small": 3e-4 + 1e-9 * i,
-                  **{f"env{d}_{split}_acc": 0.98 + 0.001 * i for d in range(4) for split in ("in", "out")},
-                  "args": args, "hparams": {"lr": 0.5 + 1e-4 * draw}} for i in range(9)]
+        lines = [
+            {
+                "step": 300 * i,
+                "loss": 12.001 + 1e-4 * i,
+                "far": 54321 + 150 * i,
+                "small": 3e-4 + 1e-9 * i,
+                **{f"env{d}_{split}_acc": 0.98 + 0.001 * i for d in range(4) for split in ("in", "out")},
+                "args": args,
+                "hparams": {"lr": 0.5 + 1e-4 * draw},
+            }
+            for i in range(9)
+        ]
         (tmp_path / str(draw) / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report([tmp_path], tmp_path / "report.html")
     with Opened(browser, page, width) as opened:
@@ -328,8 +364,13 @@ def test_an_average_over_different_trials_has_no_dots_and_says_so(tmp_path: Path
     for algorithm, target, trial in [*product(("ERM", "CORAL"), range(4), (0, 1))][:-1]:  # CORAL lacks a run
         folder = tmp_path / f"{algorithm}{target}{trial}"
         folder.mkdir()
-        args = {"dataset": "PACS", "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
-                "hparams_seed": 0}
+        args = {
+            "dataset": "PACS",
+            "algorithm": algorithm,
+            "test_envs": [target],
+            "trial_seed": trial,
+            "hparams_seed": 0,
+        }
         values = {f"env{d}_{split}_acc": 0.5 + 0.1 * trial for d in range(4) for split in ("in", "out")}
         (folder / "results.jsonl").write_text(json.dumps({"step": 1, **values, "args": args, "hparams": {}}) + "\n")
     with Opened(browser, write_report([tmp_path], tmp_path / "report.html")) as opened:
@@ -380,23 +421,76 @@ def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browse
     for algorithm, targets in product(("ERM", hostile), ([0], [1], [2], [0, 1], [0, 2], [1, 2])):
         folder = tmp_path / "sweep" / f"{len(algorithm)}-{targets}"
         folder.mkdir(parents=True)
-        args = {"dataset": "photos", "algorithm": algorithm, "test_envs": targets, "trial_seed": 0, "hparams_seed": 0,
-                "steps": 20, "domains": domains}
+        args = {
+            "dataset": "photos",
+            "algorithm": algorithm,
+            "test_envs": targets,
+            "trial_seed": 0,
+            "hparams_seed": 0,
+            "steps": 20,
+            "domains": domains,
+        }
         with (folder / "results.jsonl").open("w") as file:
             for step in (10, 20):  # the earlier step does better on domains left out
-                values = {f"env{d}_{split}_acc": 0.5 + 0.02 * step * (-1) ** (d in targets) + 0.001 * d
-                          for d in range(3) for split in ("in", "out")}
-                file.write(json.dumps({"step": step, "loss": 1.0, "margin": 0.5, "norm": 3.0, "norm_0": 2.0,
-                                       "norm_1": 4.0, **values, "args": args, "hparams": {"lr": 1}}) + "\n")
-        (folder / "run.json").write_text(json.dumps({
-            "identity": {"dataset": "photos", "algorithm": algorithm, "target": [domains[i] for i in targets],
-                         "trial": 0, "draw": 0}, "steps": 20, "classes": classes, "domains": domains, "image_size": 8,
-            "root": str(tmp_path / "photos")}))
+                values = {
+                    f"env{d}_{split}_acc": 0.5 + 0.02 * step * (-1) ** (d in targets) + 0.001 * d
+                    for d in range(3)
+                    for split in ("in", "out")
+                }
+                file.write(
+                    json.dumps(
+                        {
+                            "step": step,
+                            "loss": 1.0,
+                            "margin": 0.5,
+                            "norm": 3.0,
+                            "norm_0": 2.0,
+                            "norm_1": 4.0,
+                            **values,
+                            "args": args,
+                            "hparams": {"lr": 1},
+                        }
+                    )
+                    + "\n"
+                )
+        (folder / "run.json").write_text(
+            json.dumps(
+                {
+                    "identity": {
+                        "dataset": "photos",
+                        "algorithm": algorithm,
+                        "target": [domains[i] for i in targets],
+                        "trial": 0,
+                        "draw": 0,
+                    },
+                    "steps": 20,
+                    "classes": classes,
+                    "domains": domains,
+                    "image_size": 8,
+                    "root": str(tmp_path / "photos"),
+                }
+            )
+        )
         if len(targets) == 1:
             z = 2 * directions.T[dataset.labels] + 3 * rng.normal(size=(len(dataset), 32)).astype(np.float32)
-            Features(z, z @ directions, dataset.labels, dataset.domain_of, np.arange(len(dataset)) % 6 > 0,
-                     dataset.files, classes, domains, [domains[targets[0]]], directions, None, "photos", algorithm, 0,
-                     0, f"{algorithm}{targets}").save(folder / "features.npz")
+            Features(
+                z,
+                z @ directions,
+                dataset.labels,
+                dataset.domain_of,
+                np.arange(len(dataset)) % 6 > 0,
+                dataset.files,
+                classes,
+                domains,
+                [domains[targets[0]]],
+                directions,
+                None,
+                "photos",
+                algorithm,
+                0,
+                0,
+                f"{algorithm}{targets}",
+            ).save(folder / "features.npz")
     path = write_report([tmp_path / "sweep"], tmp_path / "report.html", permutations=19)
     for width in (360, 1440):
         with Opened(browser, path, width) as opened:
@@ -416,8 +510,10 @@ def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browse
             opened.choose("result", "Selected by", "Leave one out")
             shown = page.locator("#result table:visible").inner_text()
             assert "30.0" in shown and "30.2" in shown and hostile in shown and "10.0" not in shown
-            assert f"{hostile}{dataset.classes[0]}" in page.locator("#confusions").inner_text() + \
-                page.locator("#assumption-controls").inner_text()
+            assert (
+                f"{hostile}{dataset.classes[0]}"
+                in page.locator("#confusions").inner_text() + page.locator("#assumption-controls").inner_text()
+            )
             assert page.locator("#confusions li").count() == 30 and page.locator("#confusions table").count() == 0
             opened.choose("latent", "Coloured by", "Class")
             assert page.locator("#legend button").count() == 23
@@ -435,31 +531,70 @@ def test_a_sweep_of_pacs_is_under_ten_megabytes_and_opens_in_two_seconds(tmp_pat
                 coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)).resize((227, 227))
                 grain = np.asarray(coarse) + rng.normal(0, 12, (227, 227, 3))
                 Image.fromarray(grain.clip(0, 255).astype(np.uint8)).save(
-                    tmp_path / "PACS" / domain / name / f"{number}.jpg", quality=90)
+                    tmp_path / "PACS" / domain / name / f"{number}.jpg", quality=90
+                )
     dataset = load_dataset(tmp_path / "PACS")
     directions = rng.normal(size=(32, 7)).astype(np.float32)
     for algorithm, target, trial, draw in product(("ERM", "CORAL", "AIDGN"), range(4), range(3), range(6)):
         folder = tmp_path / "sweep" / f"PACS-{algorithm}-{target}-{trial}-{draw}"
         folder.mkdir(parents=True)
-        hparams = {"lr": 5e-5 * 1.7 ** draw, "batch_size": 32, "weight_decay": 1e-6 * 9 ** draw * bool(draw)}
-        args = {"dataset": "PACS", "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
-                "hparams_seed": draw, "steps": 5000, "domains": dataset.domains}
+        hparams = {"lr": 5e-5 * 1.7**draw, "batch_size": 32, "weight_decay": 1e-6 * 9**draw * bool(draw)}
+        args = {
+            "dataset": "PACS",
+            "algorithm": algorithm,
+            "test_envs": [target],
+            "trial_seed": trial,
+            "hparams_seed": draw,
+            "steps": 5000,
+            "domains": dataset.domains,
+        }
         with (folder / "results.jsonl").open("w") as file:
             for step in range(50, 5001, 50):
                 values = {f"env{d}_out_acc": float(rng.uniform(0.9, 1)) for d in range(4)}
                 values[f"env{target}_in_acc"] = float(rng.uniform(0.7, 0.9))
                 terms = {name: float(rng.uniform()) for name in ("loss", "classification", "regularizer", "norm")}
                 file.write(json.dumps({"step": step, **terms, **values, "args": args, "hparams": hparams}) + "\n")
-        identity = {"dataset": "PACS", "algorithm": algorithm, "target": [dataset.domains[target]], "trial": trial,
-                    "draw": draw, "hyper_parameters": hparams, "steps": 5000}
-        (folder / "run.json").write_text(json.dumps({
-            "identity": identity, "steps": 5000, "classes": dataset.classes, "domains": dataset.domains,
-            "image_size": 224, "root": str(tmp_path / "PACS")}))
+        identity = {
+            "dataset": "PACS",
+            "algorithm": algorithm,
+            "target": [dataset.domains[target]],
+            "trial": trial,
+            "draw": draw,
+            "hyper_parameters": hparams,
+            "steps": 5000,
+        }
+        (folder / "run.json").write_text(
+            json.dumps(
+                {
+                    "identity": identity,
+                    "steps": 5000,
+                    "classes": dataset.classes,
+                    "domains": dataset.domains,
+                    "image_size": 224,
+                    "root": str(tmp_path / "PACS"),
+                }
+            )
+        )
         if trial == 0:
             z = 2 * directions.T[dataset.labels] + rng.normal(size=(len(dataset), 32)).astype(np.float32)
-            Features(z, z @ directions, dataset.labels, dataset.domain_of, rng.random(len(dataset)) < 0.2,
-                     dataset.files, dataset.classes, dataset.domains, [dataset.domains[target]], directions, None,
-                     "PACS", algorithm, 0, draw, f"{algorithm}{target}{draw}").save(folder / "features.npz")
+            Features(
+                z,
+                z @ directions,
+                dataset.labels,
+                dataset.domain_of,
+                rng.random(len(dataset)) < 0.2,
+                dataset.files,
+                dataset.classes,
+                dataset.domains,
+                [dataset.domains[target]],
+                directions,
+                None,
+                "PACS",
+                algorithm,
+                0,
+                draw,
+                f"{algorithm}{target}{draw}",
+            ).save(folder / "features.npz")
     page = write_report([tmp_path / "sweep"], tmp_path / "report.html")
     assert 2e6 < page.stat().st_size < 10e6
     for width in WIDTHS:

@@ -44,8 +44,14 @@ class Server(NamedTuple):
 @contextmanager
 def served(run: Path, *options: str, **environment: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "aidgn", "serve", str(run), "--port", "0", "--device", "cpu", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=run.parent, start_new_session=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", **environment}) as process:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=run.parent,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    ) as process:
         said: list[str] = []
         try:
             assert process.stderr
@@ -87,6 +93,7 @@ def encoded(picture: np.ndarray | Image.Image, form: str = "PNG") -> bytes:
 
 def bomb(side: int) -> bytes:
     """A whole PNG of side x side black pixels, three hundred times as large as the file."""
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
 
@@ -102,12 +109,17 @@ def send(server: Server, *files: tuple[str, bytes]) -> httpx.Response:
 
 # Programs -------------------------------------------------------------------------------------------------------------
 
+
 def load(server: Server, run: Path, requests: int, large: int) -> None:
     """Many requests at once, of every kind; each gets its proper answer, and memory stays bounded."""
     panorama = encoded(Image.linear_gradient("L").resize((10_000, 10_000 * large // 10)).convert("RGB"), "JPEG")
-    kinds = [("bomb.png", bomb(9000), 413), ("letter.jpg", b"Dear all,\n", 415),
-             ("cut.png", encoded(DIGITS.pixels[0])[:90], 422), ("panorama.jpg", panorama, 200),
-             ("large.png", bomb(700 * large), 200)]
+    kinds = [
+        ("bomb.png", bomb(9000), 413),
+        ("letter.jpg", b"Dear all,\n", 415),
+        ("cut.png", encoded(DIGITS.pixels[0])[:90], 422),
+        ("panorama.jpg", panorama, 200),
+        ("large.png", bomb(700 * large), 200),
+    ]
     labels = load_model(run, "cpu").predict(DIGITS.pixels[:requests]).labels
     before = server.memory()
 
@@ -149,12 +161,15 @@ def test_hundreds_with_the_largest_pictures(run: Path) -> None:
 
 
 def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> None:
-    with served(run, "--map", "0", "--host", "0.0.0.0", "--max-seconds", "2", "--max-requests", "2",
-                TMPDIR=str(tmp_path)) as server:
+    with served(
+        run, "--map", "0", "--host", "0.0.0.0", "--max-seconds", "2", "--max-requests", "2", TMPDIR=str(tmp_path)
+    ) as server:
         assert server.process.stderr and "can be reached by other machines" in server.process.stderr.readline()
         port = server.url.rpartition(":")[2]
-        head = (f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000\r\n"
-                "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n").encode()
+        head = (
+            f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000\r\n"
+            "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+        ).encode()
         for _ in range(5):  # more than may be in work: they must not stay in it
             with socket.create_connection(("127.0.0.1", int(port))) as leaver:
                 leaver.sendall(head)
@@ -169,8 +184,9 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
         assert (health["working"], health["waiting"]) == (0, 0)
         assert httpx.get(f"{server.url}/api/model").json()["map"] is None
 
-        taken = subprocess.run([sys.executable, "-m", "aidgn", "serve", run, "--port", port], capture_output=True,
-                               text=True)
+        taken = subprocess.run(
+            [sys.executable, "-m", "aidgn", "serve", run, "--port", port], capture_output=True, text=True
+        )
         assert taken.returncode == 2 and f"Port {port} of 127.0.0.1 cannot be used" in taken.stderr
 
         assert len(list(tmp_path.glob("aidgn-serve-*"))) == 1
@@ -197,18 +213,24 @@ def test_a_closed_terminal_leaves_nothing_behind(run: Path, tmp_path: Path) -> N
 
 # A browser ------------------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture
 def page(browser: Any, server: Server) -> Iterator[Any]:
     """The page, which must neither complain nor ask anyone else for anything."""
     found = browser.new_page(viewport={"width": 1280, "height": 900})
     found.set_default_timeout(60_000)
     complaints: list[str] = []
-    found.on("console", lambda message: complaints.append(message.text)
-             if message.type in ("error", "warning") else None)
+    found.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
     found.on("pageerror", lambda error: complaints.append(str(error)))
     found.on("dialog", lambda dialog: complaints.append(dialog.message))
-    found.on("request", lambda request: None if request.url.startswith((f"{server.url}/", "blob:", "data:"))
-             else complaints.append(request.url))
+    found.on(
+        "request",
+        lambda request: (
+            None if request.url.startswith((f"{server.url}/", "blob:", "data:")) else complaints.append(request.url)
+        ),
+    )
     found.goto(server.url)
     yield found
     found.close()
@@ -217,11 +239,14 @@ def page(browser: Any, server: Server) -> Iterator[Any]:
 
 def drop(page: Any, name: str, content: bytes) -> None:
     """Drop a file on the page as a person does."""
-    transfer = page.evaluate_handle("""([name, content]) => {
+    transfer = page.evaluate_handle(
+        """([name, content]) => {
         const transfer = new DataTransfer();
         transfer.items.add(new File([Uint8Array.from(atob(content), c => c.charCodeAt(0))], name));
         return transfer;
-    }""", [name, base64.b64encode(content).decode()])
+    }""",
+        [name, base64.b64encode(content).decode()],
+    )
     for event in ("dragenter", "dragover", "drop"):
         page.dispatch_event("#drop", event, {"dataTransfer": transfer})
 
@@ -249,7 +274,10 @@ def test_dropping_a_picture(page: Any, server: Server, run: Path) -> None:
     answer = send(server, ("a.png", encoded(DIGITS.pixels[5]))).json()["images"][0]
     for number, neighbour in enumerate(answer["nearest"]):
         assert near.nth(number).inner_text().split("\n") == [
-            neighbour["class"], neighbour["domain"], f"{neighbour['distance']:.3f}"]
+            neighbour["class"],
+            neighbour["domain"],
+            f"{neighbour['distance']:.3f}",
+        ]
 
 
 def test_by_keyboard_and_on_a_phone(page: Any, tmp_path: Path) -> None:

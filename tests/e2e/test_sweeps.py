@@ -43,7 +43,7 @@ def test_start_add_continue_and_look(tmp_path: Path) -> None:
     assert "unknown until the first run has finished" in first.output
     assert "1 of 1 run is finished. `aidgn table runs` shows it." in first.output
     assert aidgn("table", "runs").output in first.output
-    done, = runs()
+    (done,) = runs()
     before = (Path("runs") / done / "last.safetensors").stat().st_mtime_ns
 
     # A trial more and a draw more: only what is new is trained, and how long it takes is known now.
@@ -64,16 +64,28 @@ def test_start_add_continue_and_look(tmp_path: Path) -> None:
 
 
 def test_what_only_some_algorithms_have_is_set_for_them_and_said() -> None:
-    result = aidgn("sweep", "digits", "--algorithm", "ERM", "--algorithm", "VREx", "--set", "vrex_lambda=3", "--set",
-                   "lr=0.01", "--dry-run")
+    result = aidgn(
+        "sweep",
+        "digits",
+        "--algorithm",
+        "ERM",
+        "--algorithm",
+        "VREx",
+        "--set",
+        "vrex_lambda=3",
+        "--set",
+        "lr=0.01",
+        "--dry-run",
+    )
     assert "vrex_lambda is set for VREx alone: the others have no such hyper-parameter." in result.output
     assert "lr is set" not in result.output
 
 
 def test_a_dry_run_refuses_what_the_sweep_would_refuse() -> None:
     Path("mine.safetensors").touch()
-    for spec in plan(["digits"], ["ERM"], targets=["ink"], trials=1, steps=4, eval_every=2,
-                     hyper_parameters={"batch_size": 4}):
+    for spec in plan(
+        ["digits"], ["ERM"], targets=["ink"], trials=1, steps=4, eval_every=2, hyper_parameters={"batch_size": 4}
+    ):
         train(spec, "runs", device="cpu")
     command = ["sweep", "digits", "--algorithm", "ERM", "--target", "ink", "--trials", "1", *SMALL]
     for fine in ([], ["--weights", "on-another-disk.safetensors"]):
@@ -85,8 +97,15 @@ def test_a_dry_run_refuses_what_the_sweep_would_refuse() -> None:
 
 
 def test_broken_runs_are_set_aside_listed_and_tried_again_when_asked(tmp_path: Path) -> None:
-    content = {"datasets": "digits", "algorithms": ["ERM", "CORAL"], "targets": ["ink"], "trials": 1, "steps": 4,
-            "eval_every": 2, "hyper_parameters": {"batch_size": 4, "ERM": {"lr": 1e30}}}
+    content = {
+        "datasets": "digits",
+        "algorithms": ["ERM", "CORAL"],
+        "targets": ["ink"],
+        "trials": 1,
+        "steps": 4,
+        "eval_every": 2,
+        "hyper_parameters": {"batch_size": 4, "ERM": {"lr": 1e30}},
+    }
     Path("plan.yaml").write_text(json.dumps(content))
     result = aidgn("sweep", "--plan", "plan.yaml", "--workers", "1", "--retries", "1", ok=False)
     assert "1 of 2 runs are finished" in result.output and result.output.count("tried again") == 1
@@ -105,13 +124,22 @@ def test_broken_runs_are_set_aside_listed_and_tried_again_when_asked(tmp_path: P
 
 
 def test_leave_one_out_selection_has_all_it_needs(tmp_path: Path) -> None:
-    for spec in plan(["digits"], ["ERM"], targets=["ink"], leave_one_out=True, trials=1, steps=4, eval_every=2,
-                     hyper_parameters={"batch_size": 4}):
+    for spec in plan(
+        ["digits"],
+        ["ERM"],
+        targets=["ink"],
+        leave_one_out=True,
+        trials=1,
+        steps=4,
+        eval_every=2,
+        hyper_parameters={"batch_size": 4},
+    ):
         train(spec, "runs", device="cpu")  # here, as that starts no process
-    result = aidgn("sweep", "digits", "--algorithm", "ERM", "--target", "ink", "--leave-one-out", "--trials", "1",
-                   *SMALL)
+    result = aidgn(
+        "sweep", "digits", "--algorithm", "ERM", "--target", "ink", "--leave-one-out", "--trials", "1", *SMALL
+    )
     assert "4 runs: 1 data set" in result.output and "3 of them with two unseen domains. 4 finished" in result.output
-    row, = (row for row in select(read_runs("runs"), "leave-one-out") if row["target_name"] == "ink")
+    (row,) = (row for row in select(read_runs("runs"), "leave-one-out") if row["target_name"] == "ink")
     assert 0 <= row["accuracy"] <= 1
 
 
@@ -119,28 +147,46 @@ def test_a_sweep_of_sensitivity_ends_with_its_figure(tmp_path: Path) -> None:
     grid = {"batch_size": 4, "kappa": [5, 40], "mu_star": [5]}
     for spec in plan(["digits"], ["AIDGN"], targets=["ink"], trials=1, steps=2, eval_every=1, hyper_parameters=grid):
         train(spec, "search", device="cpu")
-    Path("plan.yaml").write_text(json.dumps({"datasets": "digits", "algorithms": ["AIDGN"], "targets": ["ink"],
-                                             "trials": 1, "steps": 2, "eval_every": 1, "hyper_parameters": grid,
-                                             "out": "search"}))
+    Path("plan.yaml").write_text(
+        json.dumps(
+            {
+                "datasets": "digits",
+                "algorithms": ["AIDGN"],
+                "targets": ["ink"],
+                "trials": 1,
+                "steps": 2,
+                "eval_every": 1,
+                "hyper_parameters": grid,
+                "out": "search",
+            }
+        )
+    )
     result = aidgn("sweep", "plan.yaml", "--workers", "1")
     assert "4 finished, 0 to do" in result.output and "search/sensitivity.png" in result.output
     assert Path("search/sensitivity.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in Path("search/sensitivity.svg").read_text()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ([], "runs has no sweep.yaml"), (["digits"], "--algorithm"),
-    (["digits", "--algorithm", "ERN"], "Did you mean ERM"),
-    (["digits", "--algorithm", "ERM", "--retries", "-1"], "--retries is -1"),
-    (["digits", "--algorithm", "ERM", "--trials", "0"], "--trials is 0"),
-    (["digits", "--algorithm", "ERM", "--workers", "0"], "--workers is 0"),
-    (["digits", "--algorithm", "ERM", "--weights", "none.safetensors"], "none.safetensors does not exist"),
-    (["one.yaml", "two.yaml"], "one plan"), (["one.yaml"], "one.yaml cannot be read"),
-    (["PACS", "--algorithm", "ERM"], "not on this disk"),
-    (["digits", "--algorithm", "ERM", "--launcher", "slurm"], "needs sbatch"),
-    (["digits", "--algorithm", "ERM", "--launcher", "ray"], "pip install 'aidgn[ray]'")])
-def test_mistakes_are_said_before_anything_is_written(arguments: list[str], words: str, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "runs has no sweep.yaml"),
+        (["digits"], "--algorithm"),
+        (["digits", "--algorithm", "ERN"], "Did you mean ERM"),
+        (["digits", "--algorithm", "ERM", "--retries", "-1"], "--retries is -1"),
+        (["digits", "--algorithm", "ERM", "--trials", "0"], "--trials is 0"),
+        (["digits", "--algorithm", "ERM", "--workers", "0"], "--workers is 0"),
+        (["digits", "--algorithm", "ERM", "--weights", "none.safetensors"], "none.safetensors does not exist"),
+        (["one.yaml", "two.yaml"], "one plan"),
+        (["one.yaml"], "one.yaml cannot be read"),
+        (["PACS", "--algorithm", "ERM"], "not on this disk"),
+        (["digits", "--algorithm", "ERM", "--launcher", "slurm"], "needs sbatch"),
+        (["digits", "--algorithm", "ERM", "--launcher", "ray"], "pip install 'aidgn[ray]'"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_written(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AIDGN_DATA", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
@@ -170,14 +216,30 @@ def test_when_the_first_runs_fail_alike_the_others_are_not_tried() -> None:
 
 @pytest.mark.slow
 def test_the_command_is_killed_and_watched_from_another_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "aidgn", "sweep", "digits", "--algorithm", "ERM", "--trials", "1",
-               "--steps", "400", "--eval-every", "20", "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "aidgn",
+        "sweep",
+        "digits",
+        "--algorithm",
+        "ERM",
+        "--trials",
+        "1",
+        "--steps",
+        "400",
+        "--eval-every",
+        "20",
+        "--workers",
+        "2",
+    ]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE)
     while len(list(Path("runs").glob("*/results.jsonl"))) < 2:
         time.sleep(0.1)
         assert process.poll() is None
-    watch = subprocess.Popen([sys.executable, "-m", "aidgn", "status", "runs", "--watch", "--every", "1"],
-                             stdout=subprocess.PIPE, text=True)
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "aidgn", "status", "runs", "--watch", "--every", "1"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert watch.stdout and any("2 running" in line for line in watch.stdout)
         assert "2 on " in aidgn("status", "runs").output

@@ -20,33 +20,74 @@ PACS = ["art_painting", "cartoon", "photo", "sketch"]
 TARGETS = range(4)
 
 
-def write_run(root: Path, algorithm: str, target: int, trial: int, accuracies: dict[str, float] | None, *,
-              dataset: str = "PACS", domains: list[str] = PACS, draw: int = 0, validation: float = 0.9,
-              steps: int = 10, model: bool = True, **hparams: Any) -> Path:
+def write_run(
+    root: Path,
+    algorithm: str,
+    target: int,
+    trial: int,
+    accuracies: dict[str, float] | None,
+    *,
+    dataset: str = "PACS",
+    domains: list[str] = PACS,
+    draw: int = 0,
+    validation: float = 0.9,
+    steps: int = 10,
+    model: bool = True,
+    **hparams: Any,
+) -> Path:
     """A run folder whose records end at step 10, adapted with these accuracies by method."""
     folder = root / f"{dataset}-{algorithm}-{domains[target]}-{trial}-{draw}-{len(list(root.glob('*')))}"
     folder.mkdir(parents=True)
-    args = {"dataset": dataset, "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
-            "hparams_seed": draw, "domains": domains, "steps": steps}
+    args = {
+        "dataset": dataset,
+        "algorithm": algorithm,
+        "test_envs": [target],
+        "trial_seed": trial,
+        "hparams_seed": draw,
+        "domains": domains,
+        "steps": steps,
+    }
     record = {"step": 10, "args": args, "hparams": {"lr": 0.1, **hparams}} | {
         f"env{i}_{split}_acc": (accuracies or {}).get("none", 0.5) if i == target else validation
-        for i in range(len(domains)) for split in ("in", "out")}
+        for i in range(len(domains))
+        for split in ("in", "out")
+    }
     (folder / "results.jsonl").write_text(json.dumps(record) + "\n")
-    identity = {"dataset": dataset, "algorithm": algorithm, "target": [domains[target]], "trial": trial, "draw": draw,
-                "hyper_parameters": record["hparams"], "steps": steps}
+    identity = {
+        "dataset": dataset,
+        "algorithm": algorithm,
+        "target": [domains[target]],
+        "trial": trial,
+        "draw": draw,
+        "hyper_parameters": record["hparams"],
+        "steps": steps,
+    }
     (folder / "run.json").write_text(json.dumps({"identity": identity, "steps": steps, "domains": domains}))
     if model:
         (folder / "model.safetensors").write_bytes(b"x")
     if accuracies:
         lines = []
         for method, value in accuracies.items():
-            front = {"dataset": dataset, "algorithm": algorithm, "target": [domains[target]], "trial": trial,
-                     "draw": draw, "method": method}
+            front = {
+                "dataset": dataset,
+                "algorithm": algorithm,
+                "target": [domains[target]],
+                "trial": trial,
+                "draw": draw,
+                "method": method,
+            }
             settings = [{}] if method == "none" else [{"filter_k": 1}, {"filter_k": "all"}]
             for i, setting in enumerate(settings):
-                lines.append({**front, "settings": setting, "source_accuracy": 0.9 - 0.1 * i,
-                              "target_accuracy": min(value + 0.05 * i, 1.0), "selected": i == 0,
-                              "model": hashlib.sha256(b"x").hexdigest()})
+                lines.append(
+                    {
+                        **front,
+                        "settings": setting,
+                        "source_accuracy": 0.9 - 0.1 * i,
+                        "target_accuracy": min(value + 0.05 * i, 1.0),
+                        "selected": i == 0,
+                        "model": hashlib.sha256(b"x").hexdigest(),
+                    }
+                )
         (folder / "adaptation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -64,14 +105,21 @@ def test_mean_and_spread_over_trials(tmp_path: Path) -> None:
     for a, algorithm in enumerate(("AIDGN", "ERM")):
         for target in TARGETS:
             for trial in range(3):
-                write_run(tmp_path, algorithm, target, trial, dict(zip(methods, values[a, :, target, trial],
-                                                                       strict=True)))
+                write_run(
+                    tmp_path, algorithm, target, trial, dict(zip(methods, values[a, :, target, trial], strict=True))
+                )
     lines, notes = load_adaptation([tmp_path])
     assert not notes and len(lines) == 2 * 4 * 3 * 5
     (table,) = adaptation_tables(lines)
     assert table.columns == ["A", "C", "P", "S", "Avg"]
-    assert [row.head for row in table.rows] == ["ERM", "ERM + T3A", "ERM + Tent-C", "AIDGN", "AIDGN + T3A",
-                                                "AIDGN + Tent-C"]
+    assert [row.head for row in table.rows] == [
+        "ERM",
+        "ERM + T3A",
+        "ERM + Tent-C",
+        "AIDGN",
+        "AIDGN + T3A",
+        "AIDGN + Tent-C",
+    ]
     for a, algorithm in enumerate(("AIDGN", "ERM")):
         for m, method in enumerate(methods):
             head = algorithm if method == "none" else f"{algorithm} + {method}"
@@ -94,12 +142,34 @@ def test_the_papers_numbers_beside_ours(tmp_path: Path) -> None:
             write_run(tmp_path, algorithm, target, 0, {"none": 0.9, "T3A": t3a, "Tent-BN": 0.8, "Tent": 0.7})
     (table,) = adaptation_tables(load_adaptation([tmp_path])[0], paper=True)
     heads = [row.head for row in table.rows]
-    assert heads == ["ERM", "paper", "difference", "paper, reproduced", "difference", "ERM + T3A", "ERM + Tent-BN",
-                     "ERM + Tent", "AIDGN", "paper", "difference", "AIDGN + T3A", "paper", "difference",
-                     "AIDGN + Tent-BN", "paper", "difference", "AIDGN + Tent"]
+    assert heads == [
+        "ERM",
+        "paper",
+        "difference",
+        "paper, reproduced",
+        "difference",
+        "ERM + T3A",
+        "ERM + Tent-BN",
+        "ERM + Tent",
+        "AIDGN",
+        "paper",
+        "difference",
+        "AIDGN + T3A",
+        "paper",
+        "difference",
+        "AIDGN + Tent-BN",
+        "paper",
+        "difference",
+        "AIDGN + Tent",
+    ]
     at = heads.index("AIDGN + T3A")
     assert [table.text(table.rows[at + 1], cell) for cell in table.rows[at + 1].cells] == [
-        "87.9 ± 0.5", "82.1 ± 0.2", "97.6 ± 0.1", "78.7 ± 0.9", "86.6"]
+        "87.9 ± 0.5",
+        "82.1 ± 0.2",
+        "97.6 ± 0.1",
+        "78.7 ± 0.9",
+        "86.6",
+    ]
     assert [table.text(table.rows[at + 2], cell) for cell in table.rows[at + 2].cells][:4] == ["-1.0"] * 4
     assert [cell and cell.mean for cell in table.rows[at + 4].cells] == [86.5, 81.0, 97.6, 78.0, 85.8]
 
@@ -109,13 +179,25 @@ def test_over_data_sets_as_the_papers_figure_3(tmp_path: Path) -> None:
         for target in TARGETS:
             from aidgn.data.catalogue import CATALOGUE
 
-            write_run(tmp_path, "AIDGN", target, 0, {"none": 0.7, "Tent-C": 0.6}, dataset=dataset,
-                      domains=list(CATALOGUE[dataset].domains))
+            write_run(
+                tmp_path,
+                "AIDGN",
+                target,
+                0,
+                {"none": 0.7, "Tent-C": 0.6},
+                dataset=dataset,
+                domains=list(CATALOGUE[dataset].domains),
+            )
     *_, table = adaptation_tables(load_adaptation([tmp_path])[0], paper=True)
     assert table.columns == ["PACS", "VLCS", "OfficeHome", "TerraIncognita", "Avg"]
     theirs = table.rows[[row.head for row in table.rows].index("AIDGN + Tent-C") + 1]
-    assert [cell and round(cell.mean, 6) for cell in theirs.cells] == [84.0, 74.5, 68.2, 49.5,
-                                                                       round((84.0 + 74.5 + 68.2 + 49.5) / 4, 6)]
+    assert [cell and round(cell.mean, 6) for cell in theirs.cells] == [
+        84.0,
+        74.5,
+        68.2,
+        49.5,
+        round((84.0 + 74.5 + 68.2 + 49.5) / 4, 6),
+    ]
 
 
 def test_holes_are_told_and_marked(tmp_path: Path) -> None:
@@ -133,10 +215,12 @@ def test_holes_are_told_and_marked(tmp_path: Path) -> None:
     assert "no finished run for 6 of its places" in text and "AIDGN, art_painting, trial 1; AIDGN, cartoon" in text
     assert "Not adapted yet: 1 runs" in text
     (table,) = adaptation_tables(lines, notes=notes)
-    assert texts(table) == {"ERM": [*["50.0 ± 0.0 (2)"] * 3, "50.0 (1)", "50.0 (1)"],
-                            "ERM + T3A": [*["60.0 ± 0.0 (2)"] * 3, "60.0 (1)", "60.0 (1)"],
-                            "AIDGN": ["80.0 (1)", "X", "X", "X", "X"]}
-    assert "X: no result" in table.notes[0] and table.notes[-len(notes):] == notes
+    assert texts(table) == {
+        "ERM": [*["50.0 ± 0.0 (2)"] * 3, "50.0 (1)", "50.0 (1)"],
+        "ERM + T3A": [*["60.0 ± 0.0 (2)"] * 3, "60.0 (1)", "60.0 (1)"],
+        "AIDGN": ["80.0 (1)", "X", "X", "X", "X"],
+    }
+    assert "X: no result" in table.notes[0] and table.notes[-len(notes) :] == notes
     compared = comparable(lines)  # what all three rows have
     assert {(line["target"][0], line["trial"]) for line in compared} == {("art_painting", 0)} and len(compared) == 3
     assert comparable([line for line in lines if line["method"] == "none" and line["algorithm"] == "ERM"]) == []
@@ -191,11 +275,15 @@ def test_all_lines_in_a_file(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {row["target"] for row in rows} == {"art_painting"}
     assert [(row["method"], row["settings.filter_k"], row["selected"]) for row in rows] == [
-        ("none", "", "True"), ("T3A", "1", "True"), ("T3A", "all", "False")]
+        ("none", "", "True"),
+        ("T3A", "1", "True"),
+        ("T3A", "all", "False"),
+    ]
     parquet = pytest.importorskip("pyarrow.parquet")
     write_lines(lines, tmp_path / "all.parquet")
     assert [row["target_accuracy"] for row in parquet.read_table(tmp_path / "all.parquet").to_pylist()] == [
-        line["target_accuracy"] for line in lines]
+        line["target_accuracy"] for line in lines
+    ]
 
 
 # Ablations and notes of the other tables ------------------------------------------------------------------------------
@@ -209,11 +297,21 @@ def test_the_papers_table_2_beside_ours(tmp_path: Path) -> None:
     for algorithm, accuracy in ABLATION.items():
         for target in TARGETS:
             write_run(tmp_path / "pacs", algorithm, target, 0, {"none": accuracy})
-            write_run(tmp_path / "vlcs", algorithm, target, 0, {"none": accuracy}, dataset="VLCS",
-                      domains=list(CATALOGUE["VLCS"].domains))
+            write_run(
+                tmp_path / "vlcs",
+                algorithm,
+                target,
+                0,
+                {"none": accuracy},
+                dataset="VLCS",
+                domains=list(CATALOGUE["VLCS"].domains),
+            )
     (vlcs,) = tables(read_runs(tmp_path / "vlcs"), paper=True)
-    assert [row.head for row in vlcs.rows] == [name for algorithm in ("AIDGN", "AIDGN-noRD", "AIDGN-noR", "AIDGN-noD")
-                                               for name in (algorithm, "paper", "difference")]
+    assert [row.head for row in vlcs.rows] == [
+        name
+        for algorithm in ("AIDGN", "AIDGN-noRD", "AIDGN-noR", "AIDGN-noD")
+        for name in (algorithm, "paper", "difference")
+    ]
     assert [cell and cell.mean for cell in vlcs.rows[4].cells] == [96.9, 63.5, 73.0, 75.8, 77.3]
     assert paper_ablation([vlcs]) == []
     (pacs,) = tables(read_runs(tmp_path / "pacs"), paper=True)
@@ -241,7 +339,7 @@ def test_mixed_settings_of_adapted_runs_are_noted(tmp_path: Path) -> None:
     write_run(tmp_path, "ERM", 0, 1, {"none": 0.5}, steps=5)
     _, notes = load_adaptation([tmp_path])
     assert [note for note in notes if "differ in steps: 5 (1 run: trial 1); 10 (1 run: trial 0)." in note]
-    lines = (tmp_path / "PACS-ERM-art_painting-0-0-0" / "adaptation.jsonl")
+    lines = tmp_path / "PACS-ERM-art_painting-0-0-0" / "adaptation.jsonl"
     lines.write_text(lines.read_text().replace("0.9", "1.9"))
     with pytest.raises(UserError, match=r"adaptation\.jsonl cannot be read \(source_accuracy is 1\.9"):
         load_adaptation([tmp_path])

@@ -17,17 +17,37 @@ from aidgn.errors import UserError
 from aidgn.report import figures
 
 
-def make(classes: int = 5, images: int = 8, names: str = "class {}", targets: tuple[str, ...] = ("sketch",),
-         algorithm: str = "AIDGN") -> Features:
+def make(
+    classes: int = 5,
+    images: int = 8,
+    names: str = "class {}",
+    targets: tuple[str, ...] = ("sketch",),
+    algorithm: str = "AIDGN",
+) -> Features:
     rng = np.random.default_rng(0)
     domains = ["art_painting", "cartoon", "photo", "sketch"]
     labels, ids = np.tile(np.arange(classes).repeat(images), 4), np.arange(4).repeat(classes * images)
     centres = rng.standard_normal((classes, 12)) * 3
     features = (centres[labels] + rng.standard_normal((len(labels), 12))).astype(np.float32)
     logits, outside = (features @ centres.T / 9).astype(np.float32), np.arange(len(labels)) % 2 == 0
-    return Features(features, logits, labels, ids, outside,
-                    [str(i) for i in range(len(labels))], [names.format(i) for i in range(classes)], domains,
-                    list(targets), centres.T.astype(np.float32), None, "PACS", algorithm, 0, 0, "0" * 64)
+    return Features(
+        features,
+        logits,
+        labels,
+        ids,
+        outside,
+        [str(i) for i in range(len(labels))],
+        [names.format(i) for i in range(classes)],
+        domains,
+        list(targets),
+        centres.T.astype(np.float32),
+        None,
+        "PACS",
+        algorithm,
+        0,
+        0,
+        "0" * 64,
+    )
 
 
 def space(features: Features) -> figures.Space:
@@ -35,11 +55,22 @@ def space(features: Features) -> figures.Space:
 
 
 def adaptation(algorithms: tuple[str, ...] = ("ERM", "AIDGN")) -> list[dict[str, Any]]:
-    return [{"dataset": "PACS", "algorithm": algorithm, "target": [target], "trial": trial, "method": method,
-             "target_accuracy": 0.7 + 0.1 * (target == "photo") + 0.02 * trial + 0.01 * (algorithm == "AIDGN"),
-             "selected": selected}
-            for algorithm in algorithms for target in ("photo", "sketch") for trial in (0, 1)
-            for method in figures.ORDER for selected in (True, False)]
+    return [
+        {
+            "dataset": "PACS",
+            "algorithm": algorithm,
+            "target": [target],
+            "trial": trial,
+            "method": method,
+            "target_accuracy": 0.7 + 0.1 * (target == "photo") + 0.02 * trial + 0.01 * (algorithm == "AIDGN"),
+            "selected": selected,
+        }
+        for algorithm in algorithms
+        for target in ("photo", "sketch")
+        for trial in (0, 1)
+        for method in figures.ORDER
+        for selected in (True, False)
+    ]
 
 
 def names(number: int) -> tuple[str, ...]:
@@ -47,13 +78,44 @@ def names(number: int) -> tuple[str, ...]:
 
 
 def records(algorithm: str = "AIDGN") -> list[dict[str, Any]]:
-    args = {"dataset": "PACS", "algorithm": algorithm, "test_envs": [3], "trial_seed": 0,
-            "domains": ["art_painting", "cartoon", "photo", "sketch"]}
-    terms = {"loss": 2.0, "classification": 1.5, "regularizer": 0.5, "norm": 20.0, "margin": 0.1, "norm_0": 19.0,
-             "norm_1": 20.0, "norm_2": 21.0} if algorithm == "AIDGN" else {"loss": 2.0}
-    return [{"step": step, "epoch": step / 10, **terms, "env0_out_acc": 0.9, "env1_out_acc": 0.8, "env2_out_acc": 0.95,
-             "env3_in_acc": 0.6, "env3_out_acc": 0.61, "eval_time": 1.0, "step_time": 0.1, "args": args, "hparams": {}}
-            for step in (50, 100, 5000)]
+    args = {
+        "dataset": "PACS",
+        "algorithm": algorithm,
+        "test_envs": [3],
+        "trial_seed": 0,
+        "domains": ["art_painting", "cartoon", "photo", "sketch"],
+    }
+    terms = (
+        {
+            "loss": 2.0,
+            "classification": 1.5,
+            "regularizer": 0.5,
+            "norm": 20.0,
+            "margin": 0.1,
+            "norm_0": 19.0,
+            "norm_1": 20.0,
+            "norm_2": 21.0,
+        }
+        if algorithm == "AIDGN"
+        else {"loss": 2.0}
+    )
+    return [
+        {
+            "step": step,
+            "epoch": step / 10,
+            **terms,
+            "env0_out_acc": 0.9,
+            "env1_out_acc": 0.8,
+            "env2_out_acc": 0.95,
+            "env3_in_acc": 0.6,
+            "env3_out_acc": 0.61,
+            "eval_time": 1.0,
+            "step_time": 0.1,
+            "args": args,
+            "hparams": {},
+        }
+        for step in (50, 100, 5000)
+    ]
 
 
 DRAWN = {
@@ -93,8 +155,11 @@ def texts(figure: Figure) -> list[Text]:
 def overlaps(figure: Figure) -> list[tuple[str, str]]:
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts(figure)]
-    return [(a, b) for (a, one), (b, two) in itertools.combinations(boxes, 2)
-            if min(one.x1, two.x1) - max(one.x0, two.x0) > 0.5 and min(one.y1, two.y1) - max(one.y0, two.y0) > 0.5]
+    return [
+        (a, b)
+        for (a, one), (b, two) in itertools.combinations(boxes, 2)
+        if min(one.x1, two.x1) - max(one.x0, two.x0) > 0.5 and min(one.y1, two.y1) - max(one.y0, two.y0) > 0.5
+    ]
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -108,8 +173,10 @@ def test_no_text_lies_on_another_or_outside(name: str) -> None:
         assert text.get_fontsize() >= 5
 
 
-@pytest.mark.parametrize("draw", [lambda features: figures.latent_space([space(features)]),
-                                  figures.norm_distributions, figures.angle_distributions])
+@pytest.mark.parametrize(
+    "draw",
+    [lambda features: figures.latent_space([space(features)]), figures.norm_distributions, figures.angle_distributions],
+)
 def test_long_names_of_domains_leave_room_for_what_is_drawn(draw: Callable[[Features], Figure]) -> None:
     features = make()
     features.domain_names[:] = [f"University Hospital of the Northern Provinces, site {name}" for name in "ABCD"]
@@ -172,8 +239,11 @@ def test_bars_of_many_algorithms_are_told_apart(number: int) -> None:
     said = [text.get_text() for text in texts(figure)]
     assert len(axis.get_yticks()) == number and "ERM" in said and figure.get_figwidth() <= figures.WIDTH
     assert axis.get_window_extent().width / figure.dpi > 3  # inches
-    colours = {container.get_label(): container.patches[0].get_facecolor() for container in axis.containers
-               if hasattr(container, "patches")}
+    colours = {
+        container.get_label(): container.patches[0].get_facecolor()
+        for container in axis.containers
+        if hasattr(container, "patches")
+    }
     assert list(colours) == ["no adaptation", *figures.ORDER[1:]] and len(set(colours.values())) == 5
     assert {"no adaptation", *figures.ORDER[1:]} <= set(said)
     # Targets 0.70 and 0.80, trials +0 and +0.02: 76 %.
@@ -220,7 +290,9 @@ def test_curves_show_every_recorded_term_and_need_records() -> None:
     assert {"loss", "classification", "regularizer", "mean", "sketch (unseen)"} <= set(lines)
     assert list(lines["sketch (unseen)"]) == [60, 60, 60]
     assert [axis.get_title() for axis in figures.training_curves(records("ERM")).axes] == [
-        "terms of the loss", "accuracy (%)"]
+        "terms of the loss",
+        "accuracy (%)",
+    ]
     with pytest.raises(UserError, match="no records"):
         figures.training_curves([])
 

@@ -58,14 +58,15 @@ def draw(text: str, folder: Path, name: str) -> np.ndarray:
 
 
 def test_installed_fonts_are_used_for_what_the_usual_one_lacks(
-        installed: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    installed: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_font(tmp_path / "squares.ttf", "病院")
     installed.append(str(tmp_path / "squares.ttf"))  # after matplotlib made its list of fonts
     installed.append(str(tmp_path / "broken.ttf"))
     (tmp_path / "broken.ttf").write_bytes(b"no font")
     dark = draw("病院", tmp_path, "two")
     rows, columns = np.flatnonzero(dark.any(1)), np.flatnonzero(dark.any(0))
-    assert dark[rows[0] + 1:rows[-1], columns[0] + 1:columns[-1]].all()  # two full squares, and no frames of boxes
+    assert dark[rows[0] + 1 : rows[-1], columns[0] + 1 : columns[-1]].all()  # two full squares, and no frames of boxes
     assert len(columns) == pytest.approx(2 * len(rows), abs=4)
     assert not caplog.records
 

@@ -53,39 +53,99 @@ def accuracy(algorithm: str, target: int, trial: int, step: int, domain: int) ->
     return 0.7 + 0.05 * step
 
 
-def make_run(sweep: Path, images: Path, algorithm: str, target: int, trial: int = 0, draw: int = 0,
-             steps: tuple[int, ...] = STEPS, with_features: bool = True, **hyper_parameters: Any) -> Path:
+def make_run(
+    sweep: Path,
+    images: Path,
+    algorithm: str,
+    target: int,
+    trial: int = 0,
+    draw: int = 0,
+    steps: tuple[int, ...] = STEPS,
+    with_features: bool = True,
+    **hyper_parameters: Any,
+) -> Path:
     folder = sweep / f"photos-{algorithm}-{DOMAINS[target]}-trial{trial}-draw{draw}"
     folder.mkdir(parents=True)
     hparams = {"lr": 1e-3 * (1 + draw), "batch_size": 4, **hyper_parameters}
-    args = {"dataset": "photos", "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
-            "hparams_seed": draw, "seed": 0, "steps": STEPS[-1], "domains": DOMAINS, "backbone": "small"}
+    args = {
+        "dataset": "photos",
+        "algorithm": algorithm,
+        "test_envs": [target],
+        "trial_seed": trial,
+        "hparams_seed": draw,
+        "seed": 0,
+        "steps": STEPS[-1],
+        "domains": DOMAINS,
+        "backbone": "small",
+    }
     with (folder / "results.jsonl").open("w") as file:
         for step in steps:
             values = {f"env{d}_out_acc": accuracy(algorithm, target, trial, step, d) for d in range(3)}
             values[f"env{target}_in_acc"] = accuracy(algorithm, target, trial, step, target)
             file.write(json.dumps({"step": step, "loss": 1 / step, **values, "args": args, "hparams": hparams}) + "\n")
-    identity = {"dataset": "photos", "algorithm": algorithm, "target": [DOMAINS[target]], "trial": trial, "draw": draw,
-                "hyper_parameters": hparams, "steps": STEPS[-1], "eval_every": 2, "image_size": 32,
-                "backbone": "small", "weights": "none", "average": None, "precision": "float32", "data": "abc-def"}
-    (folder / "run.json").write_text(json.dumps({
-        "identity": identity, "steps": STEPS[-1], "classes": CLASSES, "domains": DOMAINS, "image_size": 32,
-        "skipped": [], "device": "x86_64 CPU", "aidgn": "0.0.1", "torch": "2.0", "python": "3.11",
-        "root": str(images.resolve())}))
+    identity = {
+        "dataset": "photos",
+        "algorithm": algorithm,
+        "target": [DOMAINS[target]],
+        "trial": trial,
+        "draw": draw,
+        "hyper_parameters": hparams,
+        "steps": STEPS[-1],
+        "eval_every": 2,
+        "image_size": 32,
+        "backbone": "small",
+        "weights": "none",
+        "average": None,
+        "precision": "float32",
+        "data": "abc-def",
+    }
+    (folder / "run.json").write_text(
+        json.dumps(
+            {
+                "identity": identity,
+                "steps": STEPS[-1],
+                "classes": CLASSES,
+                "domains": DOMAINS,
+                "image_size": 32,
+                "skipped": [],
+                "device": "x86_64 CPU",
+                "aidgn": "0.0.1",
+                "torch": "2.0",
+                "python": "3.11",
+                "root": str(images.resolve()),
+            }
+        )
+    )
     if with_features:
         made_features(images, algorithm, target, trial).save(folder / "features.npz")
     return folder
 
 
-def made_features(images: Path, algorithm: str, target: int, trial: int, class_names: list[str] | None = None
-                  ) -> Features:
+def made_features(
+    images: Path, algorithm: str, target: int, trial: int, class_names: list[str] | None = None
+) -> Features:
     dataset, rng = load_dataset(images), np.random.default_rng(target)
     weight = rng.normal(size=(5, 2)).astype(np.float32)
     z = (weight.T[dataset.labels] * 3 + rng.normal(size=(len(dataset), 5))).astype(np.float32)
     outside = np.tile(np.arange(12) % 2 == 0, 6)
-    return Features(z, z @ weight, dataset.labels, dataset.domain_of, outside, dataset.files,
-                    class_names or dataset.classes, dataset.domains, [DOMAINS[target]], weight, None, "photos",
-                    algorithm, trial, 0, "0" * 64)
+    return Features(
+        z,
+        z @ weight,
+        dataset.labels,
+        dataset.domain_of,
+        outside,
+        dataset.files,
+        class_names or dataset.classes,
+        dataset.domains,
+        [DOMAINS[target]],
+        weight,
+        None,
+        "photos",
+        algorithm,
+        trial,
+        0,
+        "0" * 64,
+    )
 
 
 def payload(page: Path) -> dict[str, Any]:
@@ -163,14 +223,16 @@ def test_runs_that_differ_in_what_was_set_by_hand_are_told_apart(tmp_path: Path,
 
 
 def test_bars_say_what_the_table_says_and_the_model_of_all_domains_is_no_source_of_the_question(
-        tmp_path: Path, images: Path) -> None:
+    tmp_path: Path, images: Path
+) -> None:
     for target in (0, 1):
         folder = make_run(tmp_path / "sweep", images, "ERM", target, with_features=False)
         text = (folder / "results.jsonl").read_text()
         (folder / "results.jsonl").write_text(re.sub(rf'("env{target}_in_acc": )[\d.]+', r"\g<1>0.4125", text))
     final = make_run(tmp_path / "sweep", images, "ERM", 2, with_features=False)
-    (final / "results.jsonl").write_text((final / "results.jsonl").read_text().replace('"test_envs": [2]',
-                                                                                      '"test_envs": []'))
+    (final / "results.jsonl").write_text(
+        (final / "results.jsonl").read_text().replace('"test_envs": [2]', '"test_envs": []')
+    )
     page = report(tmp_path, tmp_path / "sweep")
     row = payload(page)["bars"]["training"][0]["rows"][0]
     assert row["cells"][0]["mean"] == pytest.approx(41.25) and row["cells"][0]["text"] == "41.2"
@@ -214,27 +276,34 @@ def made_up(sweep: Path, images: Path, accuracies: dict[tuple[str, int, int], fl
         (folder / "results.jsonl").write_text(re.sub(rf'("env{target}_in_acc": )[\d.]+', rf"\g<1>{value}", text))
     page = report(sweep.parent, sweep)
     found, text = payload(page)["bars"]["training"][0]["rows"], page.read_text()
-    return {"bars": {row["head"]: row["cells"][-1] for row in found}, "text": visible(page),
-            "answer": re.findall(r'class="answer"[^>]*>([^<]*)<', text)[0]}
+    return {
+        "bars": {row["head"]: row["cells"][-1] for row in found},
+        "text": visible(page),
+        "answer": re.findall(r'class="answer"[^>]*>([^<]*)<', text)[0],
+    }
 
 
 def test_algorithms_are_compared_in_the_trials_that_both_have(tmp_path: Path, images: Path) -> None:
     erm = {("ERM", target, trial): 0.5 + 0.1 * trial for target in range(3) for trial in range(3)}
     coral = {("CORAL", target, 0): value for target, value in enumerate((0.4, 0.5, 0.45))}
     said = made_up(tmp_path / "one", images, erm | coral)["answer"]
-    assert said == ("ERM classifies 60.0 % of the images rightly on average over three unseen domains (three trials). "
-                    "In the one trial that both have, it is 5.0 points ahead of CORAL, the next in the table. One "
-                    "trial cannot tell a difference of the algorithms from chance. Domain by domain it is ahead on two "
-                    "of three.")
+    assert said == (
+        "ERM classifies 60.0 % of the images rightly on average over three unseen domains (three trials). "
+        "In the one trial that both have, it is 5.0 points ahead of CORAL, the next in the table. One "
+        "trial cannot tell a difference of the algorithms from chance. Domain by domain it is ahead on two "
+        "of three."
+    )
     coral = {("CORAL", target, trial): 0.55 for target in range(3) for trial in range(2)}
     said = made_up(tmp_path / "two", images, erm | coral)["answer"]
     assert "In the two trials that both have, it is level with CORAL" in said
     assert "ahead in one of two trials; the difference is -5.0 to +5.0 points" in said
     coral = {("CORAL", target, 3): 0.9 for target in range(3)}
     said = made_up(tmp_path / "none", images, erm | coral)["answer"]
-    assert said == ("CORAL classifies 90.0 % of the images rightly on average over three unseen domains (one trial). "
-                    "It has no trial with all domains in common with ERM, the next in the table, so the two cannot be "
-                    "compared yet.")
+    assert said == (
+        "CORAL classifies 90.0 % of the images rightly on average over three unseen domains (one trial). "
+        "It has no trial with all domains in common with ERM, the next in the table, so the two cannot be "
+        "compared yet."
+    )
 
 
 def test_an_average_of_different_trials_says_so(tmp_path: Path, images: Path) -> None:
@@ -242,8 +311,9 @@ def test_an_average_of_different_trials_says_so(tmp_path: Path, images: Path) ->
     found = made_up(tmp_path / "sweep", images, holes)
     # The targets' means are 65, 50 and 65 %: 60 % on average. The one trial with all of them has 50 %.
     assert found["bars"]["ERM"]["mean"] == pytest.approx(60) and found["bars"]["ERM"]["values"] == []
-    assert found["answer"].startswith("ERM classifies 60.0 % of the images rightly on average over three unseen "
-                                      "domains (whose trials differ).")
+    assert found["answer"].startswith(
+        "ERM classifies 60.0 % of the images rightly on average over three unseen domains (whose trials differ)."
+    )
     assert "its number in brackets are of the trials that have every target: ERM." in found["text"]
     assert "photos has no finished run for 1 of its places: ERM, dusk, trial 1." in found["text"]
 
@@ -269,8 +339,10 @@ def test_the_latent_space_is_that_of_the_features(tmp_path: Path, images: Path) 
         softmax = np.exp(features.logits[row].astype(float))
         assert numbers(view["confidence"])[k] / 1000 == pytest.approx((softmax / softmax.sum()).max(), abs=1e-3)
     unseen = features.domains == 2
-    counts = [[int(((features.labels == i) & (features.logits.argmax(1) == j) & unseen).sum()) for j in range(2)]
-              for i in range(2)]
+    counts = [
+        [int(((features.labels == i) & (features.logits.argmax(1) == j) & unseen).sum()) for j in range(2)]
+        for i in range(2)
+    ]
     assert view["confusion"] == counts
     assert view["accuracy"] == pytest.approx((counts[0][0] + counts[1][1]) / 24)
     position = numbers(view["xy"]).reshape(-1, 2)
@@ -287,7 +359,7 @@ def test_every_thumbnail_is_its_image(tmp_path: Path, images: Path) -> None:
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(sheet[1]))).convert("RGB")).astype(float)
     for number, file in enumerate(points["files"]):
         top, left = number // about["row"] * side, number % about["row"] * side
-        middle = pixels[top + side // 4:top + 3 * side // 4, left + side // 4:left + 3 * side // 4].mean((0, 1))
+        middle = pixels[top + side // 4 : top + 3 * side // 4, left + side // 4 : left + 3 * side // 4].mean((0, 1))
         with Image.open(images / file) as image:
             assert np.abs(middle - np.array(image.getpixel((5, 5)))).max() < 16
 
@@ -393,15 +465,30 @@ def test_only_unfinished_runs_still_make_a_report(tmp_path: Path, images: Path) 
 
 def test_a_search_and_adaptation_show_where_they_were_made(tmp_path: Path, images: Path) -> None:
     sweep = tmp_path / "sweep"
-    folders = [make_run(sweep, images, "ERM", target, draw=draw, with_features=False) for target in (0, 1, 2)
-               for draw in (0, 1, 2)]
+    folders = [
+        make_run(sweep, images, "ERM", target, draw=draw, with_features=False)
+        for target in (0, 1, 2)
+        for draw in (0, 1, 2)
+    ]
     for folder in folders:
         args = json.loads((folder / "results.jsonl").read_text().splitlines()[0])["args"]
-        line = {"dataset": "photos", "algorithm": "ERM", "target": [DOMAINS[args["test_envs"][0]]], "trial": 0,
-                "draw": args["hparams_seed"], "settings": {}, "source_accuracy": 0.9, "selected": True, "model": "x"}
-        (folder / "adaptation.jsonl").write_text("".join(
-            json.dumps(line | {"method": method, "target_accuracy": 0.5 + gain + 0.1 * args["hparams_seed"]}) + "\n"
-            for method, gain in (("none", 0.0), ("T3A", 0.05))))
+        line = {
+            "dataset": "photos",
+            "algorithm": "ERM",
+            "target": [DOMAINS[args["test_envs"][0]]],
+            "trial": 0,
+            "draw": args["hparams_seed"],
+            "settings": {},
+            "source_accuracy": 0.9,
+            "selected": True,
+            "model": "x",
+        }
+        (folder / "adaptation.jsonl").write_text(
+            "".join(
+                json.dumps(line | {"method": method, "target_accuracy": 0.5 + gain + 0.1 * args["hparams_seed"]}) + "\n"
+                for method, gain in (("none", 0.0), ("T3A", 0.05))
+            )
+        )
     page = report(tmp_path, sweep)
     found = payload(page)
     assert found["search"][0]["names"] == ["lr"] and len(found["search"][0]["runs"]) == 9
@@ -422,16 +509,35 @@ def test_adaptation_beside_the_papers_and_of_these_weights_only(tmp_path: Path) 
     for target, domain in enumerate(domains):
         folder = tmp_path / "sweep" / domain
         folder.mkdir(parents=True)
-        args = {"dataset": "PACS", "algorithm": "AIDGN", "test_envs": [target], "trial_seed": 0, "hparams_seed": 0,
-                "domains": domains, "steps": 1}
+        args = {
+            "dataset": "PACS",
+            "algorithm": "AIDGN",
+            "test_envs": [target],
+            "trial_seed": 0,
+            "hparams_seed": 0,
+            "domains": domains,
+            "steps": 1,
+        }
         values = {f"env{d}_{split}_acc": 0.9 for d in range(4) for split in ("in", "out")}
         (folder / "results.jsonl").write_text(json.dumps({"step": 1, **values, "args": args, "hparams": {}}) + "\n")
         (folder / "run.json").write_text(json.dumps({"domains": domains, "steps": 1}))
         (folder / "model.safetensors").write_bytes(b"x" if target else b"trained anew")
-        line = {"dataset": "PACS", "algorithm": "AIDGN", "target": [domain], "trial": 0, "draw": 0, "settings": {},
-                "source_accuracy": 0.9, "selected": True, "model": hashlib.sha256(b"x").hexdigest()}
-        (folder / "adaptation.jsonl").write_text("".join(json.dumps(
-            line | {"method": method, "target_accuracy": 0.875}) + "\n" for method in ("none", "T3A")))
+        line = {
+            "dataset": "PACS",
+            "algorithm": "AIDGN",
+            "target": [domain],
+            "trial": 0,
+            "draw": 0,
+            "settings": {},
+            "source_accuracy": 0.9,
+            "selected": True,
+            "model": hashlib.sha256(b"x").hexdigest(),
+        }
+        (folder / "adaptation.jsonl").write_text(
+            "".join(
+                json.dumps(line | {"method": method, "target_accuracy": 0.875}) + "\n" for method in ("none", "T3A")
+            )
+        )
     page = report(tmp_path, tmp_path / "sweep")
     section = page.read_text().partition('id="adaptation"')[2].partition("</section>")[0]
     assert payload(page)["adaptation"][0]["rows"][1]["cells"][0] is None  # of other weights
@@ -479,12 +585,17 @@ def test_commands_say_where_they_train_more_than_these_runs(tmp_path: Path, imag
     assert note((0, 1), (1, 2)) == "# the sweep below also trains trial 0 and runs missing here"
 
 
-def test_commands_of_one_run_make_the_page_of_that_run(tmp_path: Path, digits_run: Callable[..., Path],
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_one_run_make_the_page_of_that_run(
+    tmp_path: Path, digits_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = digits_run(tmp_path / "runs")
     renamed = run.rename(tmp_path / "runs" / "mine")
-    for place, given in ((tmp_path, renamed), (tmp_path, Path("runs/mine")), (tmp_path, renamed / "results.jsonl"),
-                         (renamed, Path())):
+    for place, given in (
+        (tmp_path, renamed),
+        (tmp_path, Path("runs/mine")),
+        (tmp_path, renamed / "results.jsonl"),
+        (renamed, Path()),
+    ):
         monkeypatch.chdir(place)
         text = write_report([given], tmp_path / "page.html", points=50, permutations=19).read_text()
         text = text.partition('aria-label="Commands">')[2].partition("</pre>")[0]
@@ -501,7 +612,9 @@ def test_commands_of_runs_in_several_folders_put_each_where_it_was(tmp_path: Pat
     text = text.partition('aria-label="Commands">')[2].partition("</pre>")[0]
     commands = [shlex.split(line) for line in html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()]
     assert [(line[1], line[line.index("--algorithm") + 1], line[-2:]) for line in commands[:2]] == [
-        ("sweep", "ERM", ["--out", "first"]), ("sweep", "AIDGN", ["--out", "second"])]
+        ("sweep", "ERM", ["--out", "first"]),
+        ("sweep", "AIDGN", ["--out", "second"]),
+    ]
     assert commands[2:] == [["aidgn", "report", "first", "second", "--points", "50"]]
 
 
@@ -514,8 +627,12 @@ def test_commands_of_quick_fits_file_weights_and_several_data_sets(tmp_path: Pat
     place = tmp_path / "fit-photos" / "runs"
     for algorithm in ("AIDGN", "ERM"):
         for target in range(3):
-            change(make_run(place, images, algorithm, target, 0, with_features=False), train_only="last-stage",
-                   backbone="resnet18", weights="r18-0123abcd")
+            change(
+                make_run(place, images, algorithm, target, 0, with_features=False),
+                train_only="last-stage",
+                backbone="resnet18",
+                weights="r18-0123abcd",
+            )
     note, fit = rerun.commands(read_runs(place).runs, "fit-photos/runs")
     assert note == "# r18.safetensors: the initial weights, in a file whose sha256 begins with 0123abcd"
     words = shlex.split(fit)
@@ -525,20 +642,34 @@ def test_commands_of_quick_fits_file_weights_and_several_data_sets(tmp_path: Pat
 
     for dataset in ("photos", "scans"):
         for target in range(3):
-            change(make_run(tmp_path / dataset, images, "ERM", target, 0, with_features=False), dataset=dataset,
-                   source="0" * 16)
+            change(
+                make_run(tmp_path / dataset, images, "ERM", target, 0, with_features=False),
+                dataset=dataset,
+                source="0" * 16,
+            )
     lines = [shlex.split(line) for line in rerun.commands(read_runs(tmp_path / "photos", tmp_path / "scans").runs, "x")]
-    assert [line[1:5] for line in lines] == [["sweep", name, "--algorithm", "path/to/file.py:ERM"]
-                                             for name in ("photos", "scans")]
+    assert [line[1:5] for line in lines] == [
+        ["sweep", name, "--algorithm", "path/to/file.py:ERM"] for name in ("photos", "scans")
+    ]
     assert all("--skip-broken" in line for line in lines)
 
 
 def test_commands_of_values_tried_one_at_a_time_are_one_sweep(
-        tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for settings in ({}, {"tau": 5.0}, {"tau": 2e-5}, {"rho": "wide"}):
         for target in range(3):
-            folder = make_run(tmp_path / "runs", images, "ERM", target, 0, with_features=False,
-                              weight_decay=0.0, resnet_dropout=0.0, **settings)
+            folder = make_run(
+                tmp_path / "runs",
+                images,
+                "ERM",
+                target,
+                0,
+                with_features=False,
+                weight_decay=0.0,
+                resnet_dropout=0.0,
+                **settings,
+            )
             folder.rename(f"{folder}-{settings}")
     plan, sweep = rerun.commands(read_runs(tmp_path / "runs").runs, "runs")
     assert plan.startswith("echo ") and plan.endswith(" > values.yaml")
@@ -552,8 +683,9 @@ def test_commands_of_values_tried_one_at_a_time_are_one_sweep(
     assert "tau" not in sweep and "batch_size=4" in sweep
 
 
-def test_an_own_algorithm_is_looked_into_where_it_is_given(tmp_path: Path, digits_run: Callable[..., Path], own: str
-                                                           ) -> None:
+def test_an_own_algorithm_is_looked_into_where_it_is_given(
+    tmp_path: Path, digits_run: Callable[..., Path], own: str
+) -> None:
     run = digits_run(tmp_path / "runs", own)
     page = report(tmp_path, run)
     assert not payload(page)["views"] and "say where its class is, with --algorithm" in visible(page)
@@ -578,8 +710,9 @@ def test_folders_of_domainbed(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     args = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [3], "trial_seed": 0, "hparams_seed": 0}
     values = {f"env{d}_{split}_acc": 0.5 + 0.1 * d for d in range(4) for split in ("in", "out")}
-    (folder / "results.jsonl").write_text(json.dumps({"step": 300, "loss": 1.0, **values, "args": args,
-                                                      "hparams": {"lr": 5e-5}}) + "\n")
+    (folder / "results.jsonl").write_text(
+        json.dumps({"step": 300, "loss": 1.0, **values, "args": args, "hparams": {"lr": 5e-5}}) + "\n"
+    )
     page = report(tmp_path, tmp_path / "domainbed")
     text = visible(page)
     assert "ERM on PACS, sketch unseen" in text and "the commands that made them are not known" in text

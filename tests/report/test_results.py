@@ -11,15 +11,25 @@ ROOT = Path(__file__).parents[2]
 RUNS, REPEATED = "docs/results/pacs-resnet50-he2015", "docs/results/pacs-repeated"
 
 
-@pytest.mark.parametrize("command", [
-    ["-m", "aidgn", "table", RUNS, "--paper", "--markdown"],
-    ["-m", "aidgn", "table", RUNS, "--adaptation", "--paper", "--markdown"],
-    ["benchmarks/steps.py", RUNS, REPEATED],
-], ids=["accuracy", "adaptation", "steps"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "aidgn", "table", RUNS, "--paper", "--markdown"],
+        ["-m", "aidgn", "table", RUNS, "--adaptation", "--paper", "--markdown"],
+        ["benchmarks/steps.py", RUNS, REPEATED],
+    ],
+    ids=["accuracy", "adaptation", "steps"],
+)
 def test_tables_are_what_their_commands_print(command: list[str]) -> None:
     page = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
-    printed = subprocess.run([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONUTF8": "1"}, check=True,
-                             capture_output=True, encoding="utf-8").stdout
-    table = printed[printed.index("| Algorithm"):].split("\n\n")[0].strip()
+    printed = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUTF8": "1"},
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+    ).stdout
+    table = printed[printed.index("| Algorithm") :].split("\n\n")[0].strip()
     assert len(table.splitlines()) > 10
     assert table in page

@@ -15,9 +15,20 @@ DOMAINS = ["a", "b", "c"]
 
 def record(step: int, target: int, trial: int, accuracy: float, validation: float, **hparams: object) -> dict:
     values = {f"env{i}_out_acc": validation for i in range(3)} | {f"env{target}_in_acc": accuracy}
-    return {"step": step, **values, "hparams": {"lr": 0.1, "kappa": 10, "mu_star": 20, **hparams},
-            "args": {"dataset": "made", "algorithm": "AIDGN", "test_envs": [target], "trial_seed": trial,
-                     "hparams_seed": 0, "steps": 2, "domains": DOMAINS}}
+    return {
+        "step": step,
+        **values,
+        "hparams": {"lr": 0.1, "kappa": 10, "mu_star": 20, **hparams},
+        "args": {
+            "dataset": "made",
+            "algorithm": "AIDGN",
+            "test_envs": [target],
+            "trial_seed": trial,
+            "hparams_seed": 0,
+            "steps": 2,
+            "domains": DOMAINS,
+        },
+    }
 
 
 def accuracy(target: int, trial: int, kappa: float, mu_star: float) -> float:
@@ -50,13 +61,20 @@ def test_the_figure_shows_means_and_standard_deviations(tmp_path: Path) -> None:
     panel, other = figure.axes
     assert (panel.get_xlabel(), other.get_xlabel(), panel.get_xscale()) == ("kappa", "mu_star", "log")
     thick = max(panel.get_lines(), key=lambda line: line.get_linewidth())
-    by_trial = np.array([[np.mean([accuracy(target, trial, kappa, 20) for target in range(3)]) for trial in range(2)]
-                         for kappa in (5, 10, 40)]) * 100
+    by_trial = (
+        np.array(
+            [
+                [np.mean([accuracy(target, trial, kappa, 20) for target in range(3)]) for trial in range(2)]
+                for kappa in (5, 10, 40)
+            ]
+        )
+        * 100
+    )
     np.testing.assert_allclose(np.asarray(thick.get_ydata(), float), by_trial.mean(1))
     segments = panel.containers[0].lines[2][0].get_segments()
     np.testing.assert_allclose([(s[1, 1] - s[0, 1]) / 2 for s in segments], by_trial.std(1, ddof=1))
     assert [path.suffix for path in save(figure, tmp_path, "sensitivity")] == [".png", ".svg"]
-    alone, = sensitivity(records(POINTS[:3])).axes  # no other varies, so that no value is the one meanwhile
+    (alone,) = sensitivity(records(POINTS[:3])).axes  # no other varies, so that no value is the one meanwhile
     dotted = [[line for line in axis.get_lines() if line.get_linestyle() == ":"] for axis in (panel, alone)]
     assert [len(lines) for lines in dotted] == [1, 0]
 

@@ -22,19 +22,41 @@ Record = dict[str, Any]
 PAPER = json.loads((Path(sys.modules["aidgn.report.table"].__file__ or "").parent / "paper.json").read_text())
 
 
-def record(dataset: str, algorithm: str, target: int, trial: int, accuracy: float, draw: int = 0, count: int = 4,
-           step: int = 0, **args: Any) -> Record:
+def record(
+    dataset: str,
+    algorithm: str,
+    target: int,
+    trial: int,
+    accuracy: float,
+    draw: int = 0,
+    count: int = 4,
+    step: int = 0,
+    **args: Any,
+) -> Record:
     """A record whose validation accuracy is that of every other: what is selected is `accuracy`."""
-    return {"args": {"dataset": dataset, "algorithm": algorithm, "test_envs": [target], "trial_seed": trial,
-                     "hparams_seed": draw, **args}, "hparams": {"lr": 0.1}, "step": step,
-            **{f"env{i}_out_acc": 0.5 for i in range(len(args.get("domains", range(count))))},
-            f"env{target}_in_acc": accuracy}
+    return {
+        "args": {
+            "dataset": dataset,
+            "algorithm": algorithm,
+            "test_envs": [target],
+            "trial_seed": trial,
+            "hparams_seed": draw,
+            **args,
+        },
+        "hparams": {"lr": 0.1},
+        "step": step,
+        **{f"env{i}_out_acc": 0.5 for i in range(len(args.get("domains", range(count))))},
+        f"env{target}_in_acc": accuracy,
+    }
 
 
 def grid(dataset: str, algorithm: str, accuracies: list[list[float]], **args: Any) -> list[Record]:
     """Targets x trials."""
-    return [record(dataset, algorithm, target, trial, accuracy, **args)
-            for target, of_trials in enumerate(accuracies) for trial, accuracy in enumerate(of_trials)]
+    return [
+        record(dataset, algorithm, target, trial, accuracy, **args)
+        for target, of_trials in enumerate(accuracies)
+        for trial, accuracy in enumerate(of_trials)
+    ]
 
 
 def texts(table: Table) -> dict[str, list[str]]:
@@ -61,6 +83,7 @@ def test_by_hand() -> None:
 def printed_by_domainbed(rows: list[Record], datasets: dict[str, int], algorithms: list[str]) -> dict[str, Any]:
     """The strings of DomainBed's tables, by its rules: 100 * mean, 100 * std(x / sqrt(n)), one decimal; the average of
     a row is the mean of its means, X where one is missing; over data sets trials are averaged over targets first."""
+
     def form(values: list[float]) -> tuple[float | None, str]:
         if not values:
             return None, "X"
@@ -75,13 +98,31 @@ def printed_by_domainbed(rows: list[Record], datasets: dict[str, int], algorithm
         return [row for row in rows if row["dataset"] == dataset and row["algorithm"] == algorithm]
 
     result: dict[str, Any] = {
-        dataset: {algorithm: line([form([row["accuracy"] for row in of(dataset, algorithm) if row["target"] == target])
-                                   for target in range(targets)])
-                  for algorithm in algorithms} for dataset, targets in datasets.items()}
-    result["All data sets"] = {algorithm: line([
-        form([float(np.mean([row["accuracy"] for row in of(dataset, algorithm) if row["trial"] == trial]))
-              for trial in sorted({row["trial"] for row in of(dataset, algorithm)})]) for dataset in datasets])
-        for algorithm in algorithms}
+        dataset: {
+            algorithm: line(
+                [
+                    form([row["accuracy"] for row in of(dataset, algorithm) if row["target"] == target])
+                    for target in range(targets)
+                ]
+            )
+            for algorithm in algorithms
+        }
+        for dataset, targets in datasets.items()
+    }
+    result["All data sets"] = {
+        algorithm: line(
+            [
+                form(
+                    [
+                        float(np.mean([row["accuracy"] for row in of(dataset, algorithm) if row["trial"] == trial]))
+                        for trial in sorted({row["trial"] for row in of(dataset, algorithm)})
+                    ]
+                )
+                for dataset in datasets
+            ]
+        )
+        for algorithm in algorithms
+    }
     return result
 
 
@@ -93,16 +134,18 @@ def test_agrees_with_domainbed_to_the_last_digit(tmp_path: Path, seed: int, meth
     datasets, algorithms = {"PACS": 4, "VLCS": 4, "ColoredMNIST": 3}, ["ERM", "CORAL", "own"]
     number = 0
     for dataset, domains in datasets.items():
-        for algorithm, target, trial, draw in [(a, t, r, d) for a in algorithms for t in range(domains)
-                                               for r in range(3) for d in range(2)]:
+        for algorithm, target, trial, draw in [
+            (a, t, r, d) for a in algorithms for t in range(domains) for r in range(3) for d in range(2)
+        ]:
             gone = (algorithm, dataset, target, seed) == ("own", "VLCS", 1, 3)
             if gone or (trial == 2 and generator.random() < 0.3):
                 continue
             lines = []
             for step in range(0, 300, 100):
                 one = record(dataset, algorithm, target, trial, 0.0, draw, domains, step)
-                one |= {f"env{i}_{split}_acc": float(generator.random())
-                        for i in range(domains) for split in ("in", "out")}
+                one |= {
+                    f"env{i}_{split}_acc": float(generator.random()) for i in range(domains) for split in ("in", "out")
+                }
                 lines.append(json.dumps(one, sort_keys=True) + "\n")
             folder = tmp_path / f"{number:04d}"
             folder.mkdir()
@@ -122,23 +165,32 @@ def test_agrees_with_domainbed_to_the_last_digit(tmp_path: Path, seed: int, meth
 
 
 def test_missing_cells_and_uneven_trials() -> None:
-    records = [*grid("PACS", "ERM", [[0.8, 0.9], [0.7, 0.7], [0.5, 0.5], [0.6]]),
-               *grid("PACS", "IRM", [[0.8], [0.7], [0.5]])]
+    records = [
+        *grid("PACS", "ERM", [[0.8, 0.9], [0.7, 0.7], [0.5, 0.5], [0.6]]),
+        *grid("PACS", "IRM", [[0.8], [0.7], [0.5]]),
+    ]
     (table,) = tables(records, "training", "sd")
-    assert texts(table) == {"ERM": ["85.0 ± 7.1 (2)", "70.0 ± 0.0 (2)", "50.0 ± 0.0 (2)", "60.0 (1)", "66.2 (1)"],
-                            "IRM": ["80.0 (1)", "70.0 (1)", "50.0 (1)", "X", "X"]}
+    assert texts(table) == {
+        "ERM": ["85.0 ± 7.1 (2)", "70.0 ± 0.0 (2)", "50.0 ± 0.0 (2)", "60.0 (1)", "66.2 (1)"],
+        "IRM": ["80.0 (1)", "70.0 (1)", "50.0 (1)", "X", "X"],
+    }
     assert "number in brackets" in table.notes[0] and "X: no result" in table.notes[0]
     assert table.notes[1].endswith("are of the trials that have every target: ERM.")
-    assert table.notes[-1] == ("PACS has no finished run for 6 of its places: ERM, sketch, trial 1; IRM, art_painting, "
-                               "trial 1; IRM, cartoon, trial 1 and 3 more.")
+    assert table.notes[-1] == (
+        "PACS has no finished run for 6 of its places: ERM, sketch, trial 1; IRM, art_painting, "
+        "trial 1; IRM, cartoon, trial 1 and 3 more."
+    )
     (table,) = tables(grid("PACS", "ERM", [[0.8], [0.7], [0.5], [0.6]]))
     assert texts(table) == {"ERM": ["80.0", "70.0", "50.0", "60.0", "65.0"]} and "one trial" in table.notes[0]
     assert len(table.notes) == 2  # the other says what the letters are
 
 
 def test_over_data_sets_targets_are_averaged_within_a_trial_first() -> None:
-    records = [*grid("PACS", "ERM", [[0.8, 0.9], [0.7, 0.6], [0.5, 0.7], [0.6, 0.6]]),  # trials 65, 70
-               *grid("VLCS", "ERM", [[0.5, 0.5]] * 4), *grid("VLCS", "AIDGN", [[0.5, 0.6]] * 3 + [[0.7]])]
+    records = [
+        *grid("PACS", "ERM", [[0.8, 0.9], [0.7, 0.6], [0.5, 0.7], [0.6, 0.6]]),  # trials 65, 70
+        *grid("VLCS", "ERM", [[0.5, 0.5]] * 4),
+        *grid("VLCS", "AIDGN", [[0.5, 0.6]] * 3 + [[0.7]]),
+    ]
     *_, table = tables(records, "training", "sd")
     assert table.columns == ["PACS", "VLCS", "Avg"]
     assert texts(table) == {"ERM": ["67.5 ± 3.5", "50.0 ± 0.0", "58.8"], "AIDGN": ["X", "57.5 ± 3.5", "X"]}
@@ -159,12 +211,25 @@ def test_best_is_bold_and_second_underlined_as_printed() -> None:
 
 def test_order_of_rows_and_columns() -> None:
     algorithms = ["own", "AIDGN-noR", "AIDGN", "RSC", "GroupDRO", "ERM", "AIDGN-release", "AIDGN-noRD", "ERM+SMA"]
-    records = [one for dataset in ("own", "TerraIncognita", "PACS") for name in algorithms
-               for one in grid(dataset, name, [[0.5]] * 4)]
+    records = [
+        one
+        for dataset in ("own", "TerraIncognita", "PACS")
+        for name in algorithms
+        for one in grid(dataset, name, [[0.5]] * 4)
+    ]
     made = tables(records)
     assert made[-1].columns == ["PACS", "TerraIncognita", "own", "Avg"]
-    assert [row.head for row in made[0].rows] == ["ERM", "ERM+SMA", "GroupDRO", "RSC", "AIDGN", "AIDGN-noRD",
-                                                  "AIDGN-noR", "AIDGN-release", "own"]
+    assert [row.head for row in made[0].rows] == [
+        "ERM",
+        "ERM+SMA",
+        "GroupDRO",
+        "RSC",
+        "AIDGN",
+        "AIDGN-noRD",
+        "AIDGN-noR",
+        "AIDGN-release",
+        "own",
+    ]
     assert made[1].columns == ["L100", "L38", "L43", "L46", "Avg"] and made[2].columns == ["0", "1", "2", "3", "Avg"]
 
 
@@ -173,12 +238,17 @@ def test_own_data_sets_show_the_names_of_their_domains() -> None:
     assert table.columns == ["north", "south", "Avg"]
     (table,) = tables(grid("PACS", "ERM", [[0.5], [0.5]], domains=["north", "south"]))  # of that name, but not it
     assert table.columns == ["north", "south", "Avg"]
-    (table,) = tables([*grid("OfficeHome", "ERM", [[0.5]] * 4),
-                       *grid("OfficeHome", "IRM", [[0.5]] * 4, domains=["Art", "Clipart", "Product", "Real_World"])])
+    (table,) = tables(
+        [
+            *grid("OfficeHome", "ERM", [[0.5]] * 4),
+            *grid("OfficeHome", "IRM", [[0.5]] * 4, domains=["Art", "Clipart", "Product", "Real_World"]),
+        ]
+    )
     assert table.columns == ["A", "C", "P", "R", "Avg"]
     with pytest.raises(UserError, match=r"cameras are of different domains"):
-        tables([*grid("cameras", "ERM", [[0.5]], domains=["a", "b"]),
-                *grid("cameras", "IRM", [[0.5]], domains=["b", "c"])])
+        tables(
+            [*grid("cameras", "ERM", [[0.5]], domains=["a", "b"]), *grid("cameras", "IRM", [[0.5]], domains=["b", "c"])]
+        )
 
 
 # The paper ---------------------------------------------------------------------------------------------------------
@@ -187,19 +257,38 @@ def test_own_data_sets_show_the_names_of_their_domains() -> None:
 def test_paper_numbers_and_differences() -> None:
     accuracies = [[PAPER["PACS"]["rows"]["AIDGN"][letter]["mean"] / 100 + 0.01 * i] for i, letter in enumerate("ACPS")]
     (table,) = tables(grid("PACS", "AIDGN", accuracies), paper=True)
-    assert [(row.head, row.kind) for row in table.rows] == [("AIDGN", "ours"), ("paper", "paper"),
-                                                            ("difference", "difference")]
+    assert [(row.head, row.kind) for row in table.rows] == [
+        ("AIDGN", "ours"),
+        ("paper", "paper"),
+        ("difference", "difference"),
+    ]
     assert texts(table)["paper"] == ["87.9 ± 0.4", "82.1 ± 0.2", "97.6 ± 0.1", "78.8 ± 0.9", "86.6"]
     assert texts(table)["difference"] == ["+0.0", "+1.0", "+2.0", "+3.0", "+1.5"]  # 88.1 - 86.6
 
 
 def test_paper_rows_of_other_names() -> None:
-    (table,) = tables(grid("VLCS", "ERM", [[0.7]] * 4) + grid("VLCS", "AIDGN-noR", [[0.7]] * 4)
-                      + grid("VLCS", "AIDGN-release", [[0.7]] * 4), paper=True)
-    assert [row.head for row in table.rows] == ["ERM", "paper", "difference", "paper, reproduced", "difference",
-                                                "AIDGN-noR", "paper", "difference", "AIDGN-release"]
-    printed = [PAPER["VLCS"]["rows"]["ERM"], PAPER["VLCS"]["rows"]["ERM (reproduced)"],
-               PAPER["ablation_vlcs"]["rows"]["AIDGN w/o R"]]
+    (table,) = tables(
+        grid("VLCS", "ERM", [[0.7]] * 4)
+        + grid("VLCS", "AIDGN-noR", [[0.7]] * 4)
+        + grid("VLCS", "AIDGN-release", [[0.7]] * 4),
+        paper=True,
+    )
+    assert [row.head for row in table.rows] == [
+        "ERM",
+        "paper",
+        "difference",
+        "paper, reproduced",
+        "difference",
+        "AIDGN-noR",
+        "paper",
+        "difference",
+        "AIDGN-release",
+    ]
+    printed = [
+        PAPER["VLCS"]["rows"]["ERM"],
+        PAPER["VLCS"]["rows"]["ERM (reproduced)"],
+        PAPER["ablation_vlcs"]["rows"]["AIDGN w/o R"],
+    ]
     for row, numbers in zip([row for row in table.rows if row.kind == "paper"], printed, strict=True):
         assert [cell and cell.mean for cell in row.cells] == [numbers[c]["mean"] for c in ("C", "L", "S", "V", "Avg")]
 
@@ -231,7 +320,7 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path) -> None:
     for name, steps, accuracy in (("done", 100, 0.5), ("half", 200, 0.9)):
         (tmp_path / name).mkdir()
         lines = [json.dumps(record("PACS", "ERM", target, 0, accuracy, step=100, draw=steps)) for target in range(4)]
-        (tmp_path / name / "results.jsonl").write_text("\n".join(lines) + "\n{\"args\": {")
+        (tmp_path / name / "results.jsonl").write_text("\n".join(lines) + '\n{"args": {')
         (tmp_path / name / "run.json").write_text(json.dumps({"steps": steps}))
     (table,) = tables(read_runs(tmp_path))
     assert texts(table) == {"ERM": ["50.0"] * 5}
@@ -254,7 +343,8 @@ def test_runs_of_domainbed_that_stopped_early_count_and_are_named(tmp_path: Path
     for target, step in enumerate((5000, 5000, 300, 5000)):  # without --steps, DomainBed writes null
         (tmp_path / str(target)).mkdir()
         (tmp_path / str(target) / "results.jsonl").write_text(
-            json.dumps(record("PACS", "ERM", target, 0, 0.5, step=step, **{"steps": None})) + "\n")
+            json.dumps(record("PACS", "ERM", target, 0, 0.5, step=step, **{"steps": None})) + "\n"
+        )
     (table,) = tables(read_runs(tmp_path))
     assert texts(table) == {"ERM": ["50.0"] * 5}
     assert f"Runs that stopped before the others, counted as DomainBed does: 1 ({tmp_path / '2'})." in table.notes
@@ -262,33 +352,66 @@ def test_runs_of_domainbed_that_stopped_early_count_and_are_named(tmp_path: Path
 
 
 def test_mixtures_are_told() -> None:
-    records = [*grid("PACS", "ERM", [[0.5]] * 4, backbone="resnet18"), *grid("PACS", "IRM", [[0.5]] * 4,
-                                                                            backbone="resnet50")]
-    assert ("The runs of PACS differ in backbone: resnet18 (4 runs: ERM); resnet50 (4 runs: IRM)."
-            in tables(records)[0].notes)
+    records = [
+        *grid("PACS", "ERM", [[0.5]] * 4, backbone="resnet18"),
+        *grid("PACS", "IRM", [[0.5]] * 4, backbone="resnet50"),
+    ]
+    assert (
+        "The runs of PACS differ in backbone: resnet18 (4 runs: ERM); resnet50 (4 runs: IRM)."
+        in tables(records)[0].notes
+    )
 
 
 def test_mixtures_are_told_below_the_tables_they_are_in() -> None:
     records = [record("PACS", "ERM", 0, trial, 0.5, step=steps, steps=steps) for trial, steps in enumerate((120, 30))]
     made = tables([*records, *grid("VLCS", "ERM", [[0.5]])])
     told = [[note for note in table.notes if "differ in" in note] for table in made]
-    note = ("The runs of PACS differ in steps: 30 (1 run: trial 1); 120 (1 run: trial 0). Runs of ERM have several of "
-            "these values.")
+    note = (
+        "The runs of PACS differ in steps: 30 (1 run: trial 1); 120 (1 run: trial 0). Runs of ERM have several of "
+        "these values."
+    )
     assert told == [[note], [], [note]]
 
 
-IDENTITY = {"target": [], "steps": 10, "eval_every": 5, "image_size": 224, "backbone": "resnet18", "weights": "hub",
-            "lr_milestones": [], "average": None, "augment_validation": False, "evaluate_source_in": False,
-            "data": f"{'a' * 32}-{'b' * 32}", "precision": "float32"}
+IDENTITY = {
+    "target": [],
+    "steps": 10,
+    "eval_every": 5,
+    "image_size": 224,
+    "backbone": "resnet18",
+    "weights": "hub",
+    "lr_milestones": [],
+    "average": None,
+    "augment_validation": False,
+    "evaluate_source_in": False,
+    "data": f"{'a' * 32}-{'b' * 32}",
+    "precision": "float32",
+}
 
 
-def write_run(root: Path, algorithm: str = "ERM", target: int = 0, trial: int = 0, draw: int = 0,
-              hparams: dict[str, Any] | None = None, **settings: Any) -> Path:
+def write_run(
+    root: Path,
+    algorithm: str = "ERM",
+    target: int = 0,
+    trial: int = 0,
+    draw: int = 0,
+    hparams: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Path:
     """A run folder as training writes it, with these settings in run.json and, as far as they stand there, in args."""
     folder = root / f"{len(list(root.glob('*'))):03d}"
     folder.mkdir(parents=True)
-    identity = IDENTITY | {"dataset": "PACS", "algorithm": algorithm, "trial": trial, "draw": draw,
-                           "hyper_parameters": hparams or {"lr": 0.1}} | settings
+    identity = (
+        IDENTITY
+        | {
+            "dataset": "PACS",
+            "algorithm": algorithm,
+            "trial": trial,
+            "draw": draw,
+            "hyper_parameters": hparams or {"lr": 0.1},
+        }
+        | settings
+    )
     in_args = {key: identity[key] for key in ("steps", "backbone", "weights", "precision")}
     one = record("PACS", algorithm, target, trial, 0.5, draw, step=identity["steps"], **in_args)
     one["hparams"] = identity["hyper_parameters"]
@@ -301,10 +424,20 @@ def told_differences(root: Path) -> list[str]:
     return [note for note in tables(read_runs(root))[0].notes if "differ in" in note]
 
 
-@pytest.mark.parametrize(("name", "usual", "other"), [
-    ("image_size", "224", 112), ("augment_validation", "no", True), ("precision", "float32", "bfloat16"),
-    ("eval_every", "5", 2), ("train_only", "none", "last-stage"), ("average", "none", "sma:3"),
-    ("lr_milestones", "[]", [3, 5]), ("weights", "hub", "none"), ("an_option_of_tomorrow", "none", 7)])
+@pytest.mark.parametrize(
+    ("name", "usual", "other"),
+    [
+        ("image_size", "224", 112),
+        ("augment_validation", "no", True),
+        ("precision", "float32", "bfloat16"),
+        ("eval_every", "5", 2),
+        ("train_only", "none", "last-stage"),
+        ("average", "none", "sma:3"),
+        ("lr_milestones", "[]", [3, 5]),
+        ("weights", "hub", "none"),
+        ("an_option_of_tomorrow", "none", 7),
+    ],
+)
 def test_settings_mixed_in_a_cell_are_told(tmp_path: Path, name: str, usual: str, other: Any) -> None:
     for trial in range(3):
         write_run(tmp_path, trial=trial)
@@ -337,8 +470,9 @@ def test_rows_with_more_draws_to_choose_from_are_told(tmp_path: Path) -> None:
         write_run(tmp_path, "ERM", draw=draw, hparams={"lr": 0.1 + draw})
     assert told_differences(tmp_path) == []
     write_run(tmp_path, "IRM")
-    assert told_differences(tmp_path) == ["The runs of PACS differ in number of draws: 1 (1 run: IRM); 3 (3 runs: "
-                                          "ERM)."]
+    assert told_differences(tmp_path) == [
+        "The runs of PACS differ in number of draws: 1 (1 run: IRM); 3 (3 runs: ERM)."
+    ]
 
 
 @pytest.mark.parametrize("place", [{"trial": 1}, {"target": 1}])
@@ -374,10 +508,17 @@ def test_nothing_to_tabulate() -> None:
 
 # Forms -------------------------------------------------------------------------------------------------------------
 
-HOSTILE = Table("R&D_<b>", ["A|B", "50%"], [Row("<script>[bold]*x*", [Cell(80.0, 1.25, 3), None]),
-                                            Row("ERM_2", [Cell(70.0, 0.5, 3), Cell(60.0, None, 3)]),
-                                            Row("paper", [Cell(75.0), None], "paper"),
-                                            Row("difference", [Cell(-5.0), None], "difference")], ["a ~ note_1"])
+HOSTILE = Table(
+    "R&D_<b>",
+    ["A|B", "50%"],
+    [
+        Row("<script>[bold]*x*", [Cell(80.0, 1.25, 3), None]),
+        Row("ERM_2", [Cell(70.0, 0.5, 3), Cell(60.0, None, 3)]),
+        Row("paper", [Cell(75.0), None], "paper"),
+        Row("difference", [Cell(-5.0), None], "difference"),
+    ],
+    ["a ~ note_1"],
+)
 
 
 class Reader(HTMLParser):
@@ -411,8 +552,13 @@ def test_html_is_well_formed_and_escaped() -> None:
     reader.feed(HOSTILE.to_html())
     reader.close()
     assert not reader.open and "script" not in reader.seen and "b" not in reader.seen
-    assert reader.cells == [["Algorithm", "A|B", "50%"], ["<script>[bold]*x*", "bold:80.0 ± 1.2", "X"],
-                            ["ERM_2", "second:70.0 ± 0.5", "60.0"], ["paper", "75.0", ""], ["difference", "-5.0", ""]]
+    assert reader.cells == [
+        ["Algorithm", "A|B", "50%"],
+        ["<script>[bold]*x*", "bold:80.0 ± 1.2", "X"],
+        ["ERM_2", "second:70.0 ± 0.5", "60.0"],
+        ["paper", "75.0", ""],
+        ["difference", "-5.0", ""],
+    ]
 
 
 def test_markdown() -> None:
@@ -455,8 +601,12 @@ def test_all_records_as_csv(tmp_path: Path) -> None:
         lines = list(csv.DictReader(file))
     assert len(lines) == 5
     assert [(line["dataset"], line["target"], line["trial"], line["step"]) for line in lines] == [
-        ("PACS", "art_painting", "0", "0"), ("PACS", "art_painting", "1", "0"), ("PACS", "cartoon", "0", "0"),
-        ("PACS", "cartoon", "1", "0"), ("cameras", "a,b", "0", "0")]
+        ("PACS", "art_painting", "0", "0"),
+        ("PACS", "art_painting", "1", "0"),
+        ("PACS", "cartoon", "0", "0"),
+        ("PACS", "cartoon", "1", "0"),
+        ("cameras", "a,b", "0", "0"),
+    ]
     assert [line["env0_in_acc"] for line in lines] == ["0.5", "0.25", "", "", "0.125"]
     assert lines[-1]["hparams.dann_lambda"] == "3" and lines[-1]["hparams.sizes"] == "[1, 2]"
     assert lines[0]["hparams.lr"] == "0.1" and lines[-1]["hparams.lr"] == ""

@@ -38,8 +38,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def space(model: Model) -> LatentSpace:
     random = np.random.default_rng(0)
     directions = random.random((30, model.network.num_features)).astype(np.float32)
-    return LatentSpace(directions / np.linalg.norm(directions, axis=1, keepdims=True), DIGITS.labels[:30],
-                       DIGITS.domain_of[:30], random.random((20, 2)), np.arange(30), DIGITS)
+    return LatentSpace(
+        directions / np.linalg.norm(directions, axis=1, keepdims=True),
+        DIGITS.labels[:30],
+        DIGITS.domain_of[:30],
+        random.random((20, 2)),
+        np.arange(30),
+        DIGITS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +81,7 @@ def send(client: Any, *files: tuple[str, bytes], **options: Any) -> httpx.Respon
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
+
 def test_what_the_model_says(client: TestClient, model: Model, space: LatentSpace) -> None:
     rows = [3, 700, 1500]
     answer = send(client, *((f"{row}.png", digit(row)) for row in rows))
@@ -105,21 +112,24 @@ def test_good_and_bad_pictures_together(client: TestClient) -> None:
     assert answer.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize(("content", "status", "words"), [
-    (b"Dear all,\n", 415, "not a picture"),
-    (b"", 415, "empty (0 bytes)"),
-    (b"%!PS-Adobe-3.0 EPSF-3.0\n", 415, "not a picture"),
-    (digit(0)[:60], 422, "damaged"),
-    (bomb(60_000), 413, "too many pixels"),
-    (bomb(9000), 413, "9,000 x 9,000"),
-    (encoded(Image.new("1", (12_000, 12_000))), 413, "12,000 x 12,000"),
-    (encoded(Image.new("LA", (5000, 5000))), 413, "up to 16 million are taken with transparency or 16-bit grey"),
-    (encoded(Image.new("RGB", (10_000, 300), "teal"), "JPEG"), 200, ""),
-    (encoded(Image.new("RGB", (10_000, 2000), "teal"), "JPEG"), 200, ""),
-    (encoded(Image.new("RGBA", (10_000, 500), "teal")), 200, ""),
-    (encoded(Image.new("I;16", (300, 200), 30_000)), 200, ""),
-    (encoded(Image.new("P", (30, 20)), "GIF"), 200, ""),
-])
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        (b"Dear all,\n", 415, "not a picture"),
+        (b"", 415, "empty (0 bytes)"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", 415, "not a picture"),
+        (digit(0)[:60], 422, "damaged"),
+        (bomb(60_000), 413, "too many pixels"),
+        (bomb(9000), 413, "9,000 x 9,000"),
+        (encoded(Image.new("1", (12_000, 12_000))), 413, "12,000 x 12,000"),
+        (encoded(Image.new("LA", (5000, 5000))), 413, "up to 16 million are taken with transparency or 16-bit grey"),
+        (encoded(Image.new("RGB", (10_000, 300), "teal"), "JPEG"), 200, ""),
+        (encoded(Image.new("RGB", (10_000, 2000), "teal"), "JPEG"), 200, ""),
+        (encoded(Image.new("RGBA", (10_000, 500), "teal")), 200, ""),
+        (encoded(Image.new("I;16", (300, 200), 30_000)), 200, ""),
+        (encoded(Image.new("P", (30, 20)), "GIF"), 200, ""),
+    ],
+)
 def test_odd_pictures(content: bytes, status: int, words: str, client: TestClient) -> None:
     answer = send(client, ("a.jpg", content))
     [image] = answer.json()["images"]
@@ -144,35 +154,53 @@ def test_requests_that_are_none(client: TestClient) -> None:
     refused(send(client, *[("a.png", digit(0))] * 5), 413, "4 pictures")
     refused(send(client, ("a.png", bytes(2_500_000))), 413, "larger than 2 MB")
     refused(send(client, ("a.png", bytes(9_000_000))), 413, "larger than 2 MB")
-    refused(client.post("/api/predict", headers=multipart,  # no Content-Length
-                        content=(part for part in [b"--x\r\n", *[bytes(10**6)] * 3])), 413, "larger than 2 MB")
+    refused(
+        client.post(
+            "/api/predict",
+            headers=multipart,  # no Content-Length
+            content=(part for part in [b"--x\r\n", *[bytes(10**6)] * 3]),
+        ),
+        413,
+        "larger than 2 MB",
+    )
     refused(client.get("/api/predict"), 405, "GET")
     refused(client.get("/nowhere"), 404, "nothing here")
-    for path in ("/api/training/999", "/api/training/-1", "/api/training/1e3", "/api/training/..%2f..%2fetc%2fpasswd",
-                 "/../../etc/passwd", "/api/training/%00", "/page.html"):
+    for path in (
+        "/api/training/999",
+        "/api/training/-1",
+        "/api/training/1e3",
+        "/api/training/..%2f..%2fetc%2fpasswd",
+        "/../../etc/passwd",
+        "/api/training/%00",
+        "/page.html",
+    ):
         refused(client.get(path), 404, "")
 
 
 # Who may ask ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("headers", "status"), [
-    ({"Host": "127.0.0.1:8000"}, 200),
-    ({"Host": "localhost:8000"}, 200),
-    ({"Host": "[::1]:8000"}, 200),
-    ({"Host": "192.168.1.7"}, 200),
-    ({"Host": "evil.example"}, 403),
-    ({"Host": "evil.example:8000"}, 403),
-    ({"Host": "127.0.0.1.evil.example"}, 403),
-    ({"Host": ""}, 403),
-    ({"Origin": HOME}, 200),
-    ({"Origin": "http://evil.example"}, 403),
-    ({"Origin": "http://127.0.0.1:9"}, 403),
-    ({"Origin": "https://127.0.0.1:8000"}, 403),
-    ({"Origin": "null"}, 403),
-    ({"Sec-Fetch-Site": "same-origin"}, 200),
-    ({"Sec-Fetch-Site": "cross-site"}, 403),
-    ({"Sec-Fetch-Site": "same-site"}, 403),
-])
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "127.0.0.1:8000"}, 200),
+        ({"Host": "localhost:8000"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "192.168.1.7"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:8000"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": HOME}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "http://127.0.0.1:9"}, 403),
+        ({"Origin": "https://127.0.0.1:8000"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
 def test_only_own_pages(headers: dict[str, str], status: int, client: TestClient) -> None:
     assert client.get("/api/health", headers=headers).status_code == status
     assert send(client, ("a.png", digit(0)), headers=headers).status_code == status
@@ -193,16 +221,22 @@ def test_page_and_its_headers(client: TestClient) -> None:
 
 # The schema -----------------------------------------------------------------------------------------------------------
 
+
 def test_answers_fit_the_schema(client: TestClient) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = client.get("/api/schema").json()
     assert schema["openapi"] == "3.1.0" and schema["x-limits"]["images"] == 4
-    assert "64 million pixels (16 million with transparency or 16-bit grey)" in schema["paths"]["/api/predict"]["post"][
-        "responses"]["413"]["description"]
-    answers = {"200": send(client, ("a.png", digit(0)), ("b.txt", b"x")), "415": send(client, ("b.txt", b"x")),
-               "413": send(client, ("b.png", bytes(2_500_000))),
-               "422": client.post("/api/predict", files={"a": (None, "")}),
-               "403": client.post("/api/predict", headers={"Origin": "null"})}
+    assert (
+        "64 million pixels (16 million with transparency or 16-bit grey)"
+        in schema["paths"]["/api/predict"]["post"]["responses"]["413"]["description"]
+    )
+    answers = {
+        "200": send(client, ("a.png", digit(0)), ("b.txt", b"x")),
+        "415": send(client, ("b.txt", b"x")),
+        "413": send(client, ("b.png", bytes(2_500_000))),
+        "422": client.post("/api/predict", files={"a": (None, "")}),
+        "403": client.post("/api/predict", headers={"Origin": "null"}),
+    }
     for status, answer in answers.items():
         content = schema["paths"]["/api/predict"]["post"]["responses"][status]["content"]["application/json"]["schema"]
         jsonschema.Draft202012Validator.check_schema(content)
@@ -216,6 +250,7 @@ def test_answers_fit_the_schema(client: TestClient) -> None:
 
 
 # Under load -----------------------------------------------------------------------------------------------------------
+
 
 class Slow:
     """The model, each batch of which takes this many seconds more."""
@@ -265,8 +300,12 @@ def test_decoded_pictures_are_few(model: Model, tmp_path: Path, monkeypatch: pyt
     from aidgn.serve import engine
 
     (tmp_path / "a.png").write_bytes(digit(0))
-    now, most, lock, decode = {"decoding": 0, "decoded": 0}, {"decoding": 0, "decoded": 0}, threading.Lock(), \
-        engine.streaming.decode
+    now, most, lock, decode = (
+        {"decoding": 0, "decoded": 0},
+        {"decoding": 0, "decoded": 0},
+        threading.Lock(),
+        engine.streaming.decode,
+    )
 
     def change(what: str, by: int) -> None:
         with lock:

@@ -37,8 +37,10 @@ def test_nearest_have_the_smallest_angles(space: LatentSpace) -> None:
     feature = np.random.default_rng(0).random(space.directions.shape[1]).astype(np.float32)
     place, near = space.around(feature)
     z = feature.astype(np.float64)
-    distances = [1 - sum(a * b for a, b in zip(z, w, strict=True)) / np.sqrt((z**2).sum() * (w**2).sum())
-                 for w in space.directions.astype(np.float64)]
+    distances = [
+        1 - sum(a * b for a, b in zip(z, w, strict=True)) / np.sqrt((z**2).sum() * (w**2).sum())
+        for w in space.directions.astype(np.float64)
+    ]
     order = np.argsort(distances)[:6]
     assert [index for index, _ in near] == order.tolist()
     np.testing.assert_allclose([distance for _, distance in near], np.sort(distances)[:6], atol=1e-5)
@@ -78,8 +80,9 @@ def test_thumbnails(space: LatentSpace) -> None:
     assert replace(space, dataset=None).thumbnail(0) is None
 
 
-def test_kept_features_are_used_and_those_of_another_model_are_not(run: Path, space: LatentSpace,
-                                                                  tmp_path: Path) -> None:
+def test_kept_features_are_used_and_those_of_another_model_are_not(
+    run: Path, space: LatentSpace, tmp_path: Path
+) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     kept = extract(copy, device="cpu")
     model = load_model(copy, "cpu")
@@ -100,8 +103,16 @@ def test_folders_exported_files_and_missing_data(tmp_path: Path) -> None:
             for number in range(8):
                 noise = random.integers(0, 256 if name == "light" else 99, (40, 50, 3), dtype=np.uint8)
                 Image.fromarray(noise).save(tmp_path / "photos" / domain / name / f"{number}.png")
-    spec = RunSpec(str(tmp_path / "photos"), "ERM", "c", steps=1, eval_every=1, backbone="small", image_size=32,
-                   hyper_parameters={"batch_size": 2})
+    spec = RunSpec(
+        str(tmp_path / "photos"),
+        "ERM",
+        "c",
+        steps=1,
+        eval_every=1,
+        backbone="small",
+        image_size=32,
+        hyper_parameters={"batch_size": 2},
+    )
     run = train(spec, tmp_path / "runs", device="cpu")
     file = tmp_path / "model.safetensors"
     shutil.move(export(run, tmp_path / "out", onnx=False).files[0], file)

@@ -21,8 +21,15 @@ from aidgn.training.folder import RunFolder
 
 
 def spec_of(**changes: object) -> RunSpec:
-    return plan(["digits"], ["ERM"], targets=["ink"], trials=1, steps=4, eval_every=2,
-                **{"hyper_parameters": {"batch_size": 4}, **changes})[0]
+    return plan(
+        ["digits"],
+        ["ERM"],
+        targets=["ink"],
+        trials=1,
+        steps=4,
+        eval_every=2,
+        **{"hyper_parameters": {"batch_size": 4}, **changes},
+    )[0]
 
 
 def write(out: Path, spec: RunSpec, *lines: dict) -> Path:
@@ -37,9 +44,13 @@ def ended(out: Path, spec: RunSpec, *ends: tuple[str, int]) -> int:
     """Failures after attempts that ended so, beginning at these steps."""
     for kind, first in ends:
         name = os.urandom(4).hex()
-        write(out, spec, {"id": name, "host": "h", "pid": 1, "began": 1.0},
-              {"id": name, "first": first, "step": first, "time": 2.0},
-              {"id": name, "kind": kind, "what": kind, "time": 3.0})
+        write(
+            out,
+            spec,
+            {"id": name, "host": "h", "pid": 1, "began": 1.0},
+            {"id": name, "first": first, "step": first, "time": 2.0},
+            {"id": name, "kind": kind, "what": kind, "time": 3.0},
+        )
     return history(out, spec.key()).failures
 
 
@@ -48,7 +59,7 @@ def test_a_run_from_start_to_end_and_its_key_on_disk(tmp_path: Path) -> None:
     kind, what = attempt(spec, tmp_path, device="cpu", on_progress=lambda *event: seen.append(event[:3]))
     assert kind == "done" and RunFolder(Path(what)).finished and ("train", 4, 4) in seen
     found = history(tmp_path, spec.key())
-    one, = found.attempts
+    (one,) = found.attempts
     assert (one.kind, one.first, one.step, one.pid, found.folder) == ("done", 0, 4, os.getpid(), Path(what).name)
     assert one.step_seconds is not None and 0 < one.step_seconds < 60 and found.failures == 0 and not found.running
     identity = json.loads((Path(what) / "run.json").read_text())["identity"]
@@ -67,8 +78,10 @@ def test_the_key_of_an_own_folder_is_that_on_disk(tmp_path: Path, name: str) -> 
 
 
 def test_where_memory_ran_out_the_process_is_not_used_again(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Large(ERM):\n"
-                                     "    def update(self, minibatches):\n        raise MemoryError\n")
+    (tmp_path / "own.py").write_text(
+        "from aidgn.algorithms.erm import ERM\nclass Large(ERM):\n"
+        "    def update(self, minibatches):\n        raise MemoryError\n"
+    )
     spec = plan(["digits"], [f"{tmp_path / 'own.py'}:Large"], targets=["ink"], trials=1, steps=4)[0]
     kind, why = attempt(spec, tmp_path / "out", device="cpu")
     assert kind == "crashed" and why.startswith("Out of memory with 3 x")  # in words, all the same
@@ -122,8 +135,10 @@ def test_a_run_of_another_process_is_busy_and_not_a_failure(tmp_path: Path) -> N
 def test_storage_concerns_all_runs_and_is_no_failure_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of()
     for error in (OSError(28, "No space left on device"), storage_error(tmp_path, OSError(30, "Read-only"))):
+
         def fails(*_: object, error: Exception = error, **__: object) -> None:
             raise error
+
         monkeypatch.setattr("aidgn.training.run.train", fails)
         kind, what = attempt(spec, tmp_path)
         assert kind == "stop" and ("disk is full" in what or "cannot be written" in what)
@@ -150,6 +165,7 @@ def test_signs_of_life_while_a_run_takes_long(tmp_path: Path, monkeypatch: pytes
         time.sleep(1.5)
         on_progress("train", 9, 100, None)
         return tmp_path / "folder"
+
     monkeypatch.setattr(attempts, "BEAT", 0.1)
     monkeypatch.setattr("aidgn.training.run.train", slow)
     spec = spec_of()

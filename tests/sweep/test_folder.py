@@ -24,8 +24,15 @@ from aidgn.sweep.planfile import Plan, read_plans
 from aidgn.sweep.status import lines, look
 from aidgn.training import train
 
-PLAN = {"datasets": ("digits",), "algorithms": ("ERM",), "targets": ("ink",), "trials": 2, "steps": 4, "eval_every": 2,
-        "hyper_parameters": {"batch_size": 4}}
+PLAN = {
+    "datasets": ("digits",),
+    "algorithms": ("ERM",),
+    "targets": ("ink",),
+    "trials": 2,
+    "steps": 4,
+    "eval_every": 2,
+    "hyper_parameters": {"batch_size": 4},
+}
 
 
 def planned(out: Path, **changes: object) -> Agenda:
@@ -51,11 +58,17 @@ def with_one_run(out: Path) -> Path:
     return (out / next(iter(one_run()))).parent
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"steps": 5}, "steps 4 (here 5)"), ({"eval_every": 1}, "steps between evaluations 2 (here 1)"),
-    ({"image_size": 32}, "image size 28 (here 32)"), ({"backbone": "resnet18", "weights": "none"}, "backbone small"),
-    ({"augment_validation": True}, "augmented validation False (here True)"),
-    ({"hyper_parameters": {"batch_size": 8}}, "ERM's batch_size 4 (here 8)")])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": 5}, "steps 4 (here 5)"),
+        ({"eval_every": 1}, "steps between evaluations 2 (here 1)"),
+        ({"image_size": 32}, "image size 28 (here 32)"),
+        ({"backbone": "resnet18", "weights": "none"}, "backbone small"),
+        ({"augment_validation": True}, "augmented validation False (here True)"),
+        ({"hyper_parameters": {"batch_size": 8}}, "ERM's batch_size 4 (here 8)"),
+    ],
+)
 def test_another_plan_is_refused_and_what_differs_is_named(changes: dict, words: str, tmp_path: Path) -> None:
     planned(tmp_path).enter(2, None)
     with_one_run(tmp_path)
@@ -78,8 +91,10 @@ def test_a_backbone_that_does_not_exist_is_refused_before_the_first_run(tmp_path
 
 def test_two_own_algorithms_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / f"{name}.py").write_text("from aidgn.algorithms import Algorithm\n\n\nclass Mine(Algorithm):\n"
-                                             f"    def objective(self, minibatches):\n        return '{name}'\n")
+        (tmp_path / f"{name}.py").write_text(
+            "from aidgn.algorithms import Algorithm\n\n\nclass Mine(Algorithm):\n"
+            f"    def objective(self, minibatches):\n        return '{name}'\n"
+        )
     one, two = f"{tmp_path}/a.py:Mine", f"{tmp_path}/b.py:Mine"
     with pytest.raises(UserError, match=r"a\.py:Mine and .*b\.py:Mine are both called Mine"):
         planned(tmp_path / "out", algorithms=(one, two))
@@ -107,8 +122,10 @@ def test_an_own_algorithm_that_was_edited_meanwhile(tmp_path: Path) -> None:
 
 def test_an_own_algorithm_whose_defaults_were_edited(tmp_path: Path) -> None:
     file, out = tmp_path / "own.py", tmp_path / "out"
-    text = ("from aidgn.algorithms.base import COMMON\nfrom aidgn.algorithms.erm import ERM\nfrom aidgn.algorithms."
-            "hyper_parameters import fixed\n\n\nclass Mine(ERM):\n    search_space = {**COMMON, 'a': (1, fixed(1))}\n")
+    text = (
+        "from aidgn.algorithms.base import COMMON\nfrom aidgn.algorithms.erm import ERM\nfrom aidgn.algorithms."
+        "hyper_parameters import fixed\n\n\nclass Mine(ERM):\n    search_space = {**COMMON, 'a': (1, fixed(1))}\n"
+    )
     file.write_text(text)
     todo = planned(out, algorithms=(f"{file}:Mine", "ERM"))
     todo.enter(2, None)
@@ -122,8 +139,10 @@ def test_an_own_algorithm_whose_defaults_were_edited(tmp_path: Path) -> None:
 
 def test_an_own_algorithm_that_was_edited_and_planned_otherwise(tmp_path: Path) -> None:
     file, out = tmp_path / "own.py", tmp_path / "out"
-    text = ("from aidgn.algorithms.base import COMMON\nfrom aidgn.algorithms.erm import ERM\nfrom aidgn.algorithms."
-            "hyper_parameters import fixed\n\n\nclass Mine(ERM):\n    search_space = {**COMMON, 'a': (1, fixed(1))}\n")
+    text = (
+        "from aidgn.algorithms.base import COMMON\nfrom aidgn.algorithms.erm import ERM\nfrom aidgn.algorithms."
+        "hyper_parameters import fixed\n\n\nclass Mine(ERM):\n    search_space = {**COMMON, 'a': (1, fixed(1))}\n"
+    )
     mine = {"algorithms": (f"{file}:Mine",)}
     file.write_text(text)
     todo = planned(out, **mine)
@@ -161,9 +180,19 @@ def test_a_single_run_of_other_hyper_parameters_is_a_candidate_like_any_other(tm
     assert todo.count("left") == len(todo.specs)
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"trials": 5}, {"draws": 3}, {"algorithms": ("ERM", "CORAL")}, {"targets": ()}, {"leave_one_out": True},
-    {"average": "sma"}, {"hyper_parameters": {"batch_size": 4, "lr": [0.1, 0.2]}}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"trials": 5},
+        {"draws": 3},
+        {"algorithms": ("ERM", "CORAL")},
+        {"targets": ()},
+        {"leave_one_out": True},
+        {"average": "sma"},
+        {"hyper_parameters": {"batch_size": 4, "lr": [0.1, 0.2]}},
+    ],
+)
 def test_more_of_the_same_goes_together_and_the_finished_run_is_found(changes: dict, tmp_path: Path) -> None:
     with_one_run(tmp_path)
     todo = planned(tmp_path, **changes)
@@ -179,14 +208,20 @@ def test_the_plan_in_the_folder_grows(tmp_path: Path) -> None:
         assert len(read_plans(tmp_path / "sweep.yaml")[0]) == (2 if number == 3 else 1)
     assert todo.others == 3
     items, retries = SweepFolder(tmp_path).planned()
-    assert [(item.algorithm, item.trial) for item in items] == [("ERM", 0), ("ERM", 1), ("ERM", 2), ("CORAL", 0),
-                                                                ("CORAL", 1)] and retries == 2
+    assert [(item.algorithm, item.trial) for item in items] == [
+        ("ERM", 0),
+        ("ERM", 1),
+        ("ERM", 2),
+        ("CORAL", 0),
+        ("CORAL", 1),
+    ] and retries == 2
     again = agenda(read_plans(tmp_path / "sweep.yaml")[0], tmp_path)
     assert {spec.key() for spec in again.specs} == {item.key for item in items}
 
 
 def test_stopped_between_the_two_files_of_a_plan_either_way_of_going_on_completes_it(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned(tmp_path).enter(2, None)
     written = []
 
@@ -240,11 +275,25 @@ def test_draws_on_an_own_folder_with_broken_images_are_those_of_train(tmp_path: 
                 pixels = np.random.default_rng(number).integers(0, 255, (30, 30, 3)).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "photos" / domain / name / f"{number}.png")
     (tmp_path / "photos" / "a" / "x" / "9.png").write_text("broken")
-    plan = Plan((str(tmp_path / "photos"),), ("ERM",), ("a",), trials=1, draws=2, steps=1, backbone="small",
-                image_size=28, skip_broken=True)
+    plan = Plan(
+        (str(tmp_path / "photos"),),
+        ("ERM",),
+        ("a",),
+        trials=1,
+        draws=2,
+        steps=1,
+        backbone="small",
+        image_size=28,
+        skip_broken=True,
+    )
     todo = agenda([plan], tmp_path / "out")
-    alone = train(type(todo.specs[1])(str(tmp_path / "photos"), "ERM", "a", draw=1, steps=1, backbone="small",
-                                      image_size=28, skip_broken=True), tmp_path / "out", device="cpu")
+    alone = train(
+        type(todo.specs[1])(
+            str(tmp_path / "photos"), "ERM", "a", draw=1, steps=1, backbone="small", image_size=28, skip_broken=True
+        ),
+        tmp_path / "out",
+        device="cpu",
+    )
     todo.check()
     todo.look(2)
     assert [state.kind for state in todo.states] == ["left", "done"]
@@ -281,12 +330,22 @@ def test_done_running_failed_left_speed_and_time_left(tmp_path: Path) -> None:
     todo = planned(tmp_path, trials=6)
     todo.enter(1, None)
     folder, items = SweepFolder(tmp_path), todo.items
-    write(folder, items[0], started(), {"first": 0, "step": 4, "kind": "done", "what": f"/elsewhere/{name}",
-                                        "step_seconds": 0.5})
+    write(
+        folder,
+        items[0],
+        started(),
+        {"first": 0, "step": 4, "kind": "done", "what": f"/elsewhere/{name}", "step_seconds": 0.5},
+    )
     write(folder, items[1], started(), {"first": 0, "step": 2, "time": 1010.0})
     write(folder, items[2], started(), {"first": 0, "step": 2, "time": 1010.0}, age=SILENCE + 9)  # its machine is gone
-    write(folder, items[3], started(), {"kind": "failed", "what": "no luck"}, {"id": "b", **started()},
-          {"id": "b", "kind": "crashed", "what": "Traceback ...\nValueError: bad luck"})
+    write(
+        folder,
+        items[3],
+        started(),
+        {"kind": "failed", "what": "no luck"},
+        {"id": "b", **started()},
+        {"id": "b", "kind": "crashed", "what": "Traceback ...\nValueError: bad luck"},
+    )
     write(folder, items[4], started(), {"kind": "failed", "what": "once is allowed"})
     status = look(folder)
     assert dict(status.counts) == {"done": 1, "running": 1, "failed": 1, "left": 3}
@@ -294,8 +353,14 @@ def test_done_running_failed_left_speed_and_time_left(tmp_path: Path) -> None:
     # Of 24 steps are left: 2 of the running one, 2 of the one that stopped, 4 and 4; the failed one is given up.
     assert status.seconds_left == pytest.approx((2 + 2 + 4 + 4) / 2.0)
     text = "\n".join(lines(status, folder))
-    for words in ("6 runs, 33% of the steps", "1 on node7", "time left  about 6 s", "2 attempts: ValueError: bad luck",
-                  "digits, ERM, ink unseen, trial 3, draw 0", "--retry-failed"):
+    for words in (
+        "6 runs, 33% of the steps",
+        "1 on node7",
+        "time left  about 6 s",
+        "2 attempts: ValueError: bad luck",
+        "digits, ERM, ink unseen, trial 3, draw 0",
+        "--retry-failed",
+    ):
         assert words in text, text
 
 
@@ -333,9 +398,11 @@ def test_a_folder_of_sweeps_says_where_they_are(tmp_path: Path) -> None:
     with_one_run(tmp_path / "fit-photos" / "runs")
     kept = tmp_path / "fit-photos" / "model" / "run.json"  # a model that was kept is no run
     write_text(kept, next(tmp_path.glob("fit-photos/runs/*/run.json")).read_text())
-    for path, words in ((tmp_path, f"folders in it do: {tmp_path}/first, {tmp_path}/fit-photos/runs. Give one"),
-                        (next(tmp_path.glob("fit-photos/runs/*")), "is a run, not a sweep.*fit-photos/runs"),
-                        (tmp_path / "nowhere", "nowhere does not exist")):
+    for path, words in (
+        (tmp_path, f"folders in it do: {tmp_path}/first, {tmp_path}/fit-photos/runs. Give one"),
+        (next(tmp_path.glob("fit-photos/runs/*")), "is a run, not a sweep.*fit-photos/runs"),
+        (tmp_path / "nowhere", "nowhere does not exist"),
+    ):
         with pytest.raises(UserError, match=words):
             look(SweepFolder(path))
 
@@ -352,8 +419,9 @@ def test_a_done_run_whose_folder_was_removed_is_to_be_done_again(tmp_path: Path)
 def test_the_status_of_fifteen_thousand_runs_is_quick(tmp_path: Path) -> None:
     number = 3000
     folder = SweepFolder(tmp_path)
-    items = [Item(f"digits-ERM-ink-trial{n}-draw0-{n:08x}", "digits", "ERM", ["ink"], n, 0, 100, "")
-             for n in range(number)]
+    items = [
+        Item(f"digits-ERM-ink-trial{n}-draw0-{n:08x}", "digits", "ERM", ["ink"], n, 0, 100, "") for n in range(number)
+    ]
     folder.write(items, 2, "")
     save_file({f"layer{n}.weight": torch.zeros(1) for n in range(320)}, tmp_path / "x")  # as many as a ResNet-50 has
     weights = (tmp_path / "x").read_bytes()
@@ -361,8 +429,14 @@ def test_the_status_of_fifteen_thousand_runs_is_quick(tmp_path: Path) -> None:
         (tmp_path / f"run{n}").mkdir()
         if n < number // 2:
             (tmp_path / f"run{n}" / "last.safetensors").write_bytes(weights)
-            write(folder, item, started(), {"first": 0, "step": 0}, {"step": 50},
-                  {"step": 100, "kind": "done", "what": f"/x/run{n}", "step_seconds": 0.1})
+            write(
+                folder,
+                item,
+                started(),
+                {"first": 0, "step": 0},
+                {"step": 50},
+                {"step": 100, "kind": "done", "what": f"/x/run{n}", "step_seconds": 0.1},
+            )
     began = time.process_time()
     status = look(folder)
     assert status.counts["done"] == number // 2

@@ -40,8 +40,15 @@ except KeyboardInterrupt:
     sys.exit(130)
 sys.exit(1 if failed else 0)
 """
-SWEEP: dict[str, Any] = {"datasets": ["digits"], "algorithms": ["ERM", "AIDGN"], "targets": ["ink", "chalk"],
-                         "trials": 1, "steps": 12, "eval_every": 2, "hyper_parameters": {"batch_size": 4}}
+SWEEP: dict[str, Any] = {
+    "datasets": ["digits"],
+    "algorithms": ["ERM", "AIDGN"],
+    "targets": ["ink", "chalk"],
+    "trials": 1,
+    "steps": 12,
+    "eval_every": 2,
+    "hyper_parameters": {"batch_size": 4},
+}
 
 
 def one_by_one(specs: list[RunSpec], out: Path) -> dict[str, list[dict]]:
@@ -57,15 +64,21 @@ def records(out: Path) -> dict[str, list[dict]]:
     for path in (about.parent for about in out.glob("*/run.json")):
         folder = RunFolder(path)
         assert folder.finished and not folder.state.exists()
-        found[path.name] = [{key: value for key, value in record.items() if not key.endswith("_time")}
-                            for record in folder.records()]
+        found[path.name] = [
+            {key: value for key, value in record.items() if not key.endswith("_time")} for record in folder.records()
+        ]
     return found
 
 
 def start(sweep: dict[str, Any], out: Path, save_seconds: float = 60.0) -> subprocess.Popen:
     """A sweep in a process group of its own, as a terminal starts a command."""
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(sweep), str(out), str(save_seconds)],
-                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, json.dumps(sweep), str(out), str(save_seconds)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def events(process: subprocess.Popen) -> Iterator[tuple[int, str, Any, list[int]]]:
@@ -84,8 +97,11 @@ def ended(process: subprocess.Popen) -> str:
 
 def saved_steps(out: Path) -> list[int]:
     """The steps at which the runs in progress were saved. One that has begun and is not finished must be."""
-    return [torch.load(path / "state.pt", weights_only=True)["step"] for path in out.glob("*-draw0-*")
-            if (path / "log.txt").exists() and not RunFolder(path).finished]
+    return [
+        torch.load(path / "state.pt", weights_only=True)["step"]
+        for path in out.glob("*-draw0-*")
+        if (path / "log.txt").exists() and not RunFolder(path).finished
+    ]
 
 
 # Workers that die ---------------------------------------------------------------------------------------------------
@@ -122,8 +138,10 @@ def test_failing_runs_are_tried_again_then_set_aside_and_the_rest_goes_on(tmp_pa
     (tmp_path / "own.py").write_text(OWN)
     dies, raises = f"{tmp_path / 'own.py'}:Dies", f"{tmp_path / 'own.py'}:Raises"
     given = {**SWEEP, "targets": ["ink"], "steps": 4}
-    specs = [plan(**{**given, "algorithms": [name], "hyper_parameters": {"batch_size": 4, **more}})[0]
-             for name, more in [("ERM", {}), (dies, {}), (raises, {}), ("ERM", {"lr": 1e30}), ("CORAL", {})]]
+    specs = [
+        plan(**{**given, "algorithms": [name], "hyper_parameters": {"batch_size": 4, **more}})[0]
+        for name, more in [("ERM", {}), (dies, {}), (raises, {}), ("ERM", {"lr": 1e30}), ("CORAL", {})]
+    ]
     out = tmp_path / "out"
     finished = train(specs[0], out, device="cpu")
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in finished.iterdir()}
@@ -176,14 +194,14 @@ def test_ctrl_c_and_a_killed_parent_lose_nothing(tmp_path: Path) -> None:
     next(event for event in events(process) if event[1] == "step" and event[2] > 0)
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C goes to the workers too
     assert ended(process) == "" and process.returncode == 130
-    first, = saved_steps(out)
+    (first,) = saved_steps(out)
 
     process = start(sweep, out)
     next(event for event in events(process) if event[1] == "step" and event[2] > first)
     process.kill()
     ended(process)
     assert process.returncode == -signal.SIGKILL
-    second, = saved_steps(out)
+    (second,) = saved_steps(out)
     assert 0 < first < second < 200
 
     assert one_by_one(plan(**sweep), out) == one_by_one(plan(**sweep), tmp_path / "undisturbed")
@@ -199,13 +217,17 @@ def test_a_signal_to_all_processes_at_once_lets_runs_be_saved(tmp_path: Path) ->
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGTERM)
     ended(process)
-    step, = saved_steps(tmp_path)
+    (step,) = saved_steps(tmp_path)
     assert 0 < step < SWEEP["steps"]
 
 
-@pytest.mark.parametrize(("kills", "changes"), [
-    (3, {"targets": ["ink"], "steps": 200, "eval_every": 20}),
-    pytest.param(20, {"targets": [], "steps": 600, "eval_every": 10}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kills", "changes"),
+    [
+        (3, {"targets": ["ink"], "steps": 200, "eval_every": 20}),
+        pytest.param(20, {"targets": [], "steps": 600, "eval_every": 10}, marks=pytest.mark.slow),
+    ],
+)
 def test_kills_at_random_moments(kills: int, changes: dict[str, Any], tmp_path: Path) -> None:
     """Per start two workers, then the parent: by SIGKILL or Ctrl-C in turn."""
     sweep = {**SWEEP, **changes}
@@ -217,8 +239,13 @@ def test_kills_at_random_moments(kills: int, changes: dict[str, Any], tmp_path: 
         happening = events(process)
 
         def someone_training(happening: Iterator[tuple] = happening) -> int:
-            return dice.choice(next(alive for _, kind, _, pids in happening
-                                    if kind == "step" and (alive := sorted({*pids}.difference(killed)))))
+            return dice.choice(
+                next(
+                    alive
+                    for _, kind, _, pids in happening
+                    if kind == "step" and (alive := sorted({*pids}.difference(killed)))
+                )
+            )
 
         for _ in range(2):
             killed.append(someone_training())
@@ -240,23 +267,30 @@ def test_kills_at_random_moments(kills: int, changes: dict[str, Any], tmp_path: 
     assert Counter(run for run, kind in seen if kind == "done") == dict.fromkeys(range(len(specs)), 1)
     found = records(out)
     assert len(found) == len(specs) and found == one_by_one(specs, tmp_path / "undisturbed")
-    shown = [[table.to_markdown() for table in tables(read_runs(folder), "training", "sd", False)]
-             for folder in (out, tmp_path / "undisturbed")]
+    shown = [
+        [table.to_markdown() for table in tables(read_runs(folder), "training", "sd", False)]
+        for folder in (out, tmp_path / "undisturbed")
+    ]
     assert shown[0] == shown[1] and read_runs(out).twice == 0
 
 
 # Where workers compute ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("numbers", "workers", "visible", "expected"), [
-    ([0, 1, 2, 3], None, None, ["0", "1", "2", "3"]),
-    ([0, 1], 5, None, ["0", "1", "0", "1", "0"]),
-    ([0], 3, None, ["0", "0", "0"]),
-    ([0, 1, 2, 3], 2, None, ["0", "1"]),
-    ([0, 1], None, "6,7", ["6", "7"]),
-    ([1], 2, "GPU-3f1, GPU-9a2", ["GPU-9a2", "GPU-9a2"])])
-def test_workers_share_the_gpus_in_turn(numbers: list[int], workers: int | None, visible: str | None,
-                                        expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "workers", "visible", "expected"),
+    [
+        ([0, 1, 2, 3], None, None, ["0", "1", "2", "3"]),
+        ([0, 1], 5, None, ["0", "1", "0", "1", "0"]),
+        ([0], 3, None, ["0", "0", "0"]),
+        ([0, 1, 2, 3], 2, None, ["0", "1"]),
+        ([0, 1], None, "6,7", ["6", "7"]),
+        ([1], 2, "GPU-3f1, GPU-9a2", ["GPU-9a2", "GPU-9a2"]),
+    ],
+)
+def test_workers_share_the_gpus_in_turn(
+    numbers: list[int], workers: int | None, visible: str | None, expected: list[str]
+) -> None:
     places = local.share_gpus(numbers, workers, visible)
     assert [place.visible for place in places] == expected and {place.device for place in places} == {"cuda"}
 
@@ -334,8 +368,9 @@ def test_a_full_disk_and_a_read_only_one_stop_the_sweep_and_lose_nothing(tiny_di
     specs = plan(**SWEEP)
     seen: list[tuple[int, str]] = []
     with pytest.raises(UserError, match=r"The disk is full: .* could not be written"):
-        run_all(specs, tiny_disk / "out", workers=1, device="cpu",
-                on_event=lambda run, kind, _: seen.append((run, kind)))
+        run_all(
+            specs, tiny_disk / "out", workers=1, device="cpu", on_event=lambda run, kind, _: seen.append((run, kind))
+        )
     assert not {kind for _, kind in seen} & {"retry", "failed"} and not multiprocessing.active_children()
     kept = {path: path.read_bytes() for path in (tiny_disk / "out").rglob("last.safetensors")}
 

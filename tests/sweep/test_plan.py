@@ -35,8 +35,9 @@ def test_targets_by_name_or_letter_and_nothing_twice() -> None:
 
 
 def test_algorithms_are_found_in_any_case_and_recorded_in_one() -> None:
-    specs = plan(["digits"], ["erm", "ERM", "aidgn-NOR"], targets=["ink"], trials=1,
-                 hyper_parameters={"Erm": {"lr": 0.5}})
+    specs = plan(
+        ["digits"], ["erm", "ERM", "aidgn-NOR"], targets=["ink"], trials=1, hyper_parameters={"Erm": {"lr": 0.5}}
+    )
     assert [spec.algorithm for spec in specs] == ["ERM", "AIDGN-noR"]
     assert [spec.hyper_parameters["lr"] == 0.5 for spec in specs] == [True, False]
     assert specs[0].key() == plan(["digits"], ["ERM"], targets=["ink"], trials=1, hyper_parameters={"lr": 0.5})[0].key()
@@ -44,8 +45,16 @@ def test_algorithms_are_found_in_any_case_and_recorded_in_one() -> None:
 
 
 def test_shared_settings_and_draws_reach_every_run() -> None:
-    specs = plan(["digits"], ["IRM", "CORAL"], targets=["ink"], trials=2, draws=3, steps=7, average="sma",
-                 hyper_parameters={"batch_size": 4})
+    specs = plan(
+        ["digits"],
+        ["IRM", "CORAL"],
+        targets=["ink"],
+        trials=2,
+        draws=3,
+        steps=7,
+        average="sma",
+        hyper_parameters={"batch_size": 4},
+    )
     assert len(specs) == 12
     for spec in specs:
         drawn = ALGORITHMS[spec.algorithm].sample("digits", spec.trial, spec.draw)
@@ -56,10 +65,14 @@ def test_shared_settings_and_draws_reach_every_run() -> None:
 
 
 def test_a_hyper_parameter_is_set_for_those_that_have_it() -> None:
-    specs = plan(["digits"], ["ERM", "VREx", "IRM"], targets=["ink"], trials=1,
-                 hyper_parameters={"vrex_lambda": 3, "lr": 1})
+    specs = plan(
+        ["digits"], ["ERM", "VREx", "IRM"], targets=["ink"], trials=1, hyper_parameters={"vrex_lambda": 3, "lr": 1}
+    )
     assert [(spec.hyper_parameters.get("vrex_lambda"), spec.hyper_parameters["lr"]) for spec in specs] == [
-        (None, 1), (3, 1), (None, 1)]
+        (None, 1),
+        (3, 1),
+        (None, 1),
+    ]
     specs = plan(["digits"], ["ERM", "VREx"], targets=["ink"], trials=1, hyper_parameters={"vrex_lambda": [3, 4]})
     assert [spec.hyper_parameters.get("vrex_lambda") for spec in specs] == [None, 10, 3, 4]
     with pytest.raises(UserError, match="ERM has no hyper-parameter vrex_lambda"):
@@ -75,8 +88,10 @@ def test_several_data_sets_each_with_its_own_domains(tmp_path: Path) -> None:
             Image.fromarray(np.zeros((30, 30, 3), np.uint8)).save(tmp_path / "pets" / domain / name / "1.png")
     pets = str(tmp_path / "pets")
     specs = plan([pets, "digits"], ["ERM"], trials=1, weights="none")
-    assert keys(specs) == ([(pets, "ERM", 0, 0, domain) for domain in ("north", "south", "west")]
-                           + [("digits", "ERM", 0, 0, domain) for domain in DOMAINS])
+    assert keys(specs) == (
+        [(pets, "ERM", 0, 0, domain) for domain in ("north", "south", "west")]
+        + [("digits", "ERM", 0, 0, domain) for domain in DOMAINS]
+    )
 
 
 def test_all_that_lack_source_domains_are_named_at_once(tmp_path: Path) -> None:
@@ -92,10 +107,17 @@ def test_all_that_lack_source_domains_are_named_at_once(tmp_path: Path) -> None:
     assert len(plan(pets, ["ERM", "AIDGN"], trials=1, weights="none")) == 4
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"algorithms": ["ERM", "AIDNG"]}, "Did you mean AIDGN"), ({"targets": ["ink", "chark"]}, "Did you mean chalk"),
-    ({"datasets": ["digits", "digts"]}, "Did you mean digits"), ({"steps": 0}, "--steps is 0"),
-    ({"hyper_parameters": {"gama": 1.0}}, "Did you mean gamma"), ({"average": "mean"}, "--average mean")])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithms": ["ERM", "AIDNG"]}, "Did you mean AIDGN"),
+        ({"targets": ["ink", "chark"]}, "Did you mean chalk"),
+        ({"datasets": ["digits", "digts"]}, "Did you mean digits"),
+        ({"steps": 0}, "--steps is 0"),
+        ({"hyper_parameters": {"gama": 1.0}}, "Did you mean gamma"),
+        ({"average": "mean"}, "--average mean"),
+    ],
+)
 def test_a_mistake_in_any_run_is_found_before_the_first(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         plan(**{"datasets": ["digits"], "algorithms": ["AIDGN", "ERM"], **changes})

@@ -23,8 +23,14 @@ from aidgn.sweep.attempts import history
 from aidgn.training import RunSpec, train
 from aidgn.training.folder import RunFolder
 
-SWEEP: dict[str, Any] = {"datasets": ["digits"], "targets": ["ink", "chalk"], "trials": 2, "steps": 60,
-                         "eval_every": 20, "hyper_parameters": {"batch_size": 4}}
+SWEEP: dict[str, Any] = {
+    "datasets": ["digits"],
+    "targets": ["ink", "chalk"],
+    "trials": 2,
+    "steps": 60,
+    "eval_every": 20,
+    "hyper_parameters": {"batch_size": 4},
+}
 OWN = """
 import os, time
 from aidgn.algorithms.erm import ERM
@@ -58,8 +64,10 @@ class Nodes:
     def __init__(self, nodes: int):
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args={
-            "num_cpus": 1, "object_store_memory": LEAST, "include_dashboard": False})
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "object_store_memory": LEAST, "include_dashboard": False},
+        )
         self.nodes: list[Any] = []
         for _ in range(nodes):
             self.add()
@@ -85,8 +93,13 @@ class Nodes:
 def nodes() -> Iterator[Nodes]:
     """Lost nodes are noticed after one second instead of fifteen."""
     patch = pytest.MonkeyPatch()
-    for name, value in (("USAGE_STATS_ENABLED", 0), ("health_check_period_ms", 250), ("health_check_timeout_ms", 1000),
-                        ("health_check_failure_threshold", 3), ("health_check_initial_delay_ms", 1000)):
+    for name, value in (
+        ("USAGE_STATS_ENABLED", 0),
+        ("health_check_period_ms", 250),
+        ("health_check_timeout_ms", 1000),
+        ("health_check_failure_threshold", 3),
+        ("health_check_initial_delay_ms", 1000),
+    ):
         patch.setenv(f"RAY_{name}", str(value))
     patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     started = Nodes(1)
@@ -101,8 +114,10 @@ def records(out: Path) -> dict[str, list[dict]]:
     for path in out.iterdir():
         if not path.name.startswith("."):
             assert RunFolder(path).finished and not RunFolder(path).state.exists()
-            found[path.name] = [{key: value for key, value in record.items() if not key.endswith("_time")}
-                                for record in RunFolder(path).records()]
+            found[path.name] = [
+                {key: value for key, value in record.items() if not key.endswith("_time")}
+                for record in RunFolder(path).records()
+            ]
     return found
 
 
@@ -116,8 +131,12 @@ class Sweep:
 
     def __init__(self, sweep: dict[str, Any], out: Path, address: str):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, json.dumps(sweep), str(out), address], text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True)
+            [sys.executable, "-c", SCRIPT, json.dumps(sweep), str(out), address],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         self.seen: list[tuple[int, str, Any]] = []
 
     def events(self) -> Iterator[tuple[int, str, Any]]:
@@ -240,9 +259,12 @@ def test_room_is_counted_by_node() -> None:
     class Cluster:
         @staticmethod
         def nodes() -> list[dict]:
-            return [{"Alive": True, "Resources": {"CPU": 16.0, "GPU": 2.0}},
-                    {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 1.0}},
-                    {"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
+            return [
+                {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 2.0}},
+                {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 1.0}},
+                {"Alive": True, "Resources": {"CPU": 8.0}},
+                {"Alive": False, "Resources": {"CPU": 64.0}},
+            ]
 
     assert ray._room(Cluster, 1, 0) == 16 + 3 + 8
     assert ray._room(Cluster, 1, 0.25) == 8 + 3 + 0  # quarters of two GPUs; three processors
@@ -266,6 +288,19 @@ def test_mistakes_are_said(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UserError, match=r"pip install 'aidgn\[ray\]'"):
         ray.run_all(specs, tmp_path)
     with pytest.raises(UserError, match="--partition is not for --launcher ray"):
-        app(["sweep", "digits", "--algorithm", "ERM", "--launcher", "ray", "--partition", "gpu", "--out",
-             str(tmp_path)], standalone_mode=False)
+        app(
+            [
+                "sweep",
+                "digits",
+                "--algorithm",
+                "ERM",
+                "--launcher",
+                "ray",
+                "--partition",
+                "gpu",
+                "--out",
+                str(tmp_path),
+            ],
+            standalone_mode=False,
+        )
     assert not list(tmp_path.iterdir())

@@ -24,8 +24,10 @@ from aidgn.training.folder import RunFolder
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel")
 PATH = os.environ["PATH"] + os.pathsep + "/usr/sbin"
 missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
-real_slurm = pytest.mark.skipif(bool(missing) or os.geteuid() != 0, reason=(
-    f"no {', '.join(missing)} on this machine" if missing else "SLURM can only be started here by root"))
+real_slurm = pytest.mark.skipif(
+    bool(missing) or os.geteuid() != 0,
+    reason=(f"no {', '.join(missing)} on this machine" if missing else "SLURM can only be started here by root"),
+)
 CONFIGURATION = """
 ClusterName=aidgn
 SlurmctldHost={host}(127.0.0.1)
@@ -66,8 +68,13 @@ class Raises(ERM):
     def update(self, minibatches):
         raise ValueError("no such luck")
 """
-SWEEP: dict[str, Any] = {"datasets": ["digits"], "trials": 1, "steps": 60, "eval_every": 6,
-                         "hyper_parameters": {"batch_size": 4}}
+SWEEP: dict[str, Any] = {
+    "datasets": ["digits"],
+    "trials": 1,
+    "steps": 60,
+    "eval_every": 6,
+    "hyper_parameters": {"batch_size": 4},
+}
 
 
 def free_port() -> int:
@@ -97,8 +104,11 @@ def cluster() -> Iterator[Path]:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     configuration = folder / "slurm.conf"
-    configuration.write_text(CONFIGURATION.format(folder=folder, host=socket.gethostname().split(".")[0],
-                                                  controller_port=free_port(), node_port=free_port()))
+    configuration.write_text(
+        CONFIGURATION.format(
+            folder=folder, host=socket.gethostname().split(".")[0], controller_port=free_port(), node_port=free_port()
+        )
+    )
     patch = pytest.MonkeyPatch()
     patch.setenv("PATH", PATH)
     patch.setenv("SLURM_CONF", str(configuration))
@@ -108,13 +118,19 @@ def cluster() -> Iterator[Path]:
     daemons = []
     try:
         with (folder / "log").open("wb") as log:
-            for command in (["munged", "--force", "--foreground", f"--socket={folder}/munge/socket", *munge],
-                            ["slurmctld", "-D"], ["slurmd", "-D"]):
+            for command in (
+                ["munged", "--force", "--foreground", f"--socket={folder}/munge/socket", *munge],
+                ["slurmctld", "-D"],
+                ["slurmd", "-D"],
+            ):
                 daemons.append(subprocess.Popen(command, stdout=log, stderr=log))
                 if command[0] == "munged":
                     eventually((folder / "munge" / "socket").exists)
-        eventually(lambda: subprocess.run(["sinfo", "--noheader", "--format=%T"], capture_output=True).stdout.strip()
-                   == b"idle")
+        eventually(
+            lambda: (
+                subprocess.run(["sinfo", "--noheader", "--format=%T"], capture_output=True).stdout.strip() == b"idle"
+            )
+        )
         yield folder
     finally:
         if len(daemons) == 3:
@@ -137,8 +153,10 @@ def records(out: Path) -> dict[str, list[dict]]:
     for path in out.iterdir():
         if not path.name.startswith("."):
             assert RunFolder(path).finished
-            found[path.name] = [{key: value for key, value in record.items() if not key.endswith("_time")}
-                                for record in RunFolder(path).records()]
+            found[path.name] = [
+                {key: value for key, value in record.items() if not key.endswith("_time")}
+                for record in RunFolder(path).records()
+            ]
     return found
 
 
@@ -146,7 +164,7 @@ def records(out: Path) -> dict[str, list[dict]]:
 def test_a_run_as_a_job(cluster: Path, tmp_path: Path) -> None:
     specs, seen = plan(**{**SWEEP, "steps": 6}, algorithms=["ERM"], targets=["ink"]), []
     assert slurm.run_all(specs, tmp_path, on_event=lambda *event: seen.append(event), device="cpu", workers=1) == {}
-    folder, = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
+    (folder,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
     assert RunFolder(folder).finished and [record["step"] for record in RunFolder(folder).records()] == [6]
     assert [event for event in seen if event[1] != "step"] == [(0, "done", str(folder))]
     assert slurm.run_all(specs, tmp_path, device="cpu") == {}  # finished: no other job
@@ -155,8 +173,9 @@ def test_a_run_as_a_job(cluster: Path, tmp_path: Path) -> None:
 
 @real_slurm
 @pytest.mark.slow
-def test_preempted_jobs_and_a_stopped_launcher_change_nothing(cluster: Path, tmp_path: Path,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_jobs_and_a_stopped_launcher_change_nothing(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own.py").write_text(OWN)
     specs = plan(**SWEEP, algorithms=[f"{tmp_path / 'own.py'}:Slow"], targets=["ink", "chalk"])
     out = tmp_path / "disturbed"
@@ -166,8 +185,16 @@ def test_preempted_jobs_and_a_stopped_launcher_change_nothing(cluster: Path, tmp
         raise KeyboardInterrupt
 
     with pytest.raises(UserError, match=r"the jobs go on.*scancel --name=aidgn-") as stopped:
-        slurm.run_all(specs, out, on_event=interrupt, device="cpu", save_seconds=60.0, partition="short",
-                      time_limit="30", slurm=["comment=a test"])
+        slurm.run_all(
+            specs,
+            out,
+            on_event=interrupt,
+            device="cpu",
+            save_seconds=60.0,
+            partition="short",
+            time_limit="30",
+            slurm=["comment=a test"],
+        )
     assert stopped.value.exit_code == 130
     first, second = sorted(jobs())
     assert "Comment=a test" in ask("scontrol", "show", "job", first)
@@ -181,7 +208,7 @@ def test_preempted_jobs_and_a_stopped_launcher_change_nothing(cluster: Path, tmp
     assert failed == {}
     assert Counter(run for run, kind, _ in seen if kind == "done") == {0: 1, 1: 1}
     assert not any(kind in ("retry", "failed") for _, kind, _ in seen)
-    array, = (out / ".sweep" / "slurm").glob("*.json")  # nothing was submitted twice
+    (array,) = (out / ".sweep" / "slurm").glob("*.json")  # nothing was submitted twice
     assert json.loads(array.read_text()) == [spec.key() for spec in specs]
     for log in out.glob("*/log.txt"):
         saved = [line.split()[-1] for line in log.read_text().splitlines() if "interrupted at step" in line]
@@ -194,13 +221,16 @@ def test_preempted_jobs_and_a_stopped_launcher_change_nothing(cluster: Path, tmp
 
 @real_slurm
 @pytest.mark.slow
-def test_broken_and_cancelled_jobs_are_tried_again_and_set_aside(cluster: Path, tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_and_cancelled_jobs_are_tried_again_and_set_aside(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More runs than an array may have here (2); one raises, one is killed, one is cancelled."""
     (tmp_path / "own.py").write_text(OWN)
     own = str(tmp_path / "own.py")
-    specs = [*plan(**SWEEP, algorithms=[f"{own}:Raises"], targets=["ink"]),
-             *plan(**SWEEP, algorithms=[f"{own}:Slow"], targets=["ink", "chalk"])]
+    specs = [
+        *plan(**SWEEP, algorithms=[f"{own}:Raises"], targets=["ink"]),
+        *plan(**SWEEP, algorithms=[f"{own}:Slow"], targets=["ink", "chalk"]),
+    ]
     monkeypatch.setenv("PAUSE", "0.2")
     out, seen, done = tmp_path / "out", [], set()
 
@@ -213,8 +243,9 @@ def test_broken_and_cancelled_jobs_are_tried_again_and_set_aside(cluster: Path, 
             if run == 1:
                 os.kill(attempt.pid, signal.SIGKILL)
             else:
-                array = next(path for path in (out / ".sweep" / "slurm").glob("*.json")
-                             if specs[run].key() in path.read_text())
+                array = next(
+                    path for path in (out / ".sweep" / "slurm").glob("*.json") if specs[run].key() in path.read_text()
+                )
                 ask("scancel", f"--name={array.stem}")
         if len(done) == 2:
             monkeypatch.setenv("PAUSE", "0")
@@ -233,8 +264,10 @@ def test_broken_and_cancelled_jobs_are_tried_again_and_set_aside(cluster: Path, 
 # Mistakes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "minutes"), [("90", 90), ("30:00", 30), ("0:30", 1), ("12:00:00", 720),
-                                                ("1-12", 2160), ("2-0:30", 2910), ("1-00:00:01", 1441)])
+@pytest.mark.parametrize(
+    ("limit", "minutes"),
+    [("90", 90), ("30:00", 30), ("0:30", 1), ("12:00:00", 720), ("1-12", 2160), ("2-0:30", 2910), ("1-00:00:01", 1441)],
+)
 def test_time_limits_are_those_of_sbatch(limit: str, minutes: int) -> None:
     assert slurm._minutes(limit) == minutes
 

@@ -27,8 +27,9 @@ def test_a_pacs_run_takes_what_was_measured() -> None:
     seconds = h200_seconds(spec.resolved(dataset), dataset, PACS)
     by_hand = 5000 * (10.4e-3 + 0.4e-3) + 100 * (3929 + 0.2 * (2048 + 2344 + 1670)) / 25000
     assert seconds == pytest.approx(by_hand) and seconds == pytest.approx(83.2 - 5000 * 1.1e-3, rel=0.05)
-    all_targets = [h200_seconds(replace(spec, target=name).resolved(dataset), dataset, PACS) or 0
-                   for name in dataset.domains]
+    all_targets = [
+        h200_seconds(replace(spec, target=name).resolved(dataset), dataset, PACS) or 0 for name in dataset.domains
+    ]
     assert min(all_targets) > 72 - 5.5 and max(all_targets) < 85 - 5.5
 
 
@@ -40,29 +41,43 @@ def test_what_was_not_measured_is_not_guessed() -> None:
 
 
 def test_times_of_finished_runs(tmp_path: Path) -> None:
-    items = [Item(str(n), "digits", algorithm, ["ink"], n, 0, 100, "")
-             for n, algorithm in enumerate(["ERM"] * 4 + ["IRM"])]
+    items = [
+        Item(str(n), "digits", algorithm, ["ink"], n, 0, 100, "") for n, algorithm in enumerate(["ERM"] * 4 + ["IRM"])
+    ]
     here = socket.gethostname()
     measured = ((here, 0.1), (here, 0.3), (here, 0.2), ("another", 99.0))
-    states = [State("done", History([Attempt("a", host=host, kind="done", step_seconds=seconds)]))
-              for host, seconds in measured] + [State("left", History())]
+    states = [
+        State("done", History([Attempt("a", host=host, kind="done", step_seconds=seconds)]))
+        for host, seconds in measured
+    ] + [State("left", History())]
     assert Speeds(items, states).total(items[:1]) == pytest.approx(100 * 0.2)
     assert Speeds(items, states).total(items[4:]) == pytest.approx(100 * 0.2)  # by other algorithms on the same data
     assert Speeds(items, states).total([items[0]._replace(dataset="PACS")]) is None
 
 
 def test_durations_in_words() -> None:
-    assert [in_words(seconds) for seconds in (0, 45, 600, 12_000, 1e6)] == ["1 s", "45 s", "10 min", "3 h 20 min",
-                                                                           "278 hours"]
+    assert [in_words(seconds) for seconds in (0, 45, 600, 12_000, 1e6)] == [
+        "1 s",
+        "45 s",
+        "10 min",
+        "3 h 20 min",
+        "278 hours",
+    ]
 
 
-RUNS = {"table1": 15 * 4 * 4 * 20 * 3, "table2": 4 * 4 * 20 * 3, "adaptation": 2 * 4 * 4 * 20 * 3,
-        "sensitivity": (1 + 4 + 4 + 4) * 4 * 3, "compare": 18 * 4}
+RUNS = {
+    "table1": 15 * 4 * 4 * 20 * 3,
+    "table2": 4 * 4 * 20 * 3,
+    "adaptation": 2 * 4 * 4 * 20 * 3,
+    "sensitivity": (1 + 4 + 4 + 4) * 4 * 3,
+    "compare": 18 * 4,
+}
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_headers_of_the_experiments_agree_with_the_dry_run(name: str, tmp_path: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_of_the_experiments_agree_with_the_dry_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AIDGN_DATA", raising=False)
     path = EXPERIMENTS / f"{name}.yaml"
@@ -82,5 +97,9 @@ def test_leave_one_out_adds_each_pair_once() -> None:
     todo = agenda([Plan(("PACS",), ("ERM",), leave_one_out=True, trials=1)], "nowhere", dry=True)
     assert sorted(len(spec.target) for spec in todo.specs) == [1] * 4 + [2] * 6
     todo = agenda([Plan(("PACS",), ("ERM",), targets=("S",), leave_one_out=True, trials=1)], "nowhere", dry=True)
-    assert [spec.target for spec in todo.specs] == [("sketch",), ("art_painting", "sketch"), ("cartoon", "sketch"),
-                                                    ("photo", "sketch")]
+    assert [spec.target for spec in todo.specs] == [
+        ("sketch",),
+        ("art_painting", "sketch"),
+        ("cartoon", "sketch"),
+        ("photo", "sketch"),
+    ]

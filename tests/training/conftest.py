@@ -33,8 +33,14 @@ def start() -> Iterator[Callable[..., Process]]:
     started = []
 
     def start(spec: RunSpec, out: Path, devices: int = 1) -> Process:
-        started.append(Process([sys.executable, "-c", SCRIPT, repr(spec), str(out), str(devices)], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        started.append(
+            Process(
+                [sys.executable, "-c", SCRIPT, repr(spec), str(out), str(devices)],
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
         return started[-1]
 
     yield start

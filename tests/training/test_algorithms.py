@@ -14,25 +14,39 @@ from aidgn.training.folder import RunFolder
 
 # Settings under which everything that can change in four updates does.
 BUSY: dict[str, dict[str, Any]] = {
-    "IRM": {"irm_penalty_anneal_iters": 2}, "VREx": {"vrex_penalty_anneal_iters": 2},
-    "Fishr": {"penalty_anneal_iters": 2}, "EQRM": {"eqrm_burnin_iters": 2, "eqrm_lr": 1e-3},
-    "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1}, "CDANN": {"grad_penalty": 0.1}, "MTL": {"mtl_ema": 0.5}}
+    "IRM": {"irm_penalty_anneal_iters": 2},
+    "VREx": {"vrex_penalty_anneal_iters": 2},
+    "Fishr": {"penalty_anneal_iters": 2},
+    "EQRM": {"eqrm_burnin_iters": 2, "eqrm_lr": 1e-3},
+    "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1},
+    "CDANN": {"grad_penalty": 0.1},
+    "MTL": {"mtl_ema": 0.5},
+}
 
 
 class Stop(Exception):
     pass
 
 
-def check(algorithm: str, cuts: tuple[int, ...], out: Path, steps: int = 4, every: int = 2,
-          average: str | None = None) -> None:
+def check(
+    algorithm: str, cuts: tuple[int, ...], out: Path, steps: int = 4, every: int = 2, average: str | None = None
+) -> None:
     """The run in one go, and the run that is thrown over after each of these steps, right after a save."""
-    spec = RunSpec("digits", algorithm, "chalk", steps=steps, eval_every=every, average=average, hyper_parameters={
-        "batch_size": 4, "resnet_dropout": 0.1, **BUSY.get(algorithm, {})})
+    spec = RunSpec(
+        "digits",
+        algorithm,
+        "chalk",
+        steps=steps,
+        eval_every=every,
+        average=average,
+        hyper_parameters={"batch_size": 4, "resnet_dropout": 0.1, **BUSY.get(algorithm, {})},
+    )
 
     def stop(at: int) -> Any:
         def report(what: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
             if what == "train" and done == at:
                 raise Stop
+
         return report
 
     whole = RunFolder(train(spec, out / "whole", device="cpu"))
@@ -67,8 +81,9 @@ def test_continued_is_uninterrupted(algorithm: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("average", ["sma", "swad"])
 @pytest.mark.parametrize("algorithm", ["AIDGN", "ERM"])
-def test_continued_average_is_uninterrupted(algorithm: str, average: str, tmp_path: Path,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continued_average_is_uninterrupted(
+    algorithm: str, average: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With steps enough for both averages to begin, the valley's at its third evaluation, and cuts before and after."""
     from aidgn.training.averaging import RunningAverage
 

@@ -60,13 +60,13 @@ def test_the_start_is_part_of_a_runs_name(digits_run: Callable[..., Path], tmp_p
 def valley_by_definition(losses: list[float]) -> tuple[int, int] | None:
     """First and last evaluation (0-based) of the valley, by its definition; None if it has not started."""
     for start in range(len(losses) - 2):
-        if losses[start] == min(losses[start:start + 3]):
+        if losses[start] == min(losses[start : start + 3]):
             break
     else:
         return None
-    limit = 1.3 * np.mean(losses[start:start + 3])
+    limit = 1.3 * np.mean(losses[start : start + 3])
     for t in range(start, len(losses) - 5):
-        if all(loss > limit for loss in losses[t:t + 6]):
+        if all(loss > limit for loss in losses[t : t + 6]):
             return start, t - 1
     return start, max(t for t in range(start, len(losses)) if losses[t] <= limit)
 
@@ -75,8 +75,9 @@ def valley_by_definition(losses: list[float]) -> tuple[int, int] | None:
 @pytest.mark.parametrize("seed", range(12))
 def test_swad_averages_every_step_of_the_valley(seed: int, noise: float) -> None:
     rng = np.random.default_rng(seed)
-    losses = (np.concatenate([np.linspace(2, 1, 4), np.ones(4), np.linspace(1, 2.5, 14)])
-              + rng.uniform(0, noise, 22)).tolist()
+    losses = (
+        np.concatenate([np.linspace(2, 1, 4), np.ones(4), np.linspace(1, 2.5, 14)]) + rng.uniform(0, noise, 22)
+    ).tolist()
     module, path = walk(3 * len(losses))
     average = Valley(module)
     for number, loss in enumerate(losses):
@@ -84,8 +85,8 @@ def test_swad_averages_every_step_of_the_valley(seed: int, noise: float) -> None
             put(module, path[step])
             average.after_step(step + 1)
         average.after_evaluation(loss)
-        found = valley_by_definition(losses[:number + 1])
-        expected = path[3 * number + 2] if found is None else np.mean(path[3 * found[0]:3 * found[1] + 3], axis=0)
+        found = valley_by_definition(losses[: number + 1])
+        expected = path[3 * number + 2] if found is None else np.mean(path[3 * found[0] : 3 * found[1] + 3], axis=0)
         with average.in_place():
             np.testing.assert_allclose(module.weight.detach().numpy(), expected, rtol=1e-9)
 
@@ -114,7 +115,8 @@ def test_saved_and_loaded_goes_on_alike(kind: type[RunningAverage], tmp_path) ->
 
 
 def test_the_benchmark_measures_what_training_with_the_option_measures(
-        digits_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RunningAverage, "start", 1)
     alone = [digits_run(tmp_path / "alone", "ERM", average=average) for average in (None, "sma")]
     monkeypatch.setattr(training.run, "Run", training.run.Run)  # the benchmark puts its own there

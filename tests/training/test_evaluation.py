@@ -56,7 +56,7 @@ def expected(predict: Callable[[Tensor], Tensor], images: Images, groups: list[n
 
 def groups_of(sizes: tuple[int, ...]) -> list[np.ndarray]:
     order = np.random.default_rng(0).permutation(1797)
-    return np.split(order[:sum(sizes)], np.cumsum(sizes)[:-1])
+    return np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
 
 
 def check(algorithm: Algorithm, images: Images, sizes: tuple[int, ...], predict: Callable[[Tensor], Tensor]) -> None:
@@ -78,10 +78,13 @@ def test_single_images(images: Images) -> None:
     check(algorithm, images, (31, 1, 150, 64, 7), lambda x: torch.cat([algorithm.predict(each[None]) for each in x]))
 
 
-@pytest.mark.parametrize(("name", "given", "together"), [
-    ("ARM", {"batch_size": 8}, 8), ("ARM", {"batch_size": 7}, 7), ("ARM", {"batch_size": 70}, 70), ("MTL", {}, 64)])
-def test_images_that_are_predicted_together_are_of_one_group(images: Images, name: str, given: dict[str, int],
-                                                             together: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "given", "together"),
+    [("ARM", {"batch_size": 8}, 8), ("ARM", {"batch_size": 7}, 7), ("ARM", {"batch_size": 70}, 70), ("MTL", {}, 64)],
+)
+def test_images_that_are_predicted_together_are_of_one_group(
+    images: Images, name: str, given: dict[str, int], together: int
+) -> None:
     """Consecutive images of one group, `together` at a time from its first; never of two groups, whatever the batch."""
     algorithm = build(name, **given)
     assert algorithm.group_size == together and CPU_BATCH == 64

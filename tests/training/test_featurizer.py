@@ -20,11 +20,13 @@ def compiled_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         def run(*inputs: Any) -> Any:
             sizes.append(max(len(each) for each in inputs if each.ndim == 4 and each.shape[1] == 3))
             return graph(*inputs)
+
         return run
 
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, *, mode=None, **options: real(function, backend=backend,
-                                                                                       **options))
+    monkeypatch.setattr(
+        torch, "compile", lambda function, *, mode=None, **options: real(function, backend=backend, **options)
+    )
     with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):  # PyTorch's, put back
         yield sizes
     torch._dynamo.reset()

@@ -32,10 +32,14 @@ def kept_and_changed(weights: str, train_only: str | None) -> tuple[int, set[str
         nonlocal kept
         kept += tensor.numel()
         return tensor
+
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         algorithm.update([(torch.randn(4, 3, 64, 64), torch.tensor([0, 1, 0, 1]))])
-    changed = {name.split(".")[0] for name, value in module.network.state_dict().items()
-               if not torch.equal(value, before[name])}
+    changed = {
+        name.split(".")[0]
+        for name, value in module.network.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
     return kept, changed
 
 
@@ -46,9 +50,15 @@ def test_only_the_last_stage_changes_and_is_kept(weights: str) -> None:
     assert part < 0.5 * everything
 
 
-@pytest.mark.parametrize(("name", "first"), [
-    ("resnet18", "layer4.0.conv1.weight"), ("torchvision/resnet18", "layer4.0.conv1.weight"),
-    ("vit_tiny_patch16_224", "blocks.11.norm1.weight"), ("mobilenetv3_small_100", "blocks.5.0.conv.weight")])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("resnet18", "layer4.0.conv1.weight"),
+        ("torchvision/resnet18", "layer4.0.conv1.weight"),
+        ("vit_tiny_patch16_224", "blocks.11.norm1.weight"),
+        ("mobilenetv3_small_100", "blocks.5.0.conv.weight"),
+    ],
+)
 def test_where_the_last_stage_begins(name: str, first: str) -> None:
     net = backbones.create(name, weights="none")
     backbones.train_last_stage(net)
@@ -60,8 +70,9 @@ def test_where_the_last_stage_begins(name: str, first: str) -> None:
 def test_a_run_is_called_what_it_was_called_before(weights: str) -> None:
     digits = load_dataset("digits")
     plain = RunSpec("digits", "ERM", "ink", backbone="test_resnet", weights=weights).resolved(digits)
-    part = RunSpec("digits", "ERM", "ink", backbone="test_resnet", weights=weights,
-                   train_only="last-stage").resolved(digits)
+    part = RunSpec("digits", "ERM", "ink", backbone="test_resnet", weights=weights, train_only="last-stage").resolved(
+        digits
+    )
     assert "train_only" not in plain.identity(digits, "x")
     assert part.identity(digits, "x") == {**plain.identity(digits, "x"), "train_only": "last-stage"}
     with pytest.raises(UserError, match="there is nothing"):

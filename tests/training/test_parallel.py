@@ -29,9 +29,14 @@ from aidgn.training.folder import RunFolder
 Start = Callable[..., Any]
 SIZES = (5, 3, 3)  # samples of the three source domains: 11 do not halve
 BUSY: dict[str, dict[str, Any]] = {
-    "IRM": {"irm_penalty_anneal_iters": 1}, "VREx": {"vrex_penalty_anneal_iters": 1},
-    "Fishr": {"penalty_anneal_iters": 1}, "EQRM": {"eqrm_burnin_iters": 1, "eqrm_lr": 1e-3},
-    "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1}, "CDANN": {"grad_penalty": 0.1}, "MTL": {"mtl_ema": 0.5}}
+    "IRM": {"irm_penalty_anneal_iters": 1},
+    "VREx": {"vrex_penalty_anneal_iters": 1},
+    "Fishr": {"penalty_anneal_iters": 1},
+    "EQRM": {"eqrm_burnin_iters": 1, "eqrm_lr": 1e-3},
+    "DANN": {"grad_penalty": 0.1, "mlp_dropout": 0.1},
+    "CDANN": {"grad_penalty": 0.1},
+    "MTL": {"mtl_ema": 0.5},
+}
 
 
 class Network(nn.Sequential):
@@ -41,18 +46,35 @@ class Network(nn.Sequential):
 def updated(name: str, processes: int, batch_norm: bool = False) -> dict[str, Tensor]:
     """All weights and buffers after four updates, on float64 images, the same in every process and number of them."""
     torch.manual_seed(7)
-    layers = [nn.Conv2d(3 + ALGORITHMS[name].extra_channels, 5, 3), *[nn.BatchNorm2d(5)] * batch_norm, nn.ReLU(),
-              nn.Conv2d(5, 5, 2), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers = [
+        nn.Conv2d(3 + ALGORITHMS[name].extra_channels, 5, 3),
+        *[nn.BatchNorm2d(5)] * batch_norm,
+        nn.ReLU(),
+        nn.Conv2d(5, 5, 2),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ]
     featurizer = Featurizer(Network(*layers), "float32", compiled=False)
     hook = parallel.split(featurizer) if processes > 1 else None
-    algorithm = create(name, featurizer, 4, 3, **{"lr": 1e-2, "weight_decay": 1e-3, "resnet_dropout": 0.1,
-                                                  **BUSY.get(name, {})}).double().train()
+    algorithm = (
+        create(
+            name, featurizer, 4, 3, **{"lr": 1e-2, "weight_decay": 1e-3, "resnet_dropout": 0.1, **BUSY.get(name, {})}
+        )
+        .double()
+        .train()
+    )
     generator = torch.Generator().manual_seed(1)
     for step in range(4):
         torch.manual_seed(step)
         np.random.seed(step)
-        batches = [(torch.randn(n, 3, 6, 6, generator=generator, dtype=torch.float64) + 0.3 * d,
-                    torch.randint(4, (n,), generator=generator)) for d, n in enumerate(SIZES)]
+        batches = [
+            (
+                torch.randn(n, 3, 6, 6, generator=generator, dtype=torch.float64) + 0.3 * d,
+                torch.randint(4, (n,), generator=generator),
+            )
+            for d, n in enumerate(SIZES)
+        ]
         terms = algorithm.update(batches)
         parallel.level(algorithm)
     if hook:
@@ -60,16 +82,21 @@ def updated(name: str, processes: int, batch_norm: bool = False) -> dict[str, Te
     return {**algorithm.state_dict(), **terms}
 
 
-CASES = [(name, False) for name in ALGORITHMS] + [(name, True) for name in ("ERM", "AIDGN", "MLDG", "DANN", "SagNet",
-                                                                       "CORAL")]
+CASES = [(name, False) for name in ALGORITHMS] + [
+    (name, True) for name in ("ERM", "AIDGN", "MLDG", "DANN", "SagNet", "CORAL")
+]
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def of_processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two, or three, processes ends with, for every case."""
     count, folder = request.param, tmp_path_factory.mktemp("processes")
-    group = [subprocess.Popen([sys.executable, __file__, str(rank), str(count), str(folder)],
-                              env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(count)]
+    group = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(count), str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        for rank in range(count)
+    ]
     assert [process.wait(600) for process in group] == [0] * count
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
 
@@ -92,9 +119,19 @@ def worker(rank: int, count: int, folder: str) -> None:
 
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
+
 def spec(**changes: Any) -> RunSpec:
-    return RunSpec(**{"dataset": "digits", "algorithm": "AIDGN", "target": "chalk", "steps": 12, "eval_every": 4,
-                      "hyper_parameters": {"batch_size": 8, "resnet_dropout": 0.1}, **changes})
+    return RunSpec(
+        **{
+            "dataset": "digits",
+            "algorithm": "AIDGN",
+            "target": "chalk",
+            "steps": 12,
+            "eval_every": 4,
+            "hyper_parameters": {"batch_size": 8, "resnet_dropout": 0.1},
+            **changes,
+        }
+    )
 
 
 def children(process: subprocess.Popen) -> list[int]:
@@ -133,8 +170,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(spec(), tmp_path_factory.mktemp("alone"), device="cpu")
 
 
-def test_a_killed_process_is_replaced_and_the_run_is_that_of_one_device(alone: Path, start: Start,
-                                                                        tmp_path: Path) -> None:
+def test_a_killed_process_is_replaced_and_the_run_is_that_of_one_device(
+    alone: Path, start: Start, tmp_path: Path
+) -> None:
     process = start(spec(), tmp_path, devices=2)
     process.wait_for("train 5")
     os.kill(children(process)[1], signal.SIGKILL)
@@ -149,8 +187,9 @@ def test_a_killed_process_is_replaced_and_the_run_is_that_of_one_device(alone: P
 
 
 @pytest.mark.parametrize("then", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_ctrl_c_saves_and_another_number_of_devices_goes_on(then: int, alone: Path, start: Start,
-                                                            tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_another_number_of_devices_goes_on(
+    then: int, alone: Path, start: Start, tmp_path: Path
+) -> None:
     process = start(spec(), tmp_path, devices=2)
     process.wait_for("train 5")
     crew = children(process)
@@ -221,8 +260,10 @@ def test_fewer_batches_to_evaluate_than_devices(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[domain, label, number]).save(path)
     few = RunSpec(str(tmp_path / "data"), "ERM", "a", steps=2, image_size=32, hyper_parameters={"batch_size": 4})
-    ours, theirs = (RunFolder(train(few, tmp_path / str(devices), device="cpu", devices=devices)).records()[-1]
-                    for devices in (3, 1))
+    ours, theirs = (
+        RunFolder(train(few, tmp_path / str(devices), device="cpu", devices=devices)).records()[-1]
+        for devices in (3, 1)
+    )
     for key in theirs:
         if key.endswith("_acc"):
             assert ours[key] == theirs[key]
@@ -231,8 +272,12 @@ def test_fewer_batches_to_evaluate_than_devices(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_mistake_that_the_processes_find_is_told_here(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"batch of 1 images cannot be split over 2 devices.*--batch-size"):
-        train(spec(algorithm="MLDG", target=("chalk", "ink"), hyper_parameters={"batch_size": 1}), tmp_path,
-              device="cpu", devices=2)
+        train(
+            spec(algorithm="MLDG", target=("chalk", "ink"), hyper_parameters={"batch_size": 1}),
+            tmp_path,
+            device="cpu",
+            devices=2,
+        )
 
 
 def test_a_backbone_with_random_layers_is_refused() -> None:

@@ -27,14 +27,22 @@ STEPS, EVERY = 12, 4
 
 
 def spec(**changes: object) -> RunSpec:
-    values = {"dataset": "digits", "algorithm": "AIDGN", "target": "chalk", "steps": STEPS, "eval_every": EVERY,
-              "hyper_parameters": {"batch_size": 8, "resnet_dropout": 0.1}}
+    values = {
+        "dataset": "digits",
+        "algorithm": "AIDGN",
+        "target": "chalk",
+        "steps": STEPS,
+        "eval_every": EVERY,
+        "hyper_parameters": {"batch_size": 8, "resnet_dropout": 0.1},
+    }
     return RunSpec(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def without_times(folder: Path) -> list[dict]:
-    return [{key: value for key, value in record.items() if not key.endswith("_time")}
-            for record in RunFolder(folder).records()]
+    return [
+        {key: value for key, value in record.items() if not key.endswith("_time")}
+        for record in RunFolder(folder).records()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +62,13 @@ def test_records_have_domainbeds_shape(undisturbed: Path) -> None:
         assert all(0 <= record[key] <= 1 for key in accuracies)
         assert record["loss"] == pytest.approx(record["classification"] + record["regularizer"], rel=1e-5)
     assert sorted(path.name for path in undisturbed.iterdir() if not path.name.startswith(".")) == [
-        "last.safetensors", "log.txt", "model.safetensors", "novelty.json", "results.jsonl", "run.json"]
+        "last.safetensors",
+        "log.txt",
+        "model.safetensors",
+        "novelty.json",
+        "results.jsonl",
+        "run.json",
+    ]
 
 
 def test_selected_model_is_the_best_on_source_validation(undisturbed: Path) -> None:
@@ -63,10 +77,16 @@ def test_selected_model_is_the_best_on_source_validation(undisturbed: Path) -> N
     assert read_weights(undisturbed / "last.safetensors")[1] == {"algorithm": "AIDGN", "step": STEPS}
 
 
-@pytest.mark.parametrize("moments", [("train 4", "train 6", "train 12"), pytest.param(
-    ("train 1", "train 5", "train 8", "train 11"), marks=pytest.mark.slow)])
-def test_killed_and_continued_equals_undisturbed(moments: tuple[str, ...], undisturbed: Path, start: Start,
-                                                 tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "moments",
+    [
+        ("train 4", "train 6", "train 12"),
+        pytest.param(("train 1", "train 5", "train 8", "train 11"), marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_continued_equals_undisturbed(
+    moments: tuple[str, ...], undisturbed: Path, start: Start, tmp_path: Path
+) -> None:
     for moment in moments:
         process = start(spec(), tmp_path)
         process.wait_for(moment)
@@ -111,8 +131,9 @@ for number in itertools.count():
 
 @pytest.mark.slow
 def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLS, repr(spec()), str(tmp_path)], timeout=900, text=True,
-                          capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, repr(spec()), str(tmp_path)], timeout=900, text=True, capture_output=True
+    )
     assert done.returncode == 0, done.stderr
     folders = list(tmp_path.glob(f"*/{undisturbed.name}"))
     assert len(folders) == len(list(tmp_path.iterdir())) > 1
@@ -144,15 +165,25 @@ def shapes(*folders: Path) -> None:
 
 
 def on(folder: Path) -> RunSpec:
-    return RunSpec(str(folder), "ERM", "b", steps=2, eval_every=2, backbone="small", image_size=28,
-                   hyper_parameters={"batch_size": 2})
+    return RunSpec(
+        str(folder),
+        "ERM",
+        "b",
+        steps=2,
+        eval_every=2,
+        backbone="small",
+        image_size=28,
+        hyper_parameters={"batch_size": 2},
+    )
 
 
 def test_same_numbers_from_another_folder_of_the_same_images(tmp_path: Path) -> None:
     folders = [tmp_path / "here" / "shapes", tmp_path / "elsewhere" / "shapes", tmp_path / "renamed"]
     shapes(*folders)
-    runs = [train(on(folder), tmp_path / f"out{number}", device="cpu", workers=1 + number)
-            for number, folder in enumerate(folders)]
+    runs = [
+        train(on(folder), tmp_path / f"out{number}", device="cpu", workers=1 + number)
+        for number, folder in enumerate(folders)
+    ]
     assert runs[0].name == runs[1].name
     assert without_times(runs[0]) == without_times(runs[1])
     renamed = [{**record, "args": {**record["args"], "dataset": "shapes"}} for record in without_times(runs[2])]
@@ -167,16 +198,18 @@ def test_other_images_under_the_same_names_are_another_run(tmp_path: Path) -> No
     assert first != second and RunFolder(first).finished and RunFolder(second).finished
 
 
-def test_finished_by_another_process_meanwhile(undisturbed: Path, tmp_path: Path,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_by_another_process_meanwhile(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second process that looked before the first was done finds the finished run once it has the lock."""
     folder = tmp_path / undisturbed.name
     shutil.copytree(undisturbed, folder)
     (folder / ".state.pt.1.tmp").write_text("half written by a process that was killed")
     answers = iter([False])
     finished = RunFolder.finished
-    monkeypatch.setattr(RunFolder, "finished",
-                        property(lambda self: next(answers, None) is not False and finished.fget(self)))
+    monkeypatch.setattr(
+        RunFolder, "finished", property(lambda self: next(answers, None) is not False and finished.fget(self))
+    )
     assert train(spec(), tmp_path, device="cpu") == folder
     assert without_times(folder) == without_times(undisturbed)
     assert not (folder / ".state.pt.1.tmp").exists()
@@ -199,8 +232,15 @@ def test_what_identifies_a_run() -> None:
 
     assert name(spec(target="C")) == name(spec())  # the letter of chalk
     assert name(spec(hyper_parameters={"batch_size": "8", "resnet_dropout": 0.1})) == name(spec())
-    others = [spec(algorithm="ERM"), spec(target="ink"), spec(trial=1), spec(draw=1), spec(steps=13),
-              spec(hyper_parameters={"batch_size": 9}), spec(target=("chalk", "ink"))]
+    others = [
+        spec(algorithm="ERM"),
+        spec(target="ink"),
+        spec(trial=1),
+        spec(draw=1),
+        spec(steps=13),
+        spec(hyper_parameters={"batch_size": 9}),
+        spec(target=("chalk", "ink")),
+    ]
     assert len({name(spec()), *map(name, others)}) == 1 + len(others)
 
 
@@ -225,8 +265,14 @@ def test_the_catalogue_sets_evaluation_frequency_and_milestones() -> None:
     from aidgn.data import CATALOGUE, load_dataset
 
     entry = CATALOGUE["PACS"]
-    pacs = replace(load_dataset("digits"), name="PACS", image_size=224, eval_every=entry.eval_every, steps=entry.steps,
-                   lr_milestones=entry.lr_milestones)
+    pacs = replace(
+        load_dataset("digits"),
+        name="PACS",
+        image_size=224,
+        eval_every=entry.eval_every,
+        steps=entry.steps,
+        lr_milestones=entry.lr_milestones,
+    )
     aidgn = RunSpec("PACS", "AIDGN", "chalk").resolved(pacs)
     assert (aidgn.steps, aidgn.eval_every, aidgn.lr_milestones) == (5000, 50, (2000, 4000))
     assert RunSpec("PACS", "ERM", "chalk").resolved(pacs).lr_milestones == ()  # the paper's schedule is for its model
@@ -246,8 +292,11 @@ def test_two_processes_on_one_folder(start: Start, tmp_path: Path) -> None:
 
 
 def test_what_never_begins_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, told in (("Fishr", "Fishr begins after step 1500, this run has 12"),
-                       ("EQRM", "--set eqrm_burnin_iters=N"), ("ERM", "")):
+    for name, told in (
+        ("Fishr", "Fishr begins after step 1500, this run has 12"),
+        ("EQRM", "--set eqrm_burnin_iters=N"),
+        ("ERM", ""),
+    ):
         caplog.clear()
         train(spec(algorithm=name), tmp_path, device="cpu")
         assert told in caplog.text if told else not caplog.text
@@ -259,7 +308,7 @@ def test_what_never_begins_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "--average swad averaged nothing: the validation loss had no valley" in caplog.text
     caplog.clear()
     train(spec(algorithm="ERM", average="sma"), tmp_path, device="cpu")
-    told, = caplog.messages
+    (told,) = caplog.messages
     assert "--average sma begins after step 100 at the earliest, this run has 12" in told
 
 
@@ -273,7 +322,8 @@ def test_records_of_averaged_weights_have_domainbeds_names_too(tmp_path: Path) -
 def test_a_term_that_is_not_finite_is_named(save_seconds: float, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def objective(self, m):\n"
-        "        loss = super().objective(m)['loss']\n        return {'loss': loss, 'entropy': loss.detach() / 0}\n")
+        "        loss = super().objective(m)['loss']\n        return {'loss': loss, 'entropy': loss.detach() / 0}\n"
+    )
     with pytest.raises(UserError, match=r"entropy, which Mine reports, became NaN or infinite at step 1\."):
         train(spec(algorithm=f"{tmp_path}/own.py:Mine"), tmp_path / "runs", device="cpu", save_seconds=save_seconds)
 
@@ -341,13 +391,18 @@ def lock(folder: RunFolder) -> None:
         pass
 
 
-@pytest.mark.parametrize(("name", "write"), [
-    (".lock", lock),
-    ("log.txt", lambda folder: folder.log("text")),
-    ("results.jsonl", lambda folder: folder.append({"step": 1})),
-    ("results.jsonl", RunFolder.load)])  # cuts the records back to the state
-def test_links_in_a_run_folder_are_not_followed(name: str, write: Callable[[RunFolder], object],
-                                                tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        (".lock", lock),
+        ("log.txt", lambda folder: folder.log("text")),
+        ("results.jsonl", lambda folder: folder.append({"step": 1})),
+        ("results.jsonl", RunFolder.load),
+    ],
+)  # cuts the records back to the state
+def test_links_in_a_run_folder_are_not_followed(
+    name: str, write: Callable[[RunFolder], object], tmp_path: Path
+) -> None:
     folder, victim = RunFolder(tmp_path / "run"), tmp_path / "victim"
     folder.path.mkdir()
     victim.write_text("of the user")
@@ -370,8 +425,9 @@ def test_a_link_of_a_temporary_name_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(5, "Input/output error")])
-def test_a_sound_state_that_cannot_be_read_now_is_not_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                    error: Exception) -> None:
+def test_a_sound_state_that_cannot_be_read_now_is_not_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     folder = RunFolder(tmp_path)
     folder.save({"step": 1})
 
@@ -427,21 +483,24 @@ def test_a_really_full_disk(undisturbed: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"algorithm": "AIDNG"}, "Did you mean AIDGN"),
-    ({"hyper_parameters": {"gama": 1}}, "Did you mean gamma"),
-    ({"hyper_parameters": {"lr": "fast"}}, "lr=fast is not a number"),
-    ({"hyper_parameters": {"lr": -1}}, "out of range"),
-    ({"hyper_parameters": {"batch_size": 2.5}}, "not a whole number"),
-    ({"algorithm": "CORAL", "hyper_parameters": {"batch_size": 1}}, "CORAL needs at least 2 .* --batch-size is 1"),
-    ({"hyper_parameters": {"ratio": "exactly"}}, "one of linear, exact"),
-    ({"target": "chark"}, "Did you mean chalk"),
-    ({"target": ("ink", "chalk", "poster", "outline")}, "none is left to train on"),
-    ({"steps": 0}, "--steps is 0"),
-    ({"backbone": "resnet5O.tv_in1k"}, "resnet50"),
-    ({"dataset": "digts"}, "Did you mean digits"),
-    ({"dataset": "/no/such/folder"}, "does not exist"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "AIDNG"}, "Did you mean AIDGN"),
+        ({"hyper_parameters": {"gama": 1}}, "Did you mean gamma"),
+        ({"hyper_parameters": {"lr": "fast"}}, "lr=fast is not a number"),
+        ({"hyper_parameters": {"lr": -1}}, "out of range"),
+        ({"hyper_parameters": {"batch_size": 2.5}}, "not a whole number"),
+        ({"algorithm": "CORAL", "hyper_parameters": {"batch_size": 1}}, "CORAL needs at least 2 .* --batch-size is 1"),
+        ({"hyper_parameters": {"ratio": "exactly"}}, "one of linear, exact"),
+        ({"target": "chark"}, "Did you mean chalk"),
+        ({"target": ("ink", "chalk", "poster", "outline")}, "none is left to train on"),
+        ({"steps": 0}, "--steps is 0"),
+        ({"backbone": "resnet5O.tv_in1k"}, "resnet50"),
+        ({"dataset": "digts"}, "Did you mean digits"),
+        ({"dataset": "/no/such/folder"}, "does not exist"),
+    ],
+)
 def test_mistakes_are_named(changes: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         train(spec(**changes), tmp_path, device="cpu")
@@ -458,8 +517,12 @@ used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesi
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, -1))
 train(RunSpec("digits", "ERM", "chalk", steps=2, hyper_parameters={"batch_size": 200_000}), sys.argv[1], device="cpu")
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert "OutOfMemory: Out of memory with 3 x 200000 images of 28 pixels" in done.stderr
     assert "Try --batch-size 100000" in done.stderr
 

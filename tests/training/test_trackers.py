@@ -44,8 +44,10 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """By name in the tracker: step and value, from results.jsonl."""
-    names = {"env0_in_acc": "accuracy/ink/in", **{f"env{i}_out_acc": f"accuracy/{name}/out" for i, name in
-                                                  enumerate(["ink", "chalk", "poster", "outline"])}}
+    names = {
+        "env0_in_acc": "accuracy/ink/in",
+        **{f"env{i}_out_acc": f"accuracy/{name}/out" for i, name in enumerate(["ink", "chalk", "poster", "outline"])},
+    }
     found: dict[str, list[tuple[int, float]]] = {}
     for record in RunFolder(folder).records():
         for key, value in record.items():
@@ -70,7 +72,7 @@ def wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
     file header first."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    path, = (folder / "wandb").glob("offline-run-*/run-*.wandb")
+    (path,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
     data, position, whole = path.read_bytes(), 7, b""
     found: dict[str, list[tuple[int, float]]] = {}
     config: dict[str, Any] = {}
@@ -78,15 +80,14 @@ def wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
             continue
-        _, length, kind = struct.unpack("<IHB", data[position:position + 7])
-        whole += data[position + 7:position + 7 + length]
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        whole += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # full, last
             record = Record.FromString(whole)
             whole = b""
             config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                     for item in record.history.item}
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             for key, value in items.items():
                 if not key.startswith("_"):
                     found.setdefault(key, []).append((items["_step"], value))
@@ -98,11 +99,13 @@ def mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient((folder.parent / "mlruns").as_uri())
-    run, = client.search_runs([client.get_experiment_by_name("aidgn").experiment_id])
+    (run,) = client.search_runs([client.get_experiment_by_name("aidgn").experiment_id])
     assert run.info.run_name == folder.name and run.info.status == "FINISHED"
     assert run.data.params["batch_size"] == "4" and run.data.params["target"] == "['ink']"
-    return {name: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
-            for name in run.data.metrics}
+    return {
+        name: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
+        for name in run.data.metrics
+    }
 
 
 def assert_same(found: dict[str, list[tuple[int, float]]], truth: dict[str, list[tuple[int, float]]]) -> None:
@@ -150,7 +153,7 @@ def test_a_broken_tracker_is_one_warning(where: str, calls: int, tmp_path: Path)
     broken = Broken(where)
     folder = train(SPEC, tmp_path, device="cpu", trackers=[broken])
     assert RunFolder(folder).finished and broken.calls == calls
-    warning, = (line for line in (folder / "log.txt").read_text().splitlines() if "warning" in line)
+    (warning,) = (line for line in (folder / "log.txt").read_text().splitlines() if "warning" in line)
     assert warning.endswith("warning: tracking by Broken stopped: SystemExit: no route to host at all")
 
 
@@ -218,10 +221,26 @@ def test_wandb_without_a_key_does_not_ask(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_switch_of_the_command_line(tmp_path: Path) -> None:
-    given = ["train", "digits", "--target", "ink", "--algorithm", "ERM", "--steps", "4", "--eval-every", "2",
-             "--batch-size", "4", "--device", "cpu", "--out", str(tmp_path)]
+    given = [
+        "train",
+        "digits",
+        "--target",
+        "ink",
+        "--algorithm",
+        "ERM",
+        "--steps",
+        "4",
+        "--eval-every",
+        "2",
+        "--batch-size",
+        "4",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
     app(given, standalone_mode=False)
-    folder, = tmp_path.iterdir()
+    (folder,) = tmp_path.iterdir()
     assert not (folder / "tensorboard").exists()  # off unless asked for
     shutil.rmtree(folder)
     app([*given, "--track", "tensorboard"], standalone_mode=False)
@@ -229,7 +248,8 @@ def test_the_switch_of_the_command_line(tmp_path: Path) -> None:
 
 
 def test_an_unknown_or_absent_tracker_is_said_before_anything_runs(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match=r"--track wandbb is not one of .* Did you mean wandb"):
         train(SPEC, tmp_path, device="cpu", trackers=["wandbb"])
     monkeypatch.setattr(trackers.MLflow, "package", "no_such_package")

@@ -17,8 +17,11 @@ SIZE = 16
 
 def batch(images: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(images)
-    return (torch.randint(0, 256, (images, 20, 20, 3), generator=generator, dtype=torch.uint8),
-            torch.full((images, 4), 20), torch.rand(images, augment.UNIFORMS, generator=generator))
+    return (
+        torch.randint(0, 256, (images, 20, 20, 3), generator=generator, dtype=torch.uint8),
+        torch.full((images, 4), 20),
+        torch.rand(images, augment.UNIFORMS, generator=generator),
+    )
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, int], Tensor]) -> tuple[Checked, list[int]]:
@@ -31,16 +34,18 @@ def checked(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, int], Tens
         return augment.augment(pixels, geometry, uniforms, size)
 
     calls = iter(range(100))
-    monkeypatch.setattr(loop, "compiled_by_shape", lambda _function: lambda *tensors, **settings: fault(
-        augment.augment(*tensors, **settings), next(calls)))
+    monkeypatch.setattr(
+        loop,
+        "compiled_by_shape",
+        lambda _function: lambda *tensors, **settings: fault(augment.augment(*tensors, **settings), next(calls)),
+    )
     return Checked(plain), written
 
 
 def test_the_first_calls_of_every_shape_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, written = checked(monkeypatch, lambda x, _: x + 0.01)
     for images in (12, 12, 5, 12, 12, 12, 5, 5, 5):
-        torch.testing.assert_close(transform(*batch(images), size=SIZE),
-                                   augment.augment(*batch(images), SIZE) + 0.01)
+        torch.testing.assert_close(transform(*batch(images), size=SIZE), augment.augment(*batch(images), SIZE) + 0.01)
     assert written == [12, 12, 5, 12, 5, 5]
 
 
@@ -62,20 +67,25 @@ def late(x: Tensor, call: int) -> Tensor:
     return x.flip(0) if call == 2 else x
 
 
-@pytest.mark.parametrize("fault", [
-    lambda x, _: x * torch.nan,
-    lambda x, _: torch.cat([x[:3], x[2:3] * torch.nan, x[4:]]),
-    lambda x, _: x.roll(1, 2),
-    lambda x, _: torch.cat([x[:9], x[9:].flip(2)]),
-    lambda x, _: torch.cat([x[:, :, :8], x[:, :, :8]], 2),
-    late])
-def test_wrong_code_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-                                fault: Callable[[Tensor, int], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda x, _: x * torch.nan,
+        lambda x, _: torch.cat([x[:3], x[2:3] * torch.nan, x[4:]]),
+        lambda x, _: x.roll(1, 2),
+        lambda x, _: torch.cat([x[:9], x[9:].flip(2)]),
+        lambda x, _: torch.cat([x[:, :, :8], x[:, :, :8]], 2),
+        late,
+    ],
+)
+def test_wrong_code_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Callable[[Tensor, int], Tensor]
+) -> None:
     transform, _ = checked(monkeypatch, fault)
     with caplog.at_level(logging.WARNING, "aidgn"):
         for _ in range(5):
             assert torch.equal(transform(*batch(), size=SIZE), augment.augment(*batch(), SIZE))
-    warning, = (record.getMessage() for record in caplog.records)
+    (warning,) = (record.getMessage() for record in caplog.records)
     assert re.match(r"Of 12 images prepared by compiled code \d+ differ from what they should be", warning)
 
 

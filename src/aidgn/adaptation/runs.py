@@ -42,7 +42,11 @@ BATCH = 32
 TENT = [{"rate": rate, "updates": updates} for rate in (0.1, 1.0, 10.0) for updates in (1, 3)]
 KINDS: dict[str, type] = {"T3A": T3A, "Tent-C": TentC, "Tent-BN": TentBN, "Tent": Tent}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "T3A": [{"filter_k": k} for k in (1, 5, 20, 50, 100, "all")], "Tent-C": TENT, "Tent-BN": TENT, "Tent": TENT}
+    "T3A": [{"filter_k": k} for k in (1, 5, 20, 50, 100, "all")],
+    "Tent-C": TENT,
+    "Tent-BN": TENT,
+    "Tent": TENT,
+}
 DEFAULT = ("T3A", "Tent-C", "Tent-BN")
 
 Line = dict[str, Any]
@@ -57,10 +61,18 @@ class Domain:
     labels: Tensor
 
 
-def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path | None = None,
-          data_dir: str | Path | None = None, device: str = "auto", algorithm: str | Sequence[str] | None = None,
-          features: str | Path | None = None, on_progress: Progress | None = None,
-          on_message: Callable[[str], None] | None = None) -> list[Line]:
+def adapt(
+    run: str | Path,
+    methods: Sequence[str] = DEFAULT,
+    *,
+    data: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    algorithm: str | Sequence[str] | None = None,
+    features: str | Path | None = None,
+    on_progress: Progress | None = None,
+    on_message: Callable[[str], None] | None = None,
+) -> list[Line]:
     """The lines of RUN/adaptation.jsonl, after measuring what of `methods` it lacks.
 
     A method that this algorithm cannot have is told to `on_message` and left out; an error if none is left."""
@@ -82,24 +94,50 @@ def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path
     known = given or extract(run, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report)
     report("adapting", done, total)  # from here on, as its time left is no matter of computing features
     model = load_model(run, device, own_algorithm(about, algorithm))
-    streams = Streams(known, model.network, model.device, lambda: open_images(
-        run, about, data=data, data_dir=data_dir, device=device, on_progress=report))
-    front = {"dataset": known.dataset, "algorithm": known.algorithm, "target": known.targets, "trial": known.trial,
-             "draw": known.draw}
+    streams = Streams(
+        known,
+        model.network,
+        model.device,
+        lambda: open_images(run, about, data=data, data_dir=data_dir, device=device, on_progress=report),
+    )
+    front = {
+        "dataset": known.dataset,
+        "algorithm": known.algorithm,
+        "target": known.targets,
+        "trial": known.trial,
+        "draw": known.draw,
+    }
 
     def keep(method: str, measured: list[tuple[dict[str, Any], float, float]]) -> None:
         best = max(range(len(measured)), key=lambda i: round(measured[i][1], 9))  # the first of equals
         with locked(run):  # another process may have measured other methods meanwhile
             lines[:] = [line for line in read_adaptation(run, known.model) if line["method"] != method] + [
-                {**front, "method": method, "settings": settings, "source_accuracy": source, "target_accuracy": target,
-                 "selected": i == best, "model": known.model} for i, (settings, source, target) in enumerate(measured)]
+                {
+                    **front,
+                    "method": method,
+                    "settings": settings,
+                    "source_accuracy": source,
+                    "target_accuracy": target,
+                    "selected": i == best,
+                    "model": known.model,
+                }
+                for i, (settings, source, target) in enumerate(measured)
+            ]
             order = ["none", *KINDS]  # then those of a later version
             lines.sort(key=lambda line: order.index(line["method"]) if line["method"] in order else len(order))
             write_text(run / ADAPTATION, "".join(json.dumps(line) + "\n" for line in lines))
 
     sources = [name for name in known.domain_names if name not in known.targets]
-    keep("none", [({}, float(np.mean([known.accuracy(known.split(name)[1]) for name in sources])),
-                   float(np.mean([known.accuracy(known.split(name)[0]) for name in known.targets])))])
+    keep(
+        "none",
+        [
+            (
+                {},
+                float(np.mean([known.accuracy(known.split(name)[1]) for name in sources])),
+                float(np.mean([known.accuracy(known.split(name)[0]) for name in known.targets])),
+            )
+        ],
+    )
     refused = []
     for method in todo:
         measured = []
@@ -107,8 +145,10 @@ def adapt(run: str | Path, methods: Sequence[str] = DEFAULT, *, data: str | Path
             _check(model.network)
             for settings in SETTINGS[method]:
                 adaptation = KINDS[method](model.network, **settings)
-                found = [torch.stack([accuracy(adaptation, streams.of(name, method, outside)) for name in names]).mean()
-                         for names, outside in ((sources, True), (known.targets, False))]
+                found = [
+                    torch.stack([accuracy(adaptation, streams.of(name, method, outside)) for name in names]).mean()
+                    for names, outside in ((sources, True), (known.targets, False))
+                ]
                 measured.append((settings, *torch.stack(found).tolist()))
                 done += 1
                 report("adapting", done, total)
@@ -150,7 +190,7 @@ class Streams:
         if key not in self.made:
             where = self.features.split(name)[outside]
             labels = torch.from_numpy(self.features.labels[where]).to(self.device)
-            rows = [torch.from_numpy(where[batch.start:batch.stop]) for batch in batches(len(where), BATCH)]
+            rows = [torch.from_numpy(where[batch.start : batch.stop]) for batch in batches(len(where), BATCH)]
             if method == "Tent":
                 self.made[key] = Domain(lambda: self._transformed(rows), labels)
             else:
@@ -174,8 +214,10 @@ class Streams:
 def _check(network: Algorithm) -> None:
     check(network)
     if not predicts_by_classifier(network):
-        raise UserError(f"{network.name()} has a `predict` of its own: adapting the classifier behind its `features` "
-                        "would not adapt its predictions.")
+        raise UserError(
+            f"{network.name()} has a `predict` of its own: adapting the classifier behind its `features` "
+            "would not adapt its predictions."
+        )
 
 
 @contextmanager

@@ -28,8 +28,10 @@ def batches(n: int, size: int = 32) -> list[range]:
 
 def check(algorithm: Algorithm) -> None:
     if not isinstance(getattr(algorithm, "classifier", None), nn.Module):
-        raise UserError(f"{type(algorithm).__name__} has no classifier to adapt: an algorithm with `features(x)` and a "
-                        "module `classifier` is needed.")
+        raise UserError(
+            f"{type(algorithm).__name__} has no classifier to adapt: an algorithm with `features(x)` and a "
+            "module `classifier` is needed."
+        )
 
 
 @torch.no_grad()

@@ -23,8 +23,9 @@ class T3A:
     def __init__(self, algorithm: Algorithm, filter_k: int | Literal["all"] | None = 20):
         check(algorithm)
         if filter_k not in (None, "all") and (not isinstance(filter_k, int) or filter_k < 1):
-            raise UserError(f'filter_k must be a whole number of supports per class, at least 1, or "all"; got '
-                            f"{filter_k!r}.")
+            raise UserError(
+                f'filter_k must be a whole number of supports per class, at least 1, or "all"; got {filter_k!r}.'
+            )
         self.algorithm = algorithm
         self.filter_k = None if filter_k == "all" else filter_k
         self.reset()
@@ -76,5 +77,7 @@ def weight_vectors(classifier: nn.Module) -> Tensor:
     vectors = class_vectors(classifier)
     if vectors is not None:
         return vectors.T
-    raise UserError(f"T3A starts from one weight vector per class, which a classifier {type(classifier).__name__} does "
-                    "not have: it needs nn.Linear or AngularClassifier. Tent-C takes any classifier.")
+    raise UserError(
+        f"T3A starts from one weight vector per class, which a classifier {type(classifier).__name__} does "
+        "not have: it needs nn.Linear or AngularClassifier. Tent-C takes any classifier."
+    )

@@ -45,8 +45,10 @@ class EntropyMinimization:
     @torch.enable_grad()  # whatever the caller's mode
     def minimize(self, batch: Tensor) -> Tensor:
         if len(batch) < self.min_batch:
-            raise UserError(f"{type(self).__name__} needs at least {self.min_batch} images per batch, got "
-                            f"{len(batch)}. `aidgn.adaptation.batches` makes batches that fit.")
+            raise UserError(
+                f"{type(self).__name__} needs at least {self.min_batch} images per batch, got "
+                f"{len(batch)}. `aidgn.adaptation.batches` makes batches that fit."
+            )
         for _ in range(self.updates):
             self.optimizer.zero_grad()
             logits = self.network(batch.detach())
@@ -78,8 +80,14 @@ class TentBN(TentC):
     def build(self) -> None:
         classifier = copy.deepcopy(self.algorithm.classifier).eval().requires_grad_(False)
         # Not always the featuriser's number: MTL's classifier sees the domain's mean beside the features.
-        width = next((int(layer.in_features) for layer in classifier.modules()  # type: ignore[arg-type]
-                      if hasattr(layer, "in_features")), self.algorithm.num_features)
+        width = next(
+            (
+                int(layer.in_features)
+                for layer in classifier.modules()  # type: ignore[arg-type]
+                if hasattr(layer, "in_features")
+            ),
+            self.algorithm.num_features,
+        )
         like = next(classifier.parameters())
         norm = nn.BatchNorm1d(width, track_running_stats=False, device=like.device, dtype=like.dtype)
         self.network, self.parameters = nn.Sequential(norm, classifier), list(norm.parameters())
@@ -103,8 +111,10 @@ class Tent(EntropyMinimization):
         for parameter in self.parameters:
             parameter.requires_grad_()
         if not self.parameters:
-            raise UserError("Tent adapts the scales and shifts of the backbone's BatchNorm2d, and this backbone has "
-                            "none. Tent-C and Tent-BN do without.")
+            raise UserError(
+                "Tent adapts the scales and shifts of the backbone's BatchNorm2d, and this backbone has "
+                "none. Tent-C and Tent-BN do without."
+            )
         self.network = copied.predict
 
     def predict(self, x: Tensor) -> Tensor:

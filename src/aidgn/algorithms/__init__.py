@@ -31,9 +31,28 @@ __all__ = ["ALGORITHMS", "Algorithm", "canonical", "create", "find"]
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name(): algorithm
     for algorithm in (
-        ERM, IRM, GroupDRO, Mixup, MLDG, CORAL, MMD, DANN, CDANN, MTL, SagNet, ARM, VREx, RSC,
-        AIDGN, AIDGNnoR, AIDGNnoD, AIDGNnoRD, AIDGNRelease,
-        SD, Fishr, EQRM,
+        ERM,
+        IRM,
+        GroupDRO,
+        Mixup,
+        MLDG,
+        CORAL,
+        MMD,
+        DANN,
+        CDANN,
+        MTL,
+        SagNet,
+        ARM,
+        VREx,
+        RSC,
+        AIDGN,
+        AIDGNnoR,
+        AIDGNnoD,
+        AIDGNnoRD,
+        AIDGNRelease,
+        SD,
+        Fishr,
+        EQRM,
     )
 }
 
@@ -44,12 +63,13 @@ def find(name: str) -> type[Algorithm]:
     if is_own(name):
         own = load_own(name)
         if own.name().casefold() in known:
-            raise UserError(f"{name} calls itself {own.name()}, as an algorithm of the package does, and records could "
-                            "not tell them apart. Give the class another name.")
+            raise UserError(
+                f"{name} calls itself {own.name()}, as an algorithm of the package does, and records could "
+                "not tell them apart. Give the class another name."
+            )
         return own
     if name.casefold() not in known:
-        raise UserError(f"There is no algorithm {name}.{did_you_mean(name, ALGORITHMS)} "
-                        f"`aidgn algorithms` lists them.")
+        raise UserError(f"There is no algorithm {name}.{did_you_mean(name, ALGORITHMS)} `aidgn algorithms` lists them.")
     return known[name.casefold()]
 
 

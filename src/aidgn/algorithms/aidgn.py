@@ -67,11 +67,17 @@ class AIDGN(Algorithm):
         x, y = join(minibatches)
         z = self.features(x)
         arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items() if name in ARGUMENTS}
-        loss, r, m = loss_and_margins(z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant,
-                                      **arguments)
-        return {"loss": loss.total, "classification": loss.classification, "regularizer": loss.regularizer,
-                "norm": r.mean(), "margin": m.mean(),
-                **{f"norm_{domain}": norms.mean() for domain, norms in enumerate(split(r, minibatches))}}
+        loss, r, m = loss_and_margins(
+            z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant, **arguments
+        )
+        return {
+            "loss": loss.total,
+            "classification": loss.classification,
+            "regularizer": loss.regularizer,
+            "norm": r.mean(),
+            "margin": m.mean(),
+            **{f"norm_{domain}": norms.mean() for domain, norms in enumerate(split(r, minibatches))},
+        }
 
 
 class AIDGNnoR(AIDGN):

@@ -29,9 +29,14 @@ class ARM(Algorithm):
 
     def build(self) -> None:
         network = nn.Sequential(
-            nn.Conv2d(image_channels(self.featurizer), 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(),
-            nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(),
-            nn.Conv2d(64, 1, 5, padding=2))
+            nn.Conv2d(image_channels(self.featurizer), 64, 5, padding=2),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 5, padding=2),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Conv2d(64, 1, 5, padding=2),
+        )
         # Computed as the featuriser is, where that has an arithmetic of its own; a part of this under one name only.
         like = getattr(self.featurizer, "like", None)
         self.__dict__["context"] = like(network) if like else network
@@ -71,6 +76,8 @@ def image_channels(featurizer: nn.Module) -> int:
 def check_channels(featurizer: nn.Module, channels: int) -> None:
     taken, needed = first_channels(featurizer), channels + ARM.extra_channels
     if taken not in (None, needed):
-        raise UserError(f"ARM gives the featurizer its context as one more channel: with images of {channels} channels "
-                        f"its first convolution must take {needed}, not {taken}. backbones.create(..., "
-                        f"in_channels={needed}) makes such a network.")
+        raise UserError(
+            f"ARM gives the featurizer its context as one more channel: with images of {channels} channels "
+            f"its first convolution must take {needed}, not {taken}. backbones.create(..., "
+            f"in_channels={needed}) makes such a network."
+        )

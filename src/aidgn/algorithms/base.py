@@ -62,8 +62,9 @@ class Algorithm(nn.Module):
     def __init__(self, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any):
         super().__init__()
         if num_domains < self.min_domains:
-            raise UserError(f"{self.name()} needs at least {plural(self.min_domains, 'source domain')}, not "
-                            f"{num_domains}.")
+            raise UserError(
+                f"{self.name()} needs at least {plural(self.min_domains, 'source domain')}, not {num_domains}."
+            )
         self.hyper_parameters = resolve(self.name(), self.search_space, self.implied(hyper_parameters))
         if not hasattr(featurizer, "num_features"):
             raise UserError("The featurizer needs an attribute num_features: how many numbers it gives for an image.")
@@ -144,14 +145,21 @@ class Algorithm(nn.Module):
     def integer(self, name: str) -> int:
         return int(self.hyper_parameters[name])  # type: ignore[arg-type]
 
-    def adam(self, modules: Iterable[nn.Module], *, lr: str = "lr", weight_decay: str = "weight_decay",
-             betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
+    def adam(
+        self,
+        modules: Iterable[nn.Module],
+        *,
+        lr: str = "lr",
+        weight_decay: str = "weight_decay",
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> torch.optim.Adam:
         """Adam over the parameters of `modules`, its rate and decay taken from the hyper-parameters of these names."""
         parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
         parameters.sort(key=Tensor.numel, reverse=True)  # a GPU is given some 36 at a time; small ones leave it idle
         rate = self.number(lr)
-        optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=self.number(weight_decay), betas=betas,
-                                     fused=True)
+        optimizer = torch.optim.Adam(
+            parameters, lr=rate, weight_decay=self.number(weight_decay), betas=betas, fused=True
+        )
         for group in optimizer.param_groups:
             group["initial_lr"] = rate
             group["lr"] = rate * self.lr_factor
@@ -165,44 +173,62 @@ class Algorithm(nn.Module):
             self.check_trained()
         for name in optimizers:
             if name not in self.optimizers:
-                raise UserError(f"{self.name()}: `build_optimizers` gives no optimiser {name}; it has "
-                                f"{', '.join(self.optimizers)}.")
+                raise UserError(
+                    f"{self.name()}: `build_optimizers` gives no optimiser {name}; it has {', '.join(self.optimizers)}."
+                )
             self.optimizers[name].step()
         self.zero_grad()  # gradients lie in the memory of CUDA graphs, where the next forward pass must find none
 
     def check(self, minibatches: Minibatches) -> None:
         if len(minibatches) != self.num_domains:
-            raise UserError(f"{self.name()} was made for {self.num_domains} source domains and needs one batch of "
-                            f"each; got {len(minibatches)}.")
+            raise UserError(
+                f"{self.name()} was made for {self.num_domains} source domains and needs one batch of "
+                f"each; got {len(minibatches)}."
+            )
         smallest = min(len(y) for _, y in minibatches)
         if smallest < self.min_batch:
-            raise UserError(f"{self.name()} needs at least {self.min_batch} samples per domain, got {smallest}: "
-                            "raise the batch size.")
+            raise UserError(
+                f"{self.name()} needs at least {self.min_batch} samples per domain, got {smallest}: "
+                "raise the batch size."
+            )
 
     def check_trained(self) -> None:
         """That what has a gradient is trained: networks that a user's `build` makes are easily forgotten."""
-        trained = {id(parameter) for optimizer in self.optimizers.values() for group in optimizer.param_groups
-                   for parameter in group["params"]}
-        left = [name for name, parameter in self.named_parameters()
-                if parameter.grad is not None and id(parameter) not in trained]
+        trained = {
+            id(parameter)
+            for optimizer in self.optimizers.values()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        left = [
+            name
+            for name, parameter in self.named_parameters()
+            if parameter.grad is not None and id(parameter) not in trained
+        ]
         if left:
-            raise UserError(f"{self.name()}: the loss depends on {left[0]}, but no optimiser trains it. Put it into "
-                            "`build_optimizers`, or keep it as it is by `requires_grad_(False)`.")
+            raise UserError(
+                f"{self.name()}: the loss depends on {left[0]}, but no optimiser trains it. Put it into "
+                "`build_optimizers`, or keep it as it is by `requires_grad_(False)`."
+            )
 
     def check_terms(self, terms: object, method: str) -> None:
         """That an objective or update, which may be a user's, has given what it is to give."""
         if not isinstance(terms, Mapping) or "loss" not in terms:
             given = f"a dict of {list(terms)}" if isinstance(terms, Mapping) else type(terms).__name__
-            raise UserError(f"{self.name()}: `{method}` must return a dict of scalar tensors with `loss` among them; "
-                            f"it gave {given}.")
+            raise UserError(
+                f"{self.name()}: `{method}` must return a dict of scalar tensors with `loss` among them; "
+                f"it gave {given}."
+            )
         for name, term in terms.items():
             number = method == "update" and isinstance(term, int | float)
             if not number and (not isinstance(term, Tensor) or term.dim()):
                 given = str(list(term.shape)) if isinstance(term, Tensor) else type(term).__name__
                 raise UserError(f"{self.name()}: `{name}` of `{method}` must be a scalar tensor, not {given}.")
         if method == "objective" and not terms["loss"].requires_grad:
-            raise UserError(f"{self.name()}: the loss of `objective` has no gradient: it was detached, or does not "
-                            "depend on the network.")
+            raise UserError(
+                f"{self.name()}: the loss of `objective` has no gradient: it was detached, or does not "
+                "depend on the network."
+            )
 
     # What the training loop does with it ---------------------------------------------------------------------------
 
@@ -215,8 +241,12 @@ class Algorithm(nn.Module):
 
     def training_state(self) -> dict[str, Any]:
         """All that `update` depends on and changes, apart from the global random state."""
-        return {"weights": self.state_dict(), "updates": self.updates, "lr_factor": self.lr_factor,
-                "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}}
+        return {
+            "weights": self.state_dict(),
+            "updates": self.updates,
+            "lr_factor": self.lr_factor,
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+        }
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         self.load_state_dict(state["weights"])
@@ -224,7 +254,8 @@ class Algorithm(nn.Module):
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
             if isinstance(optimizer, torch.optim.Adam) and any(
-                    kept["exp_avg"].shape != parameter.shape for parameter, kept in optimizer.state.items() if kept):
+                kept["exp_avg"].shape != parameter.shape for parameter, kept in optimizer.state.items() if kept
+            ):
                 raise ValueError(f"the optimiser {name} had other parameters, or in another order")
 
     # Hyper-parameters ----------------------------------------------------------------------------------------------

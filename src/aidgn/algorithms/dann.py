@@ -51,8 +51,11 @@ class DANN(Algorithm):
 
     def build(self) -> None:
         widths = [self.num_features] + [self.integer("mlp_width")] * (self.integer("mlp_depth") - 1)
-        hidden = [layer for n, m in pairwise(widths)
-                  for layer in (nn.Linear(n, m), nn.Dropout(self.number("mlp_dropout")), nn.ReLU())]
+        hidden = [
+            layer
+            for n, m in pairwise(widths)
+            for layer in (nn.Linear(n, m), nn.Dropout(self.number("mlp_dropout")), nn.ReLU())
+        ]
         self.discriminator = nn.Sequential(*hidden, nn.Linear(widths[-1], self.num_domains))
 
     def discriminator_parts(self) -> list[nn.Module]:
@@ -60,10 +63,14 @@ class DANN(Algorithm):
 
     def build_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         betas = (self.number("beta1"), 0.9)
-        return {"main": self.adam([self.featurizer, self.classifier], lr="lr_g", weight_decay="weight_decay_g",
-                                  betas=betas),
-                "discriminator": self.adam(self.discriminator_parts(), lr="lr_d", weight_decay="weight_decay_d",
-                                           betas=betas)}
+        return {
+            "main": self.adam(
+                [self.featurizer, self.classifier], lr="lr_g", weight_decay="weight_decay_g", betas=betas
+            ),
+            "discriminator": self.adam(
+                self.discriminator_parts(), lr="lr_d", weight_decay="weight_decay_d", betas=betas
+            ),
+        }
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
         self.check(minibatches)
@@ -82,15 +89,18 @@ class DANN(Algorithm):
         discriminator = self.discriminator_loss(z, y, domains)
         loss = classification - self.number("dann_lambda") * discriminator
         self.descend(loss, "main")
-        return {"loss": loss.detach(), "classification": classification.detach(),
-                "discriminator": discriminator.detach()}
+        return {
+            "loss": loss.detach(),
+            "classification": classification.detach(),
+            "discriminator": discriminator.detach(),
+        }
 
     def discriminator_loss(self, z: Tensor, y: Tensor, domains: Tensor) -> Tensor:
         seen = self.discriminator_input(z, y)
         each = cross_entropy(self.discriminator(seen), domains, reduction="none")
         loss = self.average(each, y)
         if self.number("grad_penalty") > 0:
-            gradient, = torch.autograd.grad(each.sum(), seen, create_graph=True)
+            (gradient,) = torch.autograd.grad(each.sum(), seen, create_graph=True)
             loss = loss + self.number("grad_penalty") * gradient.square().sum(1).mean()
         return loss
 

@@ -29,8 +29,10 @@ class Distribution:
 
     def __post_init__(self) -> None:
         if self.kind not in (float, int, str):
-            raise UserError(f"A hyper-parameter is a number or a word (kind float, int or str), not "
-                            f"{self.kind.__name__}; for yes and no give 0 and 1, or words.")
+            raise UserError(
+                f"A hyper-parameter is a number or a word (kind float, int or str), not "
+                f"{self.kind.__name__}; for yes and no give 0 and 1, or words."
+            )
 
     def check(self, owner: str, name: str, value: Any) -> Value:
         """`value` as this hyper-parameter's type, or an error that says what was expected."""
@@ -50,8 +52,12 @@ class Distribution:
         elif self.kind is str:
             inside = True
         else:
-            inside = (math.isfinite(typed) and self.least <= typed <= self.most
-                      and not (self.above and typed == self.least) and not (self.below and typed == self.most))
+            inside = (
+                math.isfinite(typed)
+                and self.least <= typed <= self.most
+                and not (self.above and typed == self.least)
+                and not (self.below and typed == self.most)
+            )
         if not inside:
             raise UserError(f"{owner}: {name}={value} is out of range, expected {expected}.")
         return typed
@@ -67,8 +73,9 @@ class Distribution:
 
 
 def uniform(low: float, high: float, **valid: Any) -> Distribution:
-    return Distribution(f"U[{low:g}, {high:g}]", lambda rng: float(rng.uniform(low, high)),
-                        **{"least": min(low, 0.0), **valid})
+    return Distribution(
+        f"U[{low:g}, {high:g}]", lambda rng: float(rng.uniform(low, high)), **{"least": min(low, 0.0), **valid}
+    )
 
 
 def log_uniform(low: float, high: float, **valid: Any) -> Distribution:
@@ -78,19 +85,27 @@ def log_uniform(low: float, high: float, **valid: Any) -> Distribution:
 
 def floor_power(base: int, low: float, high: float, **valid: Any) -> Distribution:
     """The whole part of `base` to the power of a uniform exponent."""
-    return Distribution(f"floor({base}^U[{low:g}, {high:g}])", lambda rng: int(base ** rng.uniform(low, high)),
-                        kind=int, **valid)
+    return Distribution(
+        f"floor({base}^U[{low:g}, {high:g}])", lambda rng: int(base ** rng.uniform(low, high)), kind=int, **valid
+    )
 
 
 def floor_uniform(low: float, high: float, **valid: Any) -> Distribution:
-    return Distribution(f"floor(U[{low:g}, {high:g}])", lambda rng: math.floor(rng.uniform(low, high)), kind=int,
-                        **{"least": min(low, 0.0), **valid})
+    return Distribution(
+        f"floor(U[{low:g}, {high:g}])",
+        lambda rng: math.floor(rng.uniform(low, high)),
+        kind=int,
+        **{"least": min(low, 0.0), **valid},
+    )
 
 
 def one_of(*values: Value, **valid: Any) -> Distribution:
     """Of words no others are possible; numbers may be any between the bounds, whole if all of these are."""
-    return Distribution("{" + ", ".join(map(str, values)) + "}", lambda rng: values[int(rng.integers(len(values)))],
-                        **{**_suiting(values), **valid})
+    return Distribution(
+        "{" + ", ".join(map(str, values)) + "}",
+        lambda rng: values[int(rng.integers(len(values)))],
+        **{**_suiting(values), **valid},
+    )
 
 
 def fixed(value: Value, **valid: Any) -> Distribution:
@@ -117,10 +132,13 @@ def resolve(owner: str, space: SearchSpace, given: Mapping[str, Any]) -> dict[st
     """Defaults of `space` with `given` over them, every value checked."""
     for name in given:
         if name not in space:
-            raise UserError(f"{owner} has no hyper-parameter {name}.{did_you_mean(name, space)} "
-                            f"It has: {', '.join(space)}.")
-    return {name: distribution.check(owner, name, given.get(name, default))
-            for name, (default, distribution) in space.items()}
+            raise UserError(
+                f"{owner} has no hyper-parameter {name}.{did_you_mean(name, space)} It has: {', '.join(space)}."
+            )
+    return {
+        name: distribution.check(owner, name, given.get(name, default))
+        for name, (default, distribution) in space.items()
+    }
 
 
 def draw_all(space: SearchSpace, *identity: object) -> dict[str, Value]:

@@ -32,8 +32,9 @@ class IRM(AnnealedPenalty):
         x, y = join(minibatches)
         logits = self.predict(x)
         risk = risks(logits, minibatches).mean()
-        penalty = torch.stack([each[::2].mean() * each[1::2].mean()
-                               for each in split(scale_gradients(logits, y), minibatches)]).mean()
+        penalty = torch.stack(
+            [each[::2].mean() * each[1::2].mean() for each in split(scale_gradients(logits, y), minibatches)]
+        ).mean()
         return {"loss": risk + self.weight * penalty, "risk": risk, "penalty": penalty}
 
 

@@ -38,8 +38,10 @@ class MLDG(Algorithm):
 
     @cached_property
     def inner(self) -> "FreshAdam":
-        return FreshAdam([parameter for group in self.optimizers["main"].param_groups for parameter in group["params"]],
-                         self.number("weight_decay"))
+        return FreshAdam(
+            [parameter for group in self.optimizers["main"].param_groups for parameter in group["params"]],
+            self.number("weight_decay"),
+        )
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
         self.check(minibatches)
@@ -56,8 +58,11 @@ class MLDG(Algorithm):
                 torch.compiler.cudagraph_mark_step_begin()
             loss = cross_entropy(self.predict(x), y)
             loss.backward()
-            used = [(total, parameter.grad) for total, parameter in zip(inner.total, inner.parameters, strict=True)
-                    if parameter.grad is not None]
+            used = [
+                (total, parameter.grad)
+                for total, parameter in zip(inner.total, inner.parameters, strict=True)
+                if parameter.grad is not None
+            ]
             torch._foreach_add_([total for total, _ in used], [grad for _, grad in used], alpha=weight)
             total_loss = total_loss + weight * loss.detach()
 

@@ -44,11 +44,18 @@ class MTL(Algorithm):
         embeddings = ema * torch.stack([each.mean(0) for each in domains]) + (1 - ema) * self.embeddings
         self.embeddings.copy_(embeddings.detach())
         logits = split(self.classifier(with_embeddings(domains, list(embeddings))), minibatches)
-        return {"loss": torch.stack([cross_entropy(each, y) for each, (_, y) in zip(logits, minibatches, strict=True)]
-                                    ).sum()}
+        return {
+            "loss": torch.stack(
+                [cross_entropy(each, y) for each, (_, y) in zip(logits, minibatches, strict=True)]
+            ).sum()
+        }
 
 
 def with_embeddings(groups: Sequence[Tensor], embeddings: Sequence[Tensor]) -> Tensor:
     """[f(x), e] with the group's e for each of its samples."""
-    return torch.cat([torch.cat([group, embedding.expand_as(group)], dim=1)
-                      for group, embedding in zip(groups, embeddings, strict=True)])
+    return torch.cat(
+        [
+            torch.cat([group, embedding.expand_as(group)], dim=1)
+            for group, embedding in zip(groups, embeddings, strict=True)
+        ]
+    )

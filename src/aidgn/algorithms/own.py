@@ -14,8 +14,12 @@ from aidgn.errors import UserError, did_you_mean
 
 FORM = "Write path/to/file.py:Class."
 # What is called, with what.
-METHODS = {"__init__": "featurizer, num_classes, num_domains, **hyper_parameters", "objective": "minibatches",
-           "update": "minibatches", "predict": "x"}
+METHODS = {
+    "__init__": "featurizer, num_classes, num_domains, **hyper_parameters",
+    "objective": "minibatches",
+    "update": "minibatches",
+    "predict": "x",
+}
 
 
 def is_own(name: str) -> bool:
@@ -43,11 +47,14 @@ def load_own(name: str) -> type[Algorithm]:
         raise UserError(f"{file} {lacks} It has: {', '.join(classes) or 'none'}. {FORM}")
     algorithm = contents[class_name]
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
-        raise UserError(f"{class_name} in {file} is not an algorithm: make it a subclass of "
-                        "aidgn.algorithms.Algorithm.")
+        raise UserError(
+            f"{class_name} in {file} is not an algorithm: make it a subclass of aidgn.algorithms.Algorithm."
+        )
     if algorithm.objective is Algorithm.objective and algorithm.update is Algorithm.update:
-        raise UserError(f"{class_name} in {file} lacks `objective(self, minibatches)`, which returns the terms of its "
-                        "objective with `loss` among them (or `update`, if it makes several steps).")
+        raise UserError(
+            f"{class_name} in {file} lacks `objective(self, minibatches)`, which returns the terms of its "
+            "objective with `loss` among them (or `update`, if it makes several steps)."
+        )
     _check(algorithm, f"{class_name} in {file}")
     return algorithm
 
@@ -58,13 +65,17 @@ def _check(algorithm: type[Algorithm], what: str) -> None:
         names = arguments.split(", ")
         try:
             inspect.signature(getattr(algorithm, method)).bind(
-                None, *(name for name in names if name[0] != "*"), **({"lr": 0.0} if "**" in arguments else {}))
+                None, *(name for name in names if name[0] != "*"), **({"lr": 0.0} if "**" in arguments else {})
+            )
         except TypeError as error:
-            raise UserError(f"{what}: `{method}` cannot be called as it will be ({error}). "
-                            f"Write `def {method}(self, {arguments})`.") from None
+            raise UserError(
+                f"{what}: `{method}` cannot be called as it will be ({error}). Write `def {method}(self, {arguments})`."
+            ) from None
     if not (inspect.ismethod(algorithm.name) and isinstance(algorithm.name(), str) and algorithm.name()):
-        raise UserError(f"{what}: `name` must be a class method that returns a word, as Algorithm's does; leave it out "
-                        "to be called as the class is, or write `called = \"another word\"`.")
+        raise UserError(
+            f"{what}: `name` must be a class method that returns a word, as Algorithm's does; leave it out "
+            'to be called as the class is, or write `called = "another word"`.'
+        )
     for attribute in ("search_space", "small_images"):
         space = getattr(algorithm, attribute)
         entries = dict(space) if isinstance(space, Mapping) else {attribute: space}
@@ -72,26 +83,34 @@ def _check(algorithm: type[Algorithm], what: str) -> None:
             if not isinstance(name, str):
                 raise UserError(f"{what}: {name!r} in `{attribute}` is not a name; put it in quotes.")
             if not (isinstance(entry, tuple | list) and len(entry) == 2 and isinstance(entry[1], Distribution)):
-                raise UserError(f"{what}: {name} in `{attribute}` is {entry!r}; expected (default, distribution), for "
-                                "example (0.1, uniform(0, 1)) with uniform of aidgn.algorithms.hyper_parameters.")
+                raise UserError(
+                    f"{what}: {name} in `{attribute}` is {entry!r}; expected (default, distribution), for "
+                    "example (0.1, uniform(0, 1)) with uniform of aidgn.algorithms.hyper_parameters."
+                )
     for attribute in ("min_domains", "min_batch", "extra_channels"):
         if type(number := getattr(algorithm, attribute)) is not int or number < 0:
             raise UserError(f"{what}: `{attribute}` is {number!r}; expected a whole number of at least 0.")
     missing = [name for name in COMMON if name not in algorithm.search_space]
     if missing:
-        raise UserError(f"{what}: `search_space` lacks {', '.join(missing)}, which every algorithm has. Begin it with "
-                        "**COMMON, of aidgn.algorithms.base.")
+        raise UserError(
+            f"{what}: `search_space` lacks {', '.join(missing)}, which every algorithm has. Begin it with "
+            "**COMMON, of aidgn.algorithms.base."
+        )
     for attribute in ("search_space", "small_images"):
         for name, (default, distribution) in vars(algorithm).get(attribute, {}).items():
             if name not in algorithm.search_space:
-                raise UserError(f"{what}: `{attribute}` has {name}, which is not in `search_space`."
-                                f"{did_you_mean(name, algorithm.search_space)}")
+                raise UserError(
+                    f"{what}: `{attribute}` has {name}, which is not in `search_space`."
+                    f"{did_you_mean(name, algorithm.search_space)}"
+                )
             for each in (distribution, algorithm.search_space[name][1]):
                 try:
                     each.check(what, name, default)
                 except UserError as error:
-                    raise UserError(f"{error} It is a default in `{attribute}`. Values such as 1 and 2 make whole "
-                                    "numbers, 1.0 and 2.0 any.") from None
+                    raise UserError(
+                        f"{error} It is a default in `{attribute}`. Values such as 1 and 2 make whole "
+                        "numbers, 1.0 and 2.0 any."
+                    ) from None
 
 
 def source_of(algorithm: type[Algorithm]) -> str:
@@ -120,6 +139,9 @@ def _run(path: Path, module_name: str) -> None:
         if isinstance(error, SyntaxError):
             line, words = error.lineno, error.msg
         where = f", line {line}" if line else ""
-        hint = " An algorithm is one file: what it imports must be installed, and it cannot import a file beside it." \
-            if isinstance(error, ModuleNotFoundError) else ""
+        hint = (
+            " An algorithm is one file: what it imports must be installed, and it cannot import a file beside it."
+            if isinstance(error, ModuleNotFoundError)
+            else ""
+        )
         raise UserError(f"{path} does not run: {type(error).__name__}: {words}{where}.{hint}") from error

@@ -37,8 +37,9 @@ class RSC(Algorithm):
         """1 for the features to keep, 0 for those to mute."""
         gradient = self.classifier.weight  # row c is d logit_c / d f(x), for every sample
         keep = (gradient < percentile(gradient, 1 - self.number("rsc_f_drop_factor")).unsqueeze(1))[y]
-        probability, muted = (softmax(self.classifier(each), dim=1).gather(1, y.unsqueeze(1)).squeeze(1)
-                              for each in (z, z * keep))
+        probability, muted = (
+            softmax(self.classifier(each), dim=1).gather(1, y.unsqueeze(1)).squeeze(1) for each in (z, z * keep)
+        )
         drop = probability - muted
         return keep | (drop < percentile(drop, 1 - self.number("rsc_b_drop_factor"))).unsqueeze(1)
 

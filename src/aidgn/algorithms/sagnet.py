@@ -29,8 +29,11 @@ class SagNet(Algorithm):
         self.style_classifier = nn.Linear(self.num_features, self.num_classes)
 
     def build_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"main": self.adam([self.featurizer]), "content": self.adam([self.classifier]),
-                "style": self.adam([self.style_classifier])}
+        return {
+            "main": self.adam([self.featurizer]),
+            "content": self.adam([self.classifier]),
+            "style": self.adam([self.style_classifier]),
+        }
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
         self.check(minibatches)

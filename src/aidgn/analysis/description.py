@@ -28,13 +28,15 @@ GRAM = 2_000  # images of a domain whose classes are compared at most
 FITS = 199  # samples of a family drawn to judge a fit
 
 
-def class_angles(units: Floats, labels: Integers, where: Integers, number_of_classes: int, rng: np.random.Generator
-                 ) -> tuple[float, float, float]:
+def class_angles(
+    units: Floats, labels: Integers, where: Integers, number_of_classes: int, rng: np.random.Generator
+) -> tuple[float, float, float]:
     """In one domain, over all classes or pairs of them alike: the energy distance between two classes' directions, the
     mean angle between two images of a class and between two of different classes."""
     shuffled = rng.permutation(where)
-    parts = [shuffled[labels[shuffled] == number][:max(GRAM // number_of_classes, 2)]
-             for number in range(number_of_classes)]
+    parts = [
+        shuffled[labels[shuffled] == number][: max(GRAM // number_of_classes, 2)] for number in range(number_of_classes)
+    ]
     parts = [part for part in parts if len(part) > 1]
     if len(parts) < 2:
         return (float("nan"),) * 3
@@ -49,13 +51,22 @@ def class_angles(units: Floats, labels: Integers, where: Integers, number_of_cla
 
 def predictions(logits: Floats, labels: Integers) -> dict[str, float]:
     probabilities = softmax(logits.astype(np.float64), axis=1)
-    return {"accuracy": float((logits.argmax(1) == labels).mean()), "confidence": float(probabilities.max(1).mean()),
-            "entropy": float(-xlogy(probabilities, probabilities).sum(1).mean()),
-            "calibration_error": calibration_error(probabilities, labels)}
+    return {
+        "accuracy": float((logits.argmax(1) == labels).mean()),
+        "confidence": float(probabilities.max(1).mean()),
+        "entropy": float(-xlogy(probabilities, probabilities).sum(1).mean()),
+        "calibration_error": calibration_error(probabilities, labels),
+    }
 
 
-def von_mises_fisher(units: Floats, labels: Integers, domains: Integers, directed: NDArray[np.bool_],
-                     features: Features, sources: Sequence[int]) -> list[dict[str, Any]]:
+def von_mises_fisher(
+    units: Floats,
+    labels: Integers,
+    domains: Integers,
+    directed: NDArray[np.bool_],
+    features: Features,
+    sources: Sequence[int],
+) -> list[dict[str, Any]]:
     """Per domain and class: kappa with A_n(kappa) = the length of the mean direction, its square estimated without bias
     by (N R^2 - 1) / (N - 1), R being the length of the mean of N unit vectors: in many dimensions R itself, as maximum
     likelihood takes it, makes few images look concentrated. Angles between mean directions are corrected alike."""
@@ -70,9 +81,13 @@ def von_mises_fisher(units: Floats, labels: Integers, domains: Integers, directe
     rows = []
     for (number, domain), (mean, square, _) in found.items():
         beside = [found[number, source] for source in sources if source != domain and (number, source) in found]
-        row = {"domain": features.domain_names[domain], "class": features.class_names[number],
-               "kappa": float(vmf_concentration(np.sqrt(square), units.shape[1])),
-               "mean_length": float(np.sqrt(square)), "angle_to_sources": float("nan")}
+        row = {
+            "domain": features.domain_names[domain],
+            "class": features.class_names[number],
+            "kappa": float(vmf_concentration(np.sqrt(square), units.shape[1])),
+            "mean_length": float(np.sqrt(square)),
+            "angle_to_sources": float("nan"),
+        }
         if beside:
             other = np.mean([each[0] for each in beside], axis=0)
             length = float(other @ other) - sum(each[2] for each in beside) / len(beside) ** 2
@@ -84,18 +99,24 @@ def von_mises_fisher(units: Floats, labels: Integers, domains: Integers, directe
     return rows
 
 
-def norm_fits(norms: Floats, domains: Integers, names: Sequence[str], rng: np.random.Generator
-              ) -> dict[str, dict[str, float]]:
+def norm_fits(
+    norms: Floats, domains: Integers, names: Sequence[str], rng: np.random.Generator
+) -> dict[str, dict[str, float]]:
     """Per domain the exponential and the uniform distribution nearest to its norms, and how far off they are."""
     fits: dict[str, dict[str, float]] = {}
     for domain, name in enumerate(names):
         r = norms[domains == domain]
         if len(r) < MINIMUM:
             continue
-        fits[name] = {"mean": float(r.mean()), "least": float(r.min()), "most": float(r.max()),
-                      "exponential_ks": float(exponential_distance(r)), "uniform_ks": float(uniform_distance(r)),
-                      "exponential_p": fit_p(exponential_distance, rng.standard_exponential, r, FITS),
-                      "uniform_p": fit_p(uniform_distance, rng.random, r, FITS)}
+        fits[name] = {
+            "mean": float(r.mean()),
+            "least": float(r.min()),
+            "most": float(r.max()),
+            "exponential_ks": float(exponential_distance(r)),
+            "uniform_ks": float(uniform_distance(r)),
+            "exponential_p": fit_p(exponential_distance, rng.standard_exponential, r, FITS),
+            "uniform_p": fit_p(uniform_distance, rng.random, r, FITS),
+        }
     keys = [(name, family) for name in fits for family in ("exponential", "uniform")]
     for (name, family), p in zip(keys, holm([fits[name][f"{family}_p"] for name, family in keys]), strict=True):
         fits[name][f"{family}_p_holm"] = p

@@ -26,8 +26,12 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
     with threadpool_limits(THREADS):
         components = min(COMPONENTS, *values.shape)
         reduced = PCA(components, svd_solver="randomized", random_state=seed).fit_transform(values)
-        found = TSNE(perplexity=min(30.0, (len(values) - 1) / 3), init="pca", random_state=seed,
-                     max_iter=ITERATIONS_OF_FEW if len(values) <= FEW else ITERATIONS).fit_transform(reduced)
+        found = TSNE(
+            perplexity=min(30.0, (len(values) - 1) / 3),
+            init="pca",
+            random_state=seed,
+            max_iter=ITERATIONS_OF_FEW if len(values) <= FEW else ITERATIONS,
+        ).fit_transform(reduced)
     return found.astype(np.float32)
 
 

@@ -34,8 +34,13 @@ from aidgn.training.run import resident_or_streamed
 
 KEPT = "features.npz"
 VERSION = 1
-ARRAYS = {"features": (2, np.float32), "logits": (2, np.float32), "labels": (1, np.int64), "domains": (1, np.int64),
-          "outside": (1, np.bool_)}
+ARRAYS = {
+    "features": (2, np.float32),
+    "logits": (2, np.float32),
+    "labels": (1, np.int64),
+    "domains": (1, np.int64),
+    "outside": (1, np.bool_),
+}
 log = logging.getLogger("aidgn")
 
 Progress = Callable[[str, int, int], None]  # what is done, how many, of how many
@@ -77,8 +82,14 @@ class Features:
 
     def about(self) -> dict[str, Any]:
         """All but the arrays and files."""
-        return {"version": VERSION, **{key.name: getattr(self, key.name) for key in fields(self)
-                                       if key.name not in (*ARRAYS, "files", "weight")}}
+        return {
+            "version": VERSION,
+            **{
+                key.name: getattr(self, key.name)
+                for key in fields(self)
+                if key.name not in (*ARRAYS, "files", "weight")
+            },
+        }
 
     def save(self, path: str | Path) -> Path:
         """One open file without objects: .npz, or .parquet with one row per image."""
@@ -117,20 +128,31 @@ class Features:
             if features.logits.shape[1] != len(features.class_names) or {*features.targets} - {*features.domain_names}:
                 raise ValueError("logits of other classes or targets of other domains than it names")
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError(f"{path} is not a feature file of aidgn, or it is damaged ({error}). `aidgn features RUN` "
-                            "makes one.") from None
+            raise UserError(
+                f"{path} is not a feature file of aidgn, or it is damaged ({error}). `aidgn features RUN` makes one."
+            ) from None
         if run is not None and features.model != model_digest(Path(run)):
-            raise UserError(f"{path} holds features of another model ({features.algorithm} on {features.dataset}, "
-                            f"{', '.join(features.targets) or 'nothing'} unseen, trial {features.trial}, weights "
-                            f"{features.model[:8]}) than that of {run}. Make its own with `aidgn features {run}`.")
+            raise UserError(
+                f"{path} holds features of another model ({features.algorithm} on {features.dataset}, "
+                f"{', '.join(features.targets) or 'nothing'} unseen, trial {features.trial}, weights "
+                f"{features.model[:8]}) than that of {run}. Make its own with `aidgn features {run}`."
+            )
         return features
 
 
 # From images to features ----------------------------------------------------------------------------------------------
 
-def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | Path | None = None,
-            device: str = "auto", algorithm: str | Sequence[str] | None = None, must_keep: bool = False,
-            on_progress: Progress | None = None) -> Features:
+
+def extract(
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    algorithm: str | Sequence[str] | None = None,
+    must_keep: bool = False,
+    on_progress: Progress | None = None,
+) -> Features:
     """Features of RUN/model.safetensors for all images of all domains, as the run's evaluation computes them.
 
     They are kept as RUN/features.npz, and read back from there while that is of this model; where that cannot be
@@ -152,12 +174,23 @@ def extract(run: str | Path, *, data: str | Path | None = None, data_dir: str | 
     dataset, identity = images.prepared.dataset, about["identity"]
     shape, vectors = (len(dataset), len(dataset.classes)), class_vectors(model.network.classifier)
     found = Features(
-        np.empty((0, 0), np.float32), np.empty(shape, np.float32), dataset.labels.astype(np.int64),
-        dataset.domain_of.astype(np.int64), np.zeros(len(dataset), np.bool_), list(dataset.files),
-        list(dataset.classes), list(dataset.domains), list(identity["target"]),
+        np.empty((0, 0), np.float32),
+        np.empty(shape, np.float32),
+        dataset.labels.astype(np.int64),
+        dataset.domain_of.astype(np.int64),
+        np.zeros(len(dataset), np.bool_),
+        list(dataset.files),
+        list(dataset.classes),
+        list(dataset.domains),
+        list(identity["target"]),
         None if vectors is None else np.ascontiguousarray(vectors.float().cpu().numpy()),
-        getattr(model.network.classifier, "kappa", None), identity["dataset"], identity["algorithm"], identity["trial"],
-        identity["draw"], digest)
+        getattr(model.network.classifier, "kappa", None),
+        identity["dataset"],
+        identity["algorithm"],
+        identity["trial"],
+        identity["draw"],
+        digest,
+    )
     parts = [part for name in found.domain_names for part in found.split(name)]
     for _, out in map(found.split, found.domain_names):
         found.outside[out] = True
@@ -195,6 +228,7 @@ def clean_transform(images: Images) -> Callable[[Tensor, Tensor], Tensor]:
 
 # The run and its images -----------------------------------------------------------------------------------------------
 
+
 def read_about(run: Path) -> dict[str, Any]:
     """run.json of a finished run."""
     if run.is_file():
@@ -202,11 +236,13 @@ def read_about(run: Path) -> dict[str, Any]:
     path = path_to_run(run, run / "model.safetensors")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        missing = [key for key in ("dataset", "algorithm", "target", "trial", "draw", "data")
-                   if key not in about["identity"]]
+        missing = [
+            key for key in ("dataset", "algorithm", "target", "trial", "draw", "data") if key not in about["identity"]
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} does not describe a run ({error}). It was changed, or written by another version of "
-                        "aidgn.") from None
+        raise UserError(
+            f"{path} does not describe a run ({error}). It was changed, or written by another version of aidgn."
+        ) from None
     if missing:
         raise UserError(f"{path} does not say the run's {missing[0]}: it was written by another version of aidgn.")
     return about
@@ -233,15 +269,27 @@ def own_algorithm(about: dict[str, Any], given: str | Sequence[str] | None) -> s
     return max([given] if isinstance(given, str) else given or (), key=fits, default=None)
 
 
-def open_images(run: Path, about: dict[str, Any], *, data: str | Path | None, data_dir: str | Path | None,
-                device: str, on_progress: Progress) -> Images:
+def open_images(
+    run: Path,
+    about: dict[str, Any],
+    *,
+    data: str | Path | None,
+    data_dir: str | Path | None,
+    device: str,
+    on_progress: Progress,
+) -> Images:
     """The very images a run was trained on, on the device."""
     dataset = find_dataset(run, about, data, data_dir)
-    prepared = prepare(dataset, skip_broken=bool(about.get("skipped")),
-                       on_progress=lambda done, total: on_progress("decoding images", done, total))
+    prepared = prepare(
+        dataset,
+        skip_broken=bool(about.get("skipped")),
+        on_progress=lambda done, total: on_progress("decoding images", done, total),
+    )
     if about["identity"]["data"] != f"{prepared.dataset.fingerprint[:32]}-{prepared.content}":
-        raise UserError(f"The images in {dataset.root or dataset.name} are not those that {run} was trained on: files "
-                        "were added, removed or changed. Say where the right ones are with --data DIR.")
+        raise UserError(
+            f"The images in {dataset.root or dataset.name} are not those that {run} was trained on: files "
+            "were added, removed or changed. Say where the right ones are with --data DIR."
+        )
     return resident_or_streamed(prepared, choose_device(device))
 
 
@@ -279,11 +327,23 @@ def _folders(path: Path) -> list[str]:
 
 # Files ----------------------------------------------------------------------------------------------------------------
 
+
 def _read_npz(path: Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as file:
         found: dict[str, Any] = {name: file[name] for name in file.files}
-    for name in ("files", "class_names", "domain_names", "targets", "kappa", "dataset", "algorithm", "trial", "draw",
-                 "model", "version"):
+    for name in (
+        "files",
+        "class_names",
+        "domain_names",
+        "targets",
+        "kappa",
+        "dataset",
+        "algorithm",
+        "trial",
+        "draw",
+        "model",
+        "version",
+    ):
         if name in found:
             found[name] = [str(each) for each in found[name]] if found[name].ndim else found[name].item()
     return found
@@ -294,21 +354,31 @@ def _arrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise UserError("Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or choose a "
-                        "file name that ends in .npz.") from None
+        raise UserError(
+            "Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or choose a "
+            "file name that ends in .npz."
+        ) from None
     return pyarrow, parquet
 
 
 def _write_parquet(features: Features, path: Path) -> None:
     arrow, parquet = _arrow()
-    columns = {name: arrow.FixedSizeListArray.from_arrays(arrow.array(array.ravel()), array.shape[1])
-               for name, array in (("features", features.features), ("logits", features.logits))}
+    columns = {
+        name: arrow.FixedSizeListArray.from_arrays(arrow.array(array.ravel()), array.shape[1])
+        for name, array in (("features", features.features), ("logits", features.logits))
+    }
     texts = [file.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for file in features.files]
-    table = arrow.table({
-        "file": texts, "domain": [features.domain_names[number] for number in features.domains],
-        "class": [features.class_names[number] for number in features.labels],
-        "split": np.where(features.outside, "out", "in").tolist(), "domains": features.domains,
-        "labels": features.labels, **columns})
+    table = arrow.table(
+        {
+            "file": texts,
+            "domain": [features.domain_names[number] for number in features.domains],
+            "class": [features.class_names[number] for number in features.labels],
+            "split": np.where(features.outside, "out", "in").tolist(),
+            "domains": features.domains,
+            "labels": features.labels,
+            **columns,
+        }
+    )
     about = features.about()
     if features.weight is not None:
         about["weight"] = base64.b64encode(features.weight.tobytes()).decode()
@@ -327,6 +397,12 @@ def _read_parquet(path: Path) -> dict[str, Any]:
         found[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(table), column.type.list_size)
     if "weight" in found:
         found["weight"] = np.frombuffer(base64.b64decode(found["weight"]), np.float32).reshape(
-            -1, len(found["class_names"]))
-    return {**found, "labels": table["labels"].to_numpy(), "domains": table["domains"].to_numpy(),
-            "outside": np.array(table["split"].to_pylist()) == "out", "files": table["file"].to_pylist()}
+            -1, len(found["class_names"])
+        )
+    return {
+        **found,
+        "labels": table["labels"].to_numpy(),
+        "domains": table["domains"].to_numpy(),
+        "outside": np.array(table["split"].to_pylist()) == "out",
+        "files": table["file"].to_pylist(),
+    }

@@ -69,8 +69,13 @@ def energy_distances(means: NDArray[np.float64]) -> NDArray[np.float64]:
     return 2 * means - within[:, :, None] - within[:, None, :]
 
 
-def shift(classes: dict[int, tuple[Array, NDArray[np.integer]]], pairs: Pairs, scale: float, permutations: int,
-          rng: np.random.Generator) -> Shift | None:
+def shift(
+    classes: dict[int, tuple[Array, NDArray[np.integer]]],
+    pairs: Pairs,
+    scale: float,
+    permutations: int,
+    rng: np.random.Generator,
+) -> Shift | None:
     """Energy distance between the two domains of a pair within a class, its mean over classes and pairs, as the effect
     sqrt(E / scale), NaN if `scale` is; None if no class has two domains to compare.
 
@@ -105,9 +110,17 @@ def shift(classes: dict[int, tuple[Array, NDArray[np.integer]]], pairs: Pairs, s
     pooled = np.concatenate(null, axis=1).mean(1)
     low, high = np.quantile(effects(np.concatenate(resampled, axis=1).mean(1)), (LEVEL, 1 - LEVEL))
     p = permutation_p(pooled)
-    return Shift(float(effects(pooled[0])), float(low), float(high), p, p,
-                 {number: (float(effects(each[0])), p_class)
-                  for number, each, p_class in zip(found, by_class, p_classes, strict=True)})
+    return Shift(
+        float(effects(pooled[0])),
+        float(low),
+        float(high),
+        p,
+        p,
+        {
+            number: (float(effects(each[0])), p_class)
+            for number, each, p_class in zip(found, by_class, p_classes, strict=True)
+        },
+    )
 
 
 def permutation_p(statistics: Array) -> float:
@@ -127,6 +140,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 # Families of norms ----------------------------------------------------------------------------------------------------
 
+
 def exponential_distance(r: Array) -> Array:
     """Kolmogorov-Smirnov distance of samples r [..., n] from the exponential distribution of their mean."""
     return ks_distance(r, lambda sorted_r: -np.expm1(-sorted_r / r.mean(-1, keepdims=True)))
@@ -145,8 +159,7 @@ def ks_distance(r: Array, cdf: Callable[[Array], Array]) -> Array:
     return np.maximum(steps[1:] - values, values - steps[:-1]).max(-1)
 
 
-def fit_p(distance: Callable[[Array], Array], draw: Callable[[tuple[int, int]], Array], r: Array,
-          times: int) -> float:
+def fit_p(distance: Callable[[Array], Array], draw: Callable[[tuple[int, int]], Array], r: Array, times: int) -> float:
     """The chance of a distance as large as that of r, if r were of the family: from `times` samples of it, whose
     parameters are estimated anew (Lilliefors). Its members differ by scale and place only, so any member will do."""
     drawn = np.array([distance(draw((1, len(r))))[0] for _ in range(times)])
@@ -154,6 +167,7 @@ def fit_p(distance: Callable[[Array], Array], draw: Callable[[tuple[int, int]], 
 
 
 # Predictions ----------------------------------------------------------------------------------------------------------
+
 
 def calibration_error(probabilities: Array, labels: NDArray[np.integer], bins: int = 15) -> float:
     """ECE = sum over bins of confidence of (share of images) |accuracy - mean confidence| (Guo et al. 2017), for

@@ -37,8 +37,9 @@ class Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-    def resolve_command(self, ctx: click.Context,
-                        args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             raise click.UsageError(f"There is no command {args[0]}.{did_you_mean(args[0], self.commands)}", ctx)
         return super().resolve_command(ctx, args)
@@ -51,15 +52,33 @@ class Group(click.Group):
             sys.exit(141)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-             epilog="Start with `aidgn demo`. Every command explains itself with --help.")
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Start with `aidgn demo`. Every command explains itself with --help.",
+)
 @click.version_option(aidgn.__version__, prog_name="aidgn")
 def app() -> None:
     """Train image classifiers that hold up on domains they never saw, and measure that honestly."""
 
 
-for command in (demo, train, sweep, status, table,
-                report, adapt, features, diagnose, fit, predict, export, serve, algorithms, data):
+for command in (
+    demo,
+    train,
+    sweep,
+    status,
+    table,
+    report,
+    adapt,
+    features,
+    diagnose,
+    fit,
+    predict,
+    export,
+    serve,
+    algorithms,
+    data,
+):
     app.add_command(command)
 
 
@@ -95,8 +114,11 @@ def main() -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         # Files are written with an error of their own, so that this is what the command prints.
-        click.echo("Error: The disk is full: standard output could not be written. Free some space and run the same "
-                   "command again.", err=True)
+        click.echo(
+            "Error: The disk is full: standard output could not be written. Free some space and run the same "
+            "command again.",
+            err=True,
+        )
         discard_output()
         sys.exit(2)
 

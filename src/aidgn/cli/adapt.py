@@ -12,23 +12,41 @@ from aidgn.errors import UserError, short
 NAMES = {"t3a": "T3A", "tent-c": "Tent-C", "tent-bn": "Tent-BN", "tent": "Tent"}
 
 
-@click.command(short_help="Test-time adaptation of trained runs: T3A, Tent.", epilog="""\b
+@click.command(
+    short_help="Test-time adaptation of trained runs: T3A, Tent.",
+    epilog="""\b
 Examples:
   aidgn adapt runs/PACS-AIDGN-sketch-trial0-draw0-524de501
   aidgn adapt runs/ --method t3a --method tent
   aidgn table runs/ --adaptation --paper
 Target images come unlabelled in batches of 32, in the split's shuffled order. Settings are chosen on held-out images of
-the source domains. Results are kept in RUN/adaptation.jsonl: what is measured already is not measured again.""")
+the source domains. Results are kept in RUN/adaptation.jsonl: what is measured already is not measured again.""",
+)
 @click.argument("folders", nargs=-1, required=True, metavar="RUN|SWEEP...")
-@click.option("--method", "methods", multiple=True, type=click.Choice([*NAMES], case_sensitive=False),
-              help="Repeatable  [default: t3a, tent-c, tent-bn]. tent adapts the whole network, which takes longer.")
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice([*NAMES], case_sensitive=False),
+    help="Repeatable  [default: t3a, tent-c, tent-bn]. tent adapts the whole network, which takes longer.",
+)
 @click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
 @click.option("--features", metavar="FILE", help="Features of the run  [default: RUN/features.npz, made if missing].")
-@click.option("--algorithm", multiple=True, metavar="FILE.py:CLASS",
-              help="Where the class is, if an algorithm is your own; repeatable.")
+@click.option(
+    "--algorithm",
+    multiple=True,
+    metavar="FILE.py:CLASS",
+    help="Where the class is, if an algorithm is your own; repeatable.",
+)
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
-def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, features: str | None,
-          algorithm: tuple[str, ...], device: str) -> None:
+def adapt(
+    folders: tuple[str, ...],
+    methods: tuple[str, ...],
+    data: str | None,
+    features: str | None,
+    algorithm: tuple[str, ...],
+    device: str,
+) -> None:
     """Adapt finished runs to their unseen domain while they classify it. Of a SWEEP, the runs that training-domain
     validation chooses; the runs themselves are never changed."""
     from aidgn.adaptation.runs import DEFAULT, SETTINGS
@@ -47,14 +65,23 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
     messages: list[str] = []
     with RunDisplay() as display:
         for number, run in enumerate(runs):
+
             def report(what: str, done: int, total: int, before: int = number * each) -> None:
                 if what == "adapting":
                     done, total = before + done, each * len(runs)
                 display.update(what, done, total)
 
             try:
-                adapt_run(run, names, data=data, device=device, algorithm=algorithm, features=features,
-                          on_progress=report, on_message=messages.append)
+                adapt_run(
+                    run,
+                    names,
+                    data=data,
+                    device=device,
+                    algorithm=algorithm,
+                    features=features,
+                    on_progress=report,
+                    on_message=messages.append,
+                )
                 lines += [line for line in read_lines(run) if line["method"] in ("none", *names)]
             except UserError as error:
                 failed.append(f"{run}: {error}" if len(runs) > 1 else str(error))
@@ -69,8 +96,11 @@ def adapt(folders: tuple[str, ...], methods: tuple[str, ...], data: str | None, 
 
             click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep, 'adaptation')))}")
         many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
-        click.echo(f"All settings: {runs[0] / ADAPTATION}{many}. `aidgn table {shlex.join(folders)} --adaptation` "
-                   "shows this again.", err=True)
+        click.echo(
+            f"All settings: {runs[0] / ADAPTATION}{many}. `aidgn table {shlex.join(folders)} --adaptation` "
+            "shows this again.",
+            err=True,
+        )
     if failed:
         raise UserError("\n".join(failed))
 
@@ -80,9 +110,13 @@ def _one_run(lines: Sequence[dict[str, Any]]) -> str:
     chosen = [line for line in lines if line["selected"]]
     settings = [", ".join(f"{key} {short(value)}" for key, value in line["settings"].items()) for line in chosen]
     width, first = max(map(len, settings)), chosen[0]
-    head = (f"{first['dataset']}, {first['algorithm']}, {', '.join(first['target'])} unseen, trial {first['trial']}. "
-            f"Settings chosen on held-out images of the source domains.")
-    rows = [f"  {'as trained' if line['method'] == 'none' else line['method']:<10}  {setting:<{width}}  "
-            f"sources {line['source_accuracy']:6.1%}   {', '.join(line['target'])} {line['target_accuracy']:6.1%}"
-            for line, setting in zip(chosen, settings, strict=True)]
+    head = (
+        f"{first['dataset']}, {first['algorithm']}, {', '.join(first['target'])} unseen, trial {first['trial']}. "
+        f"Settings chosen on held-out images of the source domains."
+    )
+    rows = [
+        f"  {'as trained' if line['method'] == 'none' else line['method']:<10}  {setting:<{width}}  "
+        f"sources {line['source_accuracy']:6.1%}   {', '.join(line['target'])} {line['target_accuracy']:6.1%}"
+        for line, setting in zip(chosen, settings, strict=True)
+    ]
     return "\n".join([head, *rows])

@@ -5,11 +5,14 @@ import inspect
 import click
 
 
-@click.command(short_help="The algorithms and their hyper-parameters.", epilog="""\b
+@click.command(
+    short_help="The algorithms and their hyper-parameters.",
+    epilog="""\b
 Examples:
   aidgn algorithms
   aidgn algorithms AIDGN
-  aidgn algorithms AIDGN --small""")
+  aidgn algorithms AIDGN --small""",
+)
 @click.argument("name", required=False)
 @click.option("--small", is_flag=True, help="Show the defaults for images of 28 to 64 pixels instead of 224.")
 def algorithms(name: str | None, small: bool) -> None:
@@ -28,12 +31,18 @@ def algorithms(name: str | None, small: bool) -> None:
         for head in ("name", "what it does", "paper", "own hyper-parameters"):
             table.add_column(head, overflow="fold")
         for algorithm in ALGORITHMS.values():
-            table.add_row(algorithm.name(), algorithm.title, algorithm.paper,
-                          ", ".join(key for key in algorithm.search_space if key not in COMMON))
+            table.add_row(
+                algorithm.name(),
+                algorithm.title,
+                algorithm.paper,
+                ", ".join(key for key in algorithm.search_space if key not in COMMON),
+            )
         console.print(table)
-        console.print(f"\nAll have {', '.join(COMMON)} too. `aidgn algorithms NAME` shows the objective and search.\n"
-                      "One of your own is named by where it is, path/to/file.py:Class, here as in training.",
-                      highlight=False)
+        console.print(
+            f"\nAll have {', '.join(COMMON)} too. `aidgn algorithms NAME` shows the objective and search.\n"
+            "One of your own is named by where it is, path/to/file.py:Class, here as in training.",
+            highlight=False,
+        )
         return
     algorithm = find(name)
     console.print(algorithm.name(), style="bold", end="")
@@ -45,5 +54,9 @@ def algorithms(name: str | None, small: bool) -> None:
     for key, (default, distribution) in algorithm.space("", small).items():
         table.add_row(escape(key), escape(short(default)), escape(distribution.text))
     console.print(table)
-    console.print("\nFor images of 28 to 64 pixels; without --small, for 224." if small else
-                  "\nFor images of 224 pixels; --small shows those for 28 to 64, such as digits.", highlight=False)
+    console.print(
+        "\nFor images of 28 to 64 pixels; without --small, for 224."
+        if small
+        else "\nFor images of 224 pixels; --small shows those for 28 to 64, such as digits.",
+        highlight=False,
+    )

@@ -11,9 +11,12 @@ RATE = 2e-3  # for both, so that it is the objectives that are compared
 POINTS, PERMUTATIONS = 500, 199  # of the report: fewer than otherwise, for the time they take
 
 
-@click.command(short_help="The whole story on handwritten digits, in a minute or two.", epilog="""\b
+@click.command(
+    short_help="The whole story on handwritten digits, in a minute or two.",
+    epilog="""\b
 Example:
-  aidgn demo""")
+  aidgn demo""",
+)
 @click.option("--out", default="runs/demo", show_default=True, metavar="DIR", help="Where run folders are.")
 @click.option("--steps", type=int, metavar="N", help="Updates per run  [default: the data set's].")
 @click.option("--trials", default=3, show_default=True, metavar="N", help="Repetitions with other splits and seeds.")
@@ -35,9 +38,12 @@ def demo(out: str, steps: int | None, trials: int) -> None:
 
     dataset = load_dataset("digits")
     specs = plan(["digits"], ALGORITHMS, trials=trials, steps=steps, hyper_parameters={"lr": RATE})
-    click.echo(f"{len(dataset)} handwritten digits in {len(dataset.domains)} styles: {', '.join(dataset.domains)}.\n"
-               f"Each style in turn is never seen in training; {len(ALGORITHMS)} algorithms, "
-               f"{plural(trials, 'trial')}: {plural(len(specs), 'run')}.", err=True)
+    click.echo(
+        f"{len(dataset)} handwritten digits in {len(dataset.domains)} styles: {', '.join(dataset.domains)}.\n"
+        f"Each style in turn is never seen in training; {len(ALGORITHMS)} algorithms, "
+        f"{plural(trials, 'trial')}: {plural(len(specs), 'run')}.",
+        err=True,
+    )
     with SweepDisplay(specs) as display:
         failed = run_all(specs, out, workers=min(usable_cores(), 8), on_event=display.update, device="cpu")
     if failed:
@@ -48,8 +54,14 @@ def demo(out: str, steps: int | None, trials: int) -> None:
         click.echo(table.to_terminal())
     alone = len(read_runs(out).runs) == len(folders)
     with RunDisplay() as progress:
-        page = write_report([out] if alone else folders, Path(out) / "report.html", device="cpu", points=POINTS,
-                            permutations=PERMUTATIONS, on_progress=progress.update)
+        page = write_report(
+            [out] if alone else folders,
+            Path(out) / "report.html",
+            device="cpu",
+            points=POINTS,
+            permutations=PERMUTATIONS,
+            on_progress=progress.update,
+        )
     click.echo(f"""
 Each column is a style that was never seen in training. ERM minimises the cross entropy on the three others pooled;
 AIDGN classifies by angle, with a margin from feature norms; the same learning rate ({RATE:g}), images and steps.

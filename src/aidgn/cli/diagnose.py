@@ -17,23 +17,43 @@ if TYPE_CHECKING:
 POINTS = 10_000  # images that t-SNE shows at most
 
 
-@click.command(short_help="Do angular invariance and norm shift hold here? Figures and numbers.", epilog="""\b
+@click.command(
+    short_help="Do angular invariance and norm shift hold here? Figures and numbers.",
+    epilog="""\b
 Examples:
   aidgn diagnose runs/PACS-AIDGN-sketch-trial0-draw0-524de501
   aidgn diagnose ERM_RUN AIDGN_RUN
   aidgn diagnose features.npz --no-figures
-Written: RUN/diagnosis.json and RUN/figures/ (PNG and SVG); for FILE.npz, the same in FILE/.""")
+Written: RUN/diagnosis.json and RUN/figures/ (PNG and SVG); for FILE.npz, the same in FILE/.""",
+)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|FILE...")
-@click.option("--permutations", default=999, show_default=True, type=click.IntRange(min=99), metavar="N",
-              help="Permutations of the domains that p-values are counted from.")
+@click.option(
+    "--permutations",
+    default=999,
+    show_default=True,
+    type=click.IntRange(min=99),
+    metavar="N",
+    help="Permutations of the domains that p-values are counted from.",
+)
 @click.option("--seed", default=0, show_default=True, metavar="N", help="Of permutations, of samples and of t-SNE.")
 @click.option("--no-figures", is_flag=True, help="Numbers only; t-SNE takes longer than all the rest.")
 @click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
-@click.option("--algorithm", multiple=True, metavar="FILE.py:CLASS",
-              help="Where the class is, if an algorithm is your own; repeatable.")
+@click.option(
+    "--algorithm",
+    multiple=True,
+    metavar="FILE.py:CLASS",
+    help="Where the class is, if an algorithm is your own; repeatable.",
+)
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
-def diagnose(runs: tuple[str, ...], permutations: int, seed: int, no_figures: bool, data: str | None,
-             algorithm: tuple[str, ...], device: str) -> None:
+def diagnose(
+    runs: tuple[str, ...],
+    permutations: int,
+    seed: int,
+    no_figures: bool,
+    data: str | None,
+    algorithm: tuple[str, ...],
+    device: str,
+) -> None:
     """Do the paper's two assumptions hold in RUN, a finished run, or in a file of features? With several runs, ERM's
     and AIDGN's for example, they are compared.
 
@@ -51,13 +71,19 @@ def diagnose(runs: tuple[str, ...], permutations: int, seed: int, no_figures: bo
     say([diagnosis for _, _, diagnosis in found], [folder for folder, _, _ in found])
     figures = [] if no_figures else draw_figures([(folder, features) for folder, features, _ in found], seed)
     for folder, _, _ in found:
-        click.echo(f"Written: {folder / KEPT}"
-                   + (f", {sum(path.parent.parent == folder for path in figures)} figures in {folder / 'figures'}"
-                      if figures else ""))
+        click.echo(
+            f"Written: {folder / KEPT}"
+            + (
+                f", {sum(path.parent.parent == folder for path in figures)} figures in {folder / 'figures'}"
+                if figures
+                else ""
+            )
+        )
 
 
-def open_features(given: Path, data: str | None, algorithm: tuple[str, ...], device: str, draw: bool
-                  ) -> "tuple[Features, Path]":
+def open_features(
+    given: Path, data: str | None, algorithm: tuple[str, ...], device: str, draw: bool
+) -> "tuple[Features, Path]":
     """Features of a run or a file, and the folder that what is found goes to."""
     from aidgn.analysis.features import Features, extract
     from aidgn.cli.display import RunDisplay
@@ -66,13 +92,17 @@ def open_features(given: Path, data: str | None, algorithm: tuple[str, ...], dev
         of_run = (given.parent / "run.json").is_file() and (given.parent / "model.safetensors").is_file()
         return Features.load(given, given.parent if of_run else None), given.parent if of_run else given.with_suffix("")
     if not given.is_dir():
-        raise UserError(f"{given} {'is something else' if given.exists() else 'does not exist'}: expected the folder "
-                        "of a finished run, or a file of features (.npz or .parquet) that `aidgn features` wrote.")
+        raise UserError(
+            f"{given} {'is something else' if given.exists() else 'does not exist'}: expected the folder "
+            "of a finished run, or a file of features (.npz or .parquet) that `aidgn features` wrote."
+        )
     if draw and (given / "run.json").is_file() and not (given / "model.safetensors").is_file():
         curves = draw_curves(given)
-        raise UserError(f"The run {given} is not finished, so it has no features to diagnose. "
-                        + (f"Its curves so far are in {curves[0]}. " if curves else "It has no records yet either. ")
-                        + "The `aidgn train` command that started it goes on with it.")
+        raise UserError(
+            f"The run {given} is not finished, so it has no features to diagnose. "
+            + (f"Its curves so far are in {curves[0]}. " if curves else "It has no records yet either. ")
+            + "The `aidgn train` command that started it goes on with it."
+        )
     with RunDisplay() as display:
         return extract(given, data=data, device=device, algorithm=algorithm, on_progress=display.update), given
 
@@ -110,8 +140,10 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
     for line in dict.fromkeys(line for one in diagnoses for line in one.tested()):
         echo(line)
     if len({(one.dataset, *one.targets, one.trial) for one in diagnoses}) > 1:
-        echo("These runs are of different data, unseen domains or trials: differences between them are not the "
-             "algorithms' alone.")
+        echo(
+            "These runs are of different data, unseen domains or trials: differences between them are not the "
+            "algorithms' alone."
+        )
     trained = [folder for folder in folders if (folder / "results.jsonl").is_file()]
     for difference in differences(read_runs(*trained).runs) if len(trained) > 1 else ():
         echo(str(difference))
@@ -131,10 +163,12 @@ def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Pat
         where = subsample(features, POINTS, seed)
         click.echo(f"t-SNE of {len(where)} images", err=True)
         spaces.append((features, where, tsne(features.features[where], seed=seed)))
-        drawn: dict[str, Any] = {"latent-space": figures.latent_space(spaces[-1:]),
-                                 "norms": figures.norm_distributions(features),
-                                 "angles": figures.angle_distributions(features),
-                                 "confusion": figures.confusion_matrix(features)}
+        drawn: dict[str, Any] = {
+            "latent-space": figures.latent_space(spaces[-1:]),
+            "norms": figures.norm_distributions(features),
+            "angles": figures.angle_distributions(features),
+            "confusion": figures.confusion_matrix(features),
+        }
         for name, figure in drawn.items():
             written.append(figures.save(figure, place, name)[0])
         written += draw_curves(folder)

@@ -14,9 +14,18 @@ if TYPE_CHECKING:
     from aidgn.training import RunSpec
 
 
-UNITS = {"decoding images": "images", "reading images": "images", "training": "steps", "downloading": "MB",
-         "predicting": "images", "computing features": "images", "adapting": "settings",
-         "looking inside": "runs", "making thumbnails": "images", "verifying": "files"}
+UNITS = {
+    "decoding images": "images",
+    "reading images": "images",
+    "training": "steps",
+    "downloading": "MB",
+    "predicting": "images",
+    "computing features": "images",
+    "adapting": "settings",
+    "looking inside": "runs",
+    "making thumbnails": "images",
+    "verifying": "files",
+}
 NARROW = 72  # columns: below, the bar and words give way to the numbers
 
 
@@ -36,8 +45,9 @@ class Display:
         self.progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.progress.stop()
 
 
@@ -50,9 +60,16 @@ class RunDisplay(Display):
         self.live = sys.stderr.isatty()
         console = Output(stderr=True)
         bar, note = ([BarColumn()], [TextColumn("{task.fields[note]}")]) if console.width >= NARROW else ([], [])
-        self.progress = Progress(TextColumn("{task.description}"), *bar, MofNCompleteColumn(),
-                                 TextColumn("{task.fields[speed]}"), TimeRemainingColumn(), *note, console=console,
-                                 disable=not self.live)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            *bar,
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            *note,
+            console=console,
+            disable=not self.live,
+        )
         self.tasks: dict[str, Any] = {}
         self.began: dict[str, tuple[float, int]] = {}
         self.done: dict[str, int] = {}
@@ -97,8 +114,14 @@ class SweepDisplay(Display):
         self.before: int | None = None  # steps that were done already, which say nothing about the speed
         console = Output(stderr=True)
         what = [TextColumn("{task.description:<32}"), BarColumn()] if console.width >= NARROW else []
-        self.progress = Progress(*what, TextColumn("{task.fields[runs]}"), TimeElapsedColumn(),
-                                 TextColumn("{task.fields[left]}"), console=console, disable=not self.live)
+        self.progress = Progress(
+            *what,
+            TextColumn("{task.fields[runs]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            disable=not self.live,
+        )
         self.total = sum(int(spec.steps or 0) for spec in specs)
         self.task = self.progress.add_task("starting", total=self.total, runs=self.runs(), left="")
 

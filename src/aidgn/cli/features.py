@@ -5,11 +5,14 @@ from pathlib import Path
 import click
 
 
-@click.command(short_help="Features, labels, domains and splits of a run in one open file.", epilog="""\b
+@click.command(
+    short_help="Features, labels, domains and splits of a run in one open file.",
+    epilog="""\b
 Examples:
   aidgn features runs/PACS-AIDGN-sketch-trial0-draw0-524de501
   aidgn features RUN --out features.parquet
-They are computed once and kept as RUN/features.npz, which every analysis reads.""")
+They are computed once and kept as RUN/features.npz, which every analysis reads.""",
+)
 @click.argument("run")
 @click.option("--out", metavar="FILE.npz|FILE.parquet", help="Write them there besides.")
 @click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
@@ -24,15 +27,20 @@ def features(run: str, out: str | None, data: str | None, algorithm: str | None,
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):
         raise UserError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
     with RunDisplay() as display:
-        found = extract(run, data=data, device=device, algorithm=algorithm, must_keep=out is None,
-                        on_progress=display.update)
+        found = extract(
+            run, data=data, device=device, algorithm=algorithm, must_keep=out is None, on_progress=display.update
+        )
     path = Path(run) / KEPT if out is None else found.save(out)
-    click.echo(f"{found.dataset}, {found.algorithm}, {', '.join(found.targets) or 'no domain'} unseen, trial "
-               f"{found.trial}: {len(found)} images of {len(found.domain_names)} domains, "
-               f"{found.features.shape[1]} features each.")
+    click.echo(
+        f"{found.dataset}, {found.algorithm}, {', '.join(found.targets) or 'no domain'} unseen, trial "
+        f"{found.trial}: {len(found)} images of {len(found.domain_names)} domains, "
+        f"{found.features.shape[1]} features each."
+    )
     for name in found.domain_names:
         inside, outside = found.split(name)
         seen = "unseen" if name in found.targets else "source"
-        click.echo(f"  {name} ({seen}): accuracy {found.accuracy(inside):.1%} on {len(inside)} images of the in split, "
-                   f"{found.accuracy(outside):.1%} on {len(outside)} of the out split")
+        click.echo(
+            f"  {name} ({seen}): accuracy {found.accuracy(inside):.1%} on {len(inside)} images of the in split, "
+            f"{found.accuracy(outside):.1%} on {len(outside)} of the out split"
+        )
     click.echo(f"Features: {path}")

@@ -8,41 +8,89 @@ from aidgn.cli.options import parse_settings
 from aidgn.errors import UserError
 
 
-@click.command(short_help="Your own pictures: what to expect on a new domain, and the model.", epilog="""\b
+@click.command(
+    short_help="Your own pictures: what to expect on a new domain, and the model.",
+    epilog="""\b
 Examples:
   aidgn fit photos/
   aidgn fit photos/ --quick
   aidgn fit photos/ --out models/shelf --weights resnet50.safetensors
-Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""")
+Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""",
+)
 @click.argument("folder")
-@click.option("--quick", is_flag=True, help="A first answer: fewer steps, of the last stage and the classifier alone; "
-              "with --weights none of the whole network, which takes longer.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="A first answer: fewer steps, of the last stage and the classifier alone; "
+    "with --weights none of the whole network, which takes longer.",
+)
 @click.option("--out", metavar="DIR", help="Where model, report and runs go  [default: runs/fit-NAME].")
-@click.option("--algorithm", default="AIDGN", show_default=True, metavar="NAME",
-              help="What is compared with ERM; the better of the two makes the model.")
+@click.option(
+    "--algorithm",
+    default="AIDGN",
+    show_default=True,
+    metavar="NAME",
+    help="What is compared with ERM; the better of the two makes the model.",
+)
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Updates  [default: by the number of images].")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Images per domain and step.")
-@click.option("--image-size", type=click.IntRange(min=8), metavar="N",
-              help="Side of the network's input  [default: 224; less for small pictures].")
-@click.option("--backbone", metavar="NAME", help="A timm name with weights tag, torchvision/NAME, or small  [default: "
-              "resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures].")
+@click.option(
+    "--image-size",
+    type=click.IntRange(min=8),
+    metavar="N",
+    help="Side of the network's input  [default: 224; less for small pictures].",
+)
+@click.option(
+    "--backbone",
+    metavar="NAME",
+    help="A timm name with weights tag, torchvision/NAME, or small  [default: "
+    "resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures].",
+)
 @click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small].")
-@click.option("--average", metavar="sma|swad|sma:N|none", help="Average the weights over steps, which "
-              "makes steadier models and, for ERM, better ones  [default: sma; none from scratch, with --quick and for "
-              "few steps].")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
-              help="A hyper-parameter of the algorithm; repeatable.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N",
-              help="Runs at a time  [default: one per GPU; on a CPU one, or one per core for small pictures].")
+@click.option(
+    "--average",
+    metavar="sma|swad|sma:N|none",
+    help="Average the weights over steps, which "
+    "makes steadier models and, for ERM, better ones  [default: sma; none from scratch, with --quick and for "
+    "few steps].",
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter of the algorithm; repeatable."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Runs at a time  [default: one per GPU; on a CPU one, or one per core for small pictures].",
+)
 @click.option("--data-dir", metavar="DIR", help="Where data sets are, if FOLDER is the name of one.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
-@click.option("--precision", default="auto", show_default=True, metavar="bfloat16|tf32|float32",
-              help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU.")
+@click.option(
+    "--precision",
+    default="auto",
+    show_default=True,
+    metavar="bfloat16|tf32|float32",
+    help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU.",
+)
 @click.option("--no-report", is_flag=True, help="Leave out the report page, which takes some time.")
-def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | None, batch_size: int | None,
-        image_size: int | None, backbone: str | None, weights: str | None, average: str | None,
-        settings: tuple[str, ...], workers: int | None, data_dir: str | None, device: str, precision: str,
-        no_report: bool) -> None:
+def fit(
+    folder: str,
+    quick: bool,
+    out: str | None,
+    algorithm: str,
+    steps: int | None,
+    batch_size: int | None,
+    image_size: int | None,
+    backbone: str | None,
+    weights: str | None,
+    average: str | None,
+    settings: tuple[str, ...],
+    workers: int | None,
+    data_dir: str | None,
+    device: str,
+    precision: str,
+    no_report: bool,
+) -> None:
     """Make a classifier from FOLDER/<domain>/<class>/<picture> and say how well it will do on a domain it never saw.
 
     Looks the folder through, leaves each domain out in turn to see how well it is predicted unseen, and trains the
@@ -68,29 +116,50 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
     size = image_size or fitting.choose_size(dataset)
     dataset = replace(dataset, image_size=fitting.quick_size(size, device) if quick and not image_size else size)
     with RunDisplay() as display:
-        prepared = prepare(dataset, skip_broken=True,
-                           on_progress=lambda done, total: display.update("decoding images", done, total))
+        prepared = prepare(
+            dataset, skip_broken=True, on_progress=lambda done, total: display.update("decoding images", done, total)
+        )
     dataset = prepared.dataset
     told = fitting.survey(prepared)
     for sentence in told:
         click.echo(sentence)
-    job = fitting.plan(dataset, folder, algorithm, quick=quick, device=device,
-                       hyper_parameters=parse_settings(settings, batch_size), steps=steps, backbone=backbone,
-                       weights=weights, average=average)
+    job = fitting.plan(
+        dataset,
+        folder,
+        algorithm,
+        quick=quick,
+        device=device,
+        hyper_parameters=parse_settings(settings, batch_size),
+        steps=steps,
+        backbone=backbone,
+        weights=weights,
+        average=average,
+    )
     specs = [*job.estimates, job.finals[job.preferred]]
     click.echo(fitting.describe(job))
     fitting.fetch_weights(job)
 
     with SweepDisplay(specs) as progress:
+
         def train(first: int, number: int) -> None:
-            failed = run_all(specs[first:first + number], place / "runs", workers=workers, device=device,
-                             precision=precision, data_dir=data_dir,
-                             on_event=lambda run, kind, what: progress.update(first + run, kind, what))
+            failed = run_all(
+                specs[first : first + number],
+                place / "runs",
+                workers=workers,
+                device=device,
+                precision=precision,
+                data_dir=data_dir,
+                on_event=lambda run, kind, what: progress.update(first + run, kind, what),
+            )
             if failed:
-                raise UserError(f"{len(failed)} of {number} runs failed, with what they said in "
-                                f"{place / 'runs' / '.sweep'}; the first: {last_line(next(iter(failed.values())))}")
-            fitting.check_same_images(specs[-1].identity(dataset, prepared.content),
-                                      [progress.folders[run] for run in range(first, first + number)])
+                raise UserError(
+                    f"{len(failed)} of {number} runs failed, with what they said in "
+                    f"{place / 'runs' / '.sweep'}; the first: {last_line(next(iter(failed.values())))}"
+                )
+            fitting.check_same_images(
+                specs[-1].identity(dataset, prepared.content),
+                [progress.folders[run] for run in range(first, first + number)],
+            )
 
         train(0, len(job.estimates))
         found = fitting.estimates([progress.folders[number] for number in range(len(job.estimates))])
@@ -99,8 +168,10 @@ def fit(folder: str, quick: bool, out: str | None, algorithm: str, steps: int | 
         train(len(job.estimates), 1)
     run = Path(progress.folders[len(job.estimates)])
     model, seen = fitting.keep_model(run, place), fitting.seen_accuracy(run)
-    sentences = [*fitting.answer(found, chosen, seen, len(dataset.classes)),
-                 *fitting.replaced(place, specs[-1], dataset)]
+    sentences = [
+        *fitting.answer(found, chosen, seen, len(dataset.classes)),
+        *fitting.replaced(place, specs[-1], dataset),
+    ]
     (place / "report.html").unlink(missing_ok=True)  # of an earlier fit
     fitting.write_summary(place, [*told, fitting.describe(job), *sentences], found, specs[-1], seen, model, dataset)
     for sentence in sentences:
@@ -119,8 +190,16 @@ def _report(place: Path, runs: list[str], data_dir: str | None, device: str, alg
         from aidgn.report.page import write_report
 
         with RunDisplay() as display:
-            return write_report(runs, place / "report.html", data_dir=data_dir, device=device,
-                                algorithm=algorithm, points=1000, permutations=199, on_progress=display.update)
+            return write_report(
+                runs,
+                place / "report.html",
+                data_dir=data_dir,
+                device=device,
+                algorithm=algorithm,
+                points=1000,
+                permutations=199,
+                on_progress=display.update,
+            )
     except (UserError, ImportError) as error:
         click.echo(f"The report page was not made: {error}", err=True)
         return None

@@ -9,19 +9,32 @@ import click
 from aidgn.errors import UserError, plural
 
 
-@click.command(short_help="How a sweep stands: done, running, failed, left, speed, time left.", epilog="""\b
+@click.command(
+    short_help="How a sweep stands: done, running, failed, left, speed, time left.",
+    epilog="""\b
 Examples:
   aidgn status runs/
   aidgn status runs/table1 --watch
   aidgn status runs/ --verify
-Reads the folder alone, so it may be asked from any machine that sees it.""")
+Reads the folder alone, so it may be asked from any machine that sees it.""",
+)
 @click.argument("sweep", default="runs", metavar="[SWEEP]")
 @click.option("--watch", is_flag=True, help="Keep looking until the sweep is over; Ctrl-C ends it.")
-@click.option("--every", type=click.FloatRange(min=0.1), default=5.0, show_default=True, metavar="SECONDS",
-              help="With --watch, the time between two looks.")
-@click.option("--verify", "verifying", is_flag=True,
-              help="Instead, compare the checksum of every file below the folder and list the damaged ones; exit code "
-                   "1 if there are any.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch, the time between two looks.",
+)
+@click.option(
+    "--verify",
+    "verifying",
+    is_flag=True,
+    help="Instead, compare the checksum of every file below the folder and list the damaged ones; exit code "
+    "1 if there are any.",
+)
 @click.option("--all", "everything", is_flag=True, help="List every run that was set aside.")
 def status(sweep: str, watch: bool, every: float, verifying: bool, everything: bool) -> None:
     """How the sweep in the folder SWEEP (runs, if none is given) stands."""

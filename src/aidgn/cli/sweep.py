@@ -22,36 +22,70 @@ ALIKE = 5  # runs that fail alike before any is done: the others would too
 MANY = 50  # runs, where it is not known how long they take
 
 
-@click.command(short_help="Train many runs: algorithms, unseen domains, trials.", epilog="""\b
+@click.command(
+    short_help="Train many runs: algorithms, unseen domains, trials.",
+    epilog="""\b
 Examples:
   aidgn sweep PACS --algorithm AIDGN --algorithm ERM
   aidgn sweep digits --algorithm AIDGN --draws 20 --trials 1 --out runs/search
   aidgn sweep experiments/table1.yaml --dry-run
   aidgn sweep runs/sweep.yaml
-The same command again continues: finished runs are not repeated; more draws, trials or algorithms add runs.""")
+The same command again continues: finished runs are not repeated; more draws, trials or algorithms add runs.""",
+)
 @click.argument("data", nargs=-1, metavar="[DATA...|PLAN.yaml]")
 @click.option("--plan", "plan_file", metavar="FILE", help="A YAML file with the plan; options given besides win.")
-@click.option("--algorithm", "algorithms", multiple=True, metavar="NAME",
-              help="`aidgn algorithms` lists them; or path/to/file.py:Class of your own; repeatable.")
-@click.option("--target", "targets", multiple=True, metavar="NAME",
-              help="Unseen domain by name or letter; repeatable  [default: each domain in turn].")
-@click.option("--leave-one-out", is_flag=True,
-              help="Add the runs with two unseen domains that `aidgn table --selection leave-one-out` needs.")
+@click.option(
+    "--algorithm",
+    "algorithms",
+    multiple=True,
+    metavar="NAME",
+    help="`aidgn algorithms` lists them; or path/to/file.py:Class of your own; repeatable.",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    help="Unseen domain by name or letter; repeatable  [default: each domain in turn].",
+)
+@click.option(
+    "--leave-one-out",
+    is_flag=True,
+    help="Add the runs with two unseen domains that `aidgn table --selection leave-one-out` needs.",
+)
 @click.option("--trials", type=int, metavar="N", help="Repetitions with other splits and seeds  [default: 3].")
-@click.option("--draws", type=int, metavar="N",
-              help="Hyper-parameter draws; the first is the defaults  [default: 1].")
+@click.option("--draws", type=int, metavar="N", help="Hyper-parameter draws; the first is the defaults  [default: 1].")
 @click.option("--augment-validation", is_flag=True, help="Validate on augmented images, as DomainBed does.")
-@click.option("--retries", type=int, default=2, show_default=True, metavar="N",
-              help="How often a broken run is tried again before it is set aside.")
+@click.option(
+    "--retries",
+    type=int,
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="How often a broken run is tried again before it is set aside.",
+)
 @click.option("--retry-failed", is_flag=True, help="Try the runs that were set aside anew.")
 @launcher_options
 @click.option("--dry-run", is_flag=True, help="Say how many runs there are and how long they take, and stop.")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
 @run_options
 @click.pass_context
-def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retries: int, retry_failed: bool,
-          launcher: str, launcher_settings: dict[str, Any], dry_run: bool, yes: bool, out: str, data_dir: str | None,
-          device: str, trackers: tuple[str, ...], **given: Any) -> None:
+def sweep(
+    ctx: click.Context,
+    data: tuple[str, ...],
+    plan_file: str | None,
+    retries: int,
+    retry_failed: bool,
+    launcher: str,
+    launcher_settings: dict[str, Any],
+    dry_run: bool,
+    yes: bool,
+    out: str,
+    data_dir: str | None,
+    device: str,
+    trackers: tuple[str, ...],
+    **given: Any,
+) -> None:
     """Train many runs: every algorithm on every data set DATA with every domain unseen once, several trials.
 
     PLAN.yaml holds the same as the options do. Without DATA, the sweep in --out is continued."""
@@ -76,8 +110,14 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
     if launcher == "local" and not dry_run:
         precision = choose_precision(precision, choose_device(device))
     with RunDisplay() as display:
-        todo = agenda(plans, out, data_dir=data_dir, precision=None if precision == "auto" else precision, dry=dry_run,
-                      on_prepare=lambda done, total: display.update("decoding images", done, total))
+        todo = agenda(
+            plans,
+            out,
+            data_dir=data_dir,
+            precision=None if precision == "auto" else precision,
+            dry=dry_run,
+            on_prepare=lambda done, total: display.update("decoding images", done, total),
+        )
     if not dry_run:
         todo.check()
     todo.look(retries)
@@ -88,9 +128,14 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
         if not any(one.skip_broken for one in plans):  # which images are left out is known once they are decoded
             todo.check()
         return
-    if (numbers and not yes and sys.stdin.isatty() and sys.stderr.isatty()
-            and (len(numbers) > MANY if seconds is None else seconds > LONG)
-            and not click.confirm("Start?", default=True, err=True)):
+    if (
+        numbers
+        and not yes
+        and sys.stdin.isatty()
+        and sys.stderr.isatty()
+        and (len(numbers) > MANY if seconds is None else seconds > LONG)
+        and not click.confirm("Start?", default=True, err=True)
+    ):
         click.echo("Nothing was started.", err=True)
         return
 
@@ -100,8 +145,17 @@ def sweep(ctx: click.Context, data: tuple[str, ...], plan_file: str | None, retr
             todo.retry_failed()
         specs = [todo.specs[number] for number in numbers]
         with SweepDisplay(specs, done_before=todo.count("done")) as progress:
-            run_all(specs, out, on_event=stopping(progress.update), retries=retries, device=device,
-                    precision=precision, data_dir=data_dir, trackers=trackers, **launcher_settings)
+            run_all(
+                specs,
+                out,
+                on_event=stopping(progress.update),
+                retries=retries,
+                device=device,
+                precision=precision,
+                data_dir=data_dir,
+                trackers=trackers,
+                **launcher_settings,
+            )
         todo.look(retries)
     say_end(todo, out)
     if todo.count("failed"):
@@ -122,14 +176,17 @@ def stopping(update: Callable[[int, str, Any], None]) -> Callable[[int, str, Any
         elif kind == "failed" and errors is not None:
             errors.append(last_line(what))
             if errors == errors[:1] * ALIKE:
-                raise UserError(f"The first {ALIKE} runs failed alike, so the others were not started: {errors[0]}\n"
-                                "Once that is mended, the same command with --retry-failed goes on.")
+                raise UserError(
+                    f"The first {ALIKE} runs failed alike, so the others were not started: {errors[0]}\n"
+                    "Once that is mended, the same command with --retry-failed goes on."
+                )
 
     return on_event
 
 
-def find_plans(data: tuple[str, ...], plan_file: str | None, out: str | None,
-               given: dict[str, Any]) -> "tuple[list[Plan], dict[str, str]]":
+def find_plans(
+    data: tuple[str, ...], plan_file: str | None, out: str | None, given: dict[str, Any]
+) -> "tuple[list[Plan], dict[str, str]]":
     """The plans of a file, of the sweep folder or of the options alone, with the options over them."""
     from dataclasses import replace
 
@@ -137,8 +194,9 @@ def find_plans(data: tuple[str, ...], plan_file: str | None, out: str | None,
 
     settings, batch_size = given.pop("settings"), given.pop("batch_size")
     hyper_parameters = {name: number(value) for name, value in parse_settings(settings, batch_size).items()}
-    options = {name: value for name, value in given.items()
-               if not (value is None or value is False or value in ((), "auto"))}
+    options = {
+        name: value for name, value in given.items() if not (value is None or value is False or value in ((), "auto"))
+    }
     files = [name for name in data if name.endswith((".yaml", ".yml"))] + ([plan_file] if plan_file else [])
     names = tuple(name for name in data if name not in files)
     if len(files) > 1:
@@ -146,8 +204,10 @@ def find_plans(data: tuple[str, ...], plan_file: str | None, out: str | None,
     if not files and not names:
         path = Path(out or "runs") / "sweep.yaml"
         if not path.exists():
-            raise UserError(f"Say which data sets, or give a plan: {path.parent} has no sweep.yaml to continue. For "
-                            "example: aidgn sweep digits --algorithm ERM --algorithm AIDGN")
+            raise UserError(
+                f"Say which data sets, or give a plan: {path.parent} has no sweep.yaml to continue. For "
+                "example: aidgn sweep digits --algorithm ERM --algorithm AIDGN"
+            )
         files = [str(path)]
     if not files:
         if "algorithms" not in options:
@@ -159,8 +219,9 @@ def find_plans(data: tuple[str, ...], plan_file: str | None, out: str | None,
         places.setdefault("out", str(path.parent))
     if names:
         options["datasets"] = names
-    return [replace(one, **options, hyper_parameters={**one.hyper_parameters, **hyper_parameters})
-            for one in plans], places
+    return [
+        replace(one, **options, hyper_parameters={**one.hyper_parameters, **hyper_parameters}) for one in plans
+    ], places
 
 
 def number(value: Any) -> Any:
@@ -200,8 +261,12 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     from aidgn.sweep.timing import GPU, STEP_MS, in_words
 
     specs = todo.specs
-    kinds = [(len({spec.dataset for spec in specs}), "data set"), (len({spec.label() for spec in specs}), "algorithm"),
-             (max(spec.draw for spec in specs) + 1, "draw"), (max(spec.trial for spec in specs) + 1, "trial")]
+    kinds = [
+        (len({spec.dataset for spec in specs}), "data set"),
+        (len({spec.label() for spec in specs}), "algorithm"),
+        (max(spec.draw for spec in specs) + 1, "draw"),
+        (max(spec.trial for spec in specs) + 1, "trial"),
+    ]
     text = ", ".join(plural(number, word) for number, word in kinds)
     values: dict[tuple[str, str, str], set[str]] = {}  # of hyper-parameters; draw 0 has those set by hand alone
     for spec in specs:
@@ -215,11 +280,15 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     text += f". {todo.count('done')} finished" + (f", {aside} set aside" if aside else "") + f", {len(numbers)} to do."
     click.echo(f"{plural(len(specs), 'run')}: {text}", err=not dry_run)
     for name, owners in partly_set(todo).items():
-        click.echo(f"{name} is set for {', '.join(owners)} alone: the others have no such hyper-parameter.",
-                   err=not dry_run)
+        click.echo(
+            f"{name} is set for {', '.join(owners)} alone: the others have no such hyper-parameter.", err=not dry_run
+        )
     if todo.older:
-        click.echo(f"{plural(len(todo.older), 'run')} of {', '.join(dict.fromkeys(todo.older))} made before the file "
-                   "was changed: those finished stay in tables, in rows of their own.", err=not dry_run)
+        click.echo(
+            f"{plural(len(todo.older), 'run')} of {', '.join(dict.fromkeys(todo.older))} made before the file "
+            "was changed: those finished stay in tables, in rows of their own.",
+            err=not dry_run,
+        )
     if todo.absent:
         click.echo(f"Not on this disk: {', '.join(todo.absent)}.", err=not dry_run)
     if not numbers:
@@ -228,8 +297,10 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     on_h200 = todo.h200_seconds(numbers)
     if seconds is not None:
         seconds /= workers
-        click.echo(f"About {in_words(seconds)} on {plural(workers, 'worker')} of this machine, by its runs so far.",
-                   err=not dry_run)
+        click.echo(
+            f"About {in_words(seconds)} on {plural(workers, 'worker')} of this machine, by its runs so far.",
+            err=not dry_run,
+        )
     elif on_h200 is not None and not dry_run and GPU in device_name():
         seconds = on_h200 / workers
         click.echo(f"About {in_words(seconds)} here, by what was measured on an {GPU}.", err=True)
@@ -238,9 +309,11 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     if dry_run and on_h200 is not None:
         hours = on_h200 / 3600
         own = sorted({find(spec.algorithm).name() for spec in specs} - STEP_MS.keys())
-        click.echo(f"On one {GPU} about {hours:.3g} hours, on eight {hours / 8:.3g}: by step times measured with 3 x "
-                   "32 images, taken in proportion to the images of a step; compilation aside."
-                   + (f" Counted as ERM: {', '.join(own)}." if own else ""))
+        click.echo(
+            f"On one {GPU} about {hours:.3g} hours, on eight {hours / 8:.3g}: by step times measured with 3 x "
+            "32 images, taken in proportion to the images of a step; compilation aside."
+            + (f" Counted as ERM: {', '.join(own)}." if own else "")
+        )
     return seconds
 
 
@@ -269,18 +342,23 @@ def say_end(todo: "Agenda", out: str) -> None:
     shown = f" `aidgn table {quote(out)}` shows {them}." if done else ""
     click.echo(f"{done} of {plural(len(todo.specs), 'run')} {verb} finished.{shown}")
     if todo.changed():
-        click.echo(f"The file of an own algorithm was changed meanwhile, so {plural(todo.changed(), 'run')} may be of "
-                   "either text. The same command trains those that the new one lacks.")
+        click.echo(
+            f"The file of an own algorithm was changed meanwhile, so {plural(todo.changed(), 'run')} may be of "
+            "either text. The same command trains those that the new one lacks."
+        )
     if todo.others:
-        click.echo(f"{todo.others} more runs were planned here before; `aidgn sweep {quote(str(todo.folder.yaml))}` "
-                   "goes on with them.")
+        click.echo(
+            f"{todo.others} more runs were planned here before; `aidgn sweep {quote(str(todo.folder.yaml))}` "
+            "goes on with them."
+        )
     if done < len(todo.specs):
         return
     if any(item.varied for item in todo.items):
         from aidgn.report.sensitivity import write_sensitivity
 
-        click.echo("Accuracy against each hyper-parameter that was varied: "
-                   + ", ".join(map(str, write_sensitivity(out))))
+        click.echo(
+            "Accuracy against each hyper-parameter that was varied: " + ", ".join(map(str, write_sensitivity(out)))
+        )
     for made in finished_tables(out):
         click.echo(f"\n{made.to_terminal()}")
 
@@ -309,7 +387,13 @@ def failures(todo: "Agenda", out: str) -> str:
     lines = [f"  {todo.items[number]}: {last_line(todo.states[number].history.error)}" for number in numbers[:20]]
     more = [f"  and {len(numbers) - 20} more; `aidgn status {quote(out)}` lists them all"] if len(numbers) > 20 else []
     verb = "was" if len(numbers) == 1 else "were"
-    return "\n".join([f"{plural(len(numbers), 'run')} failed and {verb} set aside:", *lines, *more,
-                      "Where it happened is in their log.txt, or, of runs that did not begin, in "
-                      f"{todo.folder.path / '.sweep' / 'attempts'}. The same command with --retry-failed tries them "
-                      "again."])
+    return "\n".join(
+        [
+            f"{plural(len(numbers), 'run')} failed and {verb} set aside:",
+            *lines,
+            *more,
+            "Where it happened is in their log.txt, or, of runs that did not begin, in "
+            f"{todo.folder.path / '.sweep' / 'attempts'}. The same command with --retry-failed tries them "
+            "again.",
+        ]
+    )

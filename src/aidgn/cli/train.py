@@ -6,30 +6,68 @@ from aidgn.cli.options import parse_settings, run_options
 from aidgn.errors import UserError, plural
 
 
-@click.command(short_help="Train one run; the same command continues it.", epilog="""\b
+@click.command(
+    short_help="Train one run; the same command continues it.",
+    epilog="""\b
 Examples:
   aidgn train digits --target chalk
   aidgn train PACS --target S --algorithm ERM --trial 1
   aidgn train photos/ --target hospital_c --set lr=1e-5 --steps 2000
-Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""")
+Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""",
+)
 @click.argument("data")
-@click.option("--algorithm", default="AIDGN", show_default=True, metavar="NAME",
-              help="`aidgn algorithms` lists them; or path/to/file.py:Class of your own.")
-@click.option("--target", "targets", multiple=True, metavar="NAME",
-              help="The unseen domain, by name or letter; repeatable. `none` trains on all domains.")
+@click.option(
+    "--algorithm",
+    default="AIDGN",
+    show_default=True,
+    metavar="NAME",
+    help="`aidgn algorithms` lists them; or path/to/file.py:Class of your own.",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    help="The unseen domain, by name or letter; repeatable. `none` trains on all domains.",
+)
 @click.option("--trial", default=0, show_default=True, metavar="N", help="Seed of splits, batches and initial weights.")
-@click.option("--draw", default=0, show_default=True, metavar="N",
-              help="Draw of the hyper-parameter search; 0 is the defaults.")
+@click.option(
+    "--draw", default=0, show_default=True, metavar="N", help="Draw of the hyper-parameter search; 0 is the defaults."
+)
 @click.option("--augment-validation", is_flag=True, help="Validate on augmented images, as DomainBed does.")
 @click.option("--eval-in", is_flag=True, help="Measure the accuracy on the training images too.")
-@click.option("--devices", default=1, show_default=True, metavar="N",
-              help="GPUs (processes on the CPU) that share each step; the numbers stay those of one, within rounding.")
+@click.option(
+    "--devices",
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="GPUs (processes on the CPU) that share each step; the numbers stay those of one, within rounding.",
+)
 @run_options
-def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw: int, augment_validation: bool,
-          eval_in: bool, devices: int, out: str, data_dir: str | None, steps: int | None, eval_every: int | None,
-          batch_size: int | None, image_size: int | None, backbone: str | None, weights: str | None,
-          settings: tuple[str, ...], average: str | None, device: str, precision: str, skip_broken: bool,
-          trackers: tuple[str, ...]) -> None:
+def train(
+    data: str,
+    algorithm: str,
+    targets: tuple[str, ...],
+    trial: int,
+    draw: int,
+    augment_validation: bool,
+    eval_in: bool,
+    devices: int,
+    out: str,
+    data_dir: str | None,
+    steps: int | None,
+    eval_every: int | None,
+    batch_size: int | None,
+    image_size: int | None,
+    backbone: str | None,
+    weights: str | None,
+    settings: tuple[str, ...],
+    average: str | None,
+    device: str,
+    precision: str,
+    skip_broken: bool,
+    trackers: tuple[str, ...],
+) -> None:
     """Train one run on DATA: a data set's name (`aidgn data list`) or a folder ROOT/<domain>/<class>/<image>."""
     from aidgn.algorithms import find
     from aidgn.cli.display import RunDisplay, selected, validation
@@ -41,33 +79,62 @@ def train(data: str, algorithm: str, targets: tuple[str, ...], trial: int, draw:
     find(algorithm)
     for tracker in trackers:
         find_tracker(tracker)
-    spec = RunSpec(data, algorithm, () if targets == ("none",) else targets, trial, draw,
-                   parse_settings(settings, batch_size), steps, eval_every, image_size, backbone, weights,
-                   average=average, augment_validation=augment_validation, evaluate_source_in=eval_in,
-                   skip_broken=skip_broken)
+    spec = RunSpec(
+        data,
+        algorithm,
+        () if targets == ("none",) else targets,
+        trial,
+        draw,
+        parse_settings(settings, batch_size),
+        steps,
+        eval_every,
+        image_size,
+        backbone,
+        weights,
+        average=average,
+        augment_validation=augment_validation,
+        evaluate_source_in=eval_in,
+        skip_broken=skip_broken,
+    )
     dataset = spec.load_dataset(data_dir)
     if not targets:
-        raise UserError("Name the domain to hold out with --target: "
-                        + ", ".join(f"{name} ({letter})" if letter != name else name
-                                    for name, letter in zip(dataset.domains, dataset.letters, strict=True))
-                        + "; or --target none to train on all of them.")
+        raise UserError(
+            "Name the domain to hold out with --target: "
+            + ", ".join(
+                f"{name} ({letter})" if letter != name else name
+                for name, letter in zip(dataset.domains, dataset.letters, strict=True)
+            )
+            + "; or --target none to train on all of them."
+        )
     resolved = spec.resolved(dataset)
     unseen = ", ".join(resolved.target) or "none"
     weights = "from scratch" if resolved.weights == "none" else resolved.weights
-    click.echo(f"{dataset.name}, {resolved.label()}, unseen domain: {unseen}, trial {trial}: "
-               f"{len(dataset.labels)} images, {plural(len(dataset.domains) - len(resolved.target), 'source domain')}, "
-               f"{len(dataset.classes)} classes, {resolved.backbone} ({weights}), "
-               f"{plural(int(resolved.steps or 0), 'step')}.",
-               err=True)
+    click.echo(
+        f"{dataset.name}, {resolved.label()}, unseen domain: {unseen}, trial {trial}: "
+        f"{len(dataset.labels)} images, {plural(len(dataset.domains) - len(resolved.target), 'source domain')}, "
+        f"{len(dataset.classes)} classes, {resolved.backbone} ({weights}), "
+        f"{plural(int(resolved.steps or 0), 'step')}.",
+        err=True,
+    )
     with RunDisplay() as display:
-        folder = train_run(spec, out, data_dir=data_dir, device=device, precision=precision, devices=devices,
-                           trackers=trackers, on_progress=display.run)
+        folder = train_run(
+            spec,
+            out,
+            data_dir=data_dir,
+            device=device,
+            precision=precision,
+            devices=devices,
+            trackers=trackers,
+            on_progress=display.run,
+        )
     if "training" not in display.tasks:
         click.echo("This run was finished before; nothing was left to train.", err=True)
     record = selected(load_records(folder))
     for name in resolved.target:
         accuracy = record[f"env{dataset.domains.index(name)}_in_acc"]
         click.echo(f"{name} (never seen in training): {accuracy:.1%}")
-    click.echo(f"Images of the seen domains that were set aside: {validation(record):.1%}, highest at step "
-               f"{record['step']}, which is therefore selected.")
+    click.echo(
+        f"Images of the seen domains that were set aside: {validation(record):.1%}, highest at step "
+        f"{record['step']}, which is therefore selected."
+    )
     click.echo(f"Run folder: {folder}")

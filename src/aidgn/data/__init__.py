@@ -6,5 +6,15 @@ from aidgn.data.dataset import Dataset, load_dataset
 from aidgn.data.images import IMAGE_SUFFIXES, read_image
 from aidgn.data.splits import split
 
-__all__ = ["CATALOGUE", "IMAGE_SUFFIXES", "Check", "Dataset", "Entry", "check", "find_entry", "load_dataset",
-           "read_image", "split"]
+__all__ = [
+    "CATALOGUE",
+    "IMAGE_SUFFIXES",
+    "Check",
+    "Dataset",
+    "Entry",
+    "check",
+    "find_entry",
+    "load_dataset",
+    "read_image",
+    "split",
+]

@@ -55,8 +55,12 @@ def clean(images: Tensor, geometry: Tensor, size: int, *, exact_fit: bool = Fals
         red, green, blue = (images / 255).unbind(dim=3)
         return normalise((red, green, blue))
     if images.device.type == "cpu" and not torch.compiler.is_compiling():  # one by one: faster than the products there
-        return torch.cat([clean_one(image[:height, :width], size) for image, (height, width)
-                          in zip(images, geometry[:, :2].expand(len(images), 2).tolist(), strict=True)])
+        return torch.cat(
+            [
+                clean_one(image[:height, :width], size)
+                for image, (height, width) in zip(images, geometry[:, :2].expand(len(images), 2).tolist(), strict=True)
+            ]
+        )
     stored = geometry[:, :2].float()
     boxes = torch.cat([torch.zeros_like(stored), stored], dim=1)
     return normalise(resample(images, boxes, torch.zeros_like(geometry[:, 0], dtype=torch.bool), size))
@@ -89,8 +93,9 @@ def crop_boxes(uniforms: Tensor, sizes: Tensor) -> Tensor:
     anywhere = (position * (whole - drawn + 1)).floor()  # below 1 in float32, times n rounds to below n
     largest = torch.minimum(whole, torch.cat([width / RATIO[0], height * RATIO[1]], dim=1).round())
     central = ((whole - largest) / 2).floor()
-    return torch.where(fits.any(dim=1, keepdim=True),
-                       torch.cat([anywhere, drawn], dim=1), torch.cat([central, largest], dim=1))
+    return torch.where(
+        fits.any(dim=1, keepdim=True), torch.cat([anywhere, drawn], dim=1), torch.cat([central, largest], dim=1)
+    )
 
 
 def resample(images: Tensor, boxes: Tensor, flip: Tensor, size: int, dtype: torch.dtype | None = None) -> Planes:
@@ -168,8 +173,12 @@ def jitter_steps(order: Tensor) -> list[Tensor]:
     def part(operation: Tensor) -> Tensor:  # the contrast ends part 0 or 2, hue part 1
         return (contrast < operation) + 2 * (hue < operation)
 
-    return [4 * part(brightness) + 2 * (saturation < brightness), 3 + 8 * (hue < contrast), 4 * part(saturation) + 1,
-            torch.full_like(hue, SEQUENCE.index(HUE))]
+    return [
+        4 * part(brightness) + 2 * (saturation < brightness),
+        3 + 8 * (hue < contrast),
+        4 * part(saturation) + 1,
+        torch.full_like(hue, SEQUENCE.index(HUE)),
+    ]
 
 
 def blend(x: Planes, other: Tensor | float, factor: Tensor) -> Planes:
@@ -192,13 +201,16 @@ def shift_hue(x: Planes, turn: Tensor) -> Planes:
     high = torch.maximum(torch.maximum(red, green), blue)
     low = torch.minimum(torch.minimum(red, green), blue)
     spread = high - low
-    hue = torch.where(red == high, green - blue,
-                      torch.where(green == high, blue - red + 2 * spread, red - green + 4 * spread))
+    hue = torch.where(
+        red == high, green - blue, torch.where(green == high, blue - red + 2 * spread, red - green + 4 * spread)
+    )
     hue = hue / spread.clamp(min=1e-12) + 6 * turn  # where spread is 0 any hue gives the same grey
     hue = hue - 6 * (hue / 6).floor()
-    return (low + spread * ((hue - 3).abs() - 1).clamp(0, 1),
-            low + spread * (2 - (hue - 2).abs()).clamp(0, 1),
-            low + spread * (2 - (hue - 4).abs()).clamp(0, 1))
+    return (
+        low + spread * ((hue - 3).abs() - 1).clamp(0, 1),
+        low + spread * (2 - (hue - 2).abs()).clamp(0, 1),
+        low + spread * (2 - (hue - 4).abs()).clamp(0, 1),
+    )
 
 
 def normalise(x: Planes) -> Tensor:

@@ -39,8 +39,9 @@ class Draws:
         uniforms = np.empty((stop - start, size, augment.UNIFORMS), np.float32)
         for row, step in enumerate(range(start, stop)):
             random = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, step]))
-            indices[row] = np.concatenate([pool[random.integers(len(pool), size=self.batch_size)]
-                                           for pool in self.pools])
+            indices[row] = np.concatenate(
+                [pool[random.integers(len(pool), size=self.batch_size)] for pool in self.pools]
+            )
             random.random(out=uniforms[row], dtype=np.float32)
         return torch.from_numpy(indices), torch.from_numpy(uniforms)
 
@@ -60,14 +61,15 @@ class Images:
         self.exact_fit = bool(fills and prepared.slot == prepared.dataset.image_size)
         if resident is None:
             resident = device.type == "cpu" or (
-                prepared.pixels.nbytes <= RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0])
+                prepared.pixels.nbytes <= RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+            )
         self.pixels: Tensor | None = None
         if resident and device.type != "cpu":
             shape = (len(prepared.rows), *prepared.pixels.shape[1:])
             self.pixels = torch.empty(shape, dtype=torch.uint8, device=device)
             for start in range(0, len(prepared.rows), 1024):
-                rows = prepared.pixels[prepared.rows[start:start + 1024]]
-                self.pixels[start:start + 1024] = torch.from_numpy(rows).to(device)
+                rows = prepared.pixels[prepared.rows[start : start + 1024]]
+                self.pixels[start : start + 1024] = torch.from_numpy(rows).to(device)
 
     def batches(self, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For every row of image indices, on the host: uint8 images, geometry and labels on the device."""

@@ -71,8 +71,14 @@ class Prepared:
         return self.pixels.shape[1]
 
 
-def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | None = None, skip_broken: bool = False,
-            on_progress: Progress | None = None) -> Prepared:
+def prepare(
+    dataset: Dataset,
+    *,
+    cache_dir: Path | None = None,
+    workers: int | None = None,
+    skip_broken: bool = False,
+    on_progress: Progress | None = None,
+) -> Prepared:
     """Decode what is new or changed, and map the pixels.
 
     Slots are S x S, S = min(limit, longest side of all images), limit = image size * 256 / 224. Each side of an image
@@ -100,8 +106,12 @@ def prepare(dataset: Dataset, *, cache_dir: Path | None = None, workers: int | N
         index, decoded = update()
     damaged = index.damaged(file for file in dataset.files if file not in decoded)
     if damaged:
-        log.warning("%s of %s in %s were damaged and are decoded again.", plural(len(damaged), "decoded image"),
-                    dataset.name, path.parent)
+        log.warning(
+            "%s of %s in %s were damaged and are decoded again.",
+            plural(len(damaged), "decoded image"),
+            dataset.name,
+            path.parent,
+        )
         index, mended = update(damaged)
         decoded |= mended
     return finish(dataset, index, skip_broken, len(decoded))
@@ -122,11 +132,15 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise UserError(f"Decoded images cannot be stored in {folder} ({error.strerror}). Set AIDGN_CACHE to a folder "
-                        "where they can.") from None
+        raise UserError(
+            f"Decoded images cannot be stored in {folder} ({error.strerror}). Set AIDGN_CACHE to a folder "
+            "where they can."
+        ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise UserError(f"{folder} is a link or belongs to another user, who could change the decoded images in it. "
-                        "Set AIDGN_CACHE to a folder that is yours.")
+        raise UserError(
+            f"{folder} is a link or belongs to another user, who could change the decoded images in it. "
+            "Set AIDGN_CACHE to a folder that is yours."
+        )
 
 
 def usable_cores() -> int:
@@ -139,18 +153,33 @@ def finish(dataset: Dataset, index: "Index", skip_broken: bool, decoded: int) ->
     if broken and (not skip_broken or len(broken) == len(dataset)):
         reasons = [f"  {entries[number].file} {entries[number].reason}" for number in broken[:10]]
         more = [f"  and {len(broken) - 10} more"] if len(broken) > 10 else []
-        raise UserError("\n".join([
-            f"{len(broken)} of {len(dataset)} images in {dataset.root} cannot be used:", *reasons, *more,
-            "Mend or remove them" + ("." if skip_broken else ", or leave them out with --skip-broken.")]))
+        raise UserError(
+            "\n".join(
+                [
+                    f"{len(broken)} of {len(dataset)} images in {dataset.root} cannot be used:",
+                    *reasons,
+                    *more,
+                    "Mend or remove them" + ("." if skip_broken else ", or leave them out with --skip-broken."),
+                ]
+            )
+        )
     table = np.array([(entry.row, *entry.geometry) for entry in entries if entry.row != BROKEN], dtype=np.int64)
     content = blake2b("".join(entry.digest for entry in entries if entry.row != BROKEN).encode(), digest_size=16)
-    return Prepared(dataset.without(broken) if broken else dataset, index.map, table[:, 0].copy(),
-                    table[:, 1:].astype(np.int32), [entries[number].file for number in broken], content.hexdigest(),
-                    decoded, [entry.digest for entry in entries if entry.row != BROKEN],
-                    [entries[number].reason for number in broken])
+    return Prepared(
+        dataset.without(broken) if broken else dataset,
+        index.map,
+        table[:, 0].copy(),
+        table[:, 1:].astype(np.int32),
+        [entries[number].file for number in broken],
+        content.hexdigest(),
+        decoded,
+        [entry.digest for entry in entries if entry.row != BROKEN],
+        [entries[number].reason for number in broken],
+    )
 
 
 # The index ----------------------------------------------------------------------------------------------------------
+
 
 @dataclass(eq=False)
 class Index:
@@ -212,16 +241,18 @@ class Index:
 
     def intact(self, entry: Entry) -> bool:
         """Whether the pixels are those that were written."""
-        return entry.row == BROKEN or (entry.row < len(self.map)
-                                       and zlib.crc32(self.map[entry.row]) == entry.checksum)
+        return entry.row == BROKEN or (entry.row < len(self.map) and zlib.crc32(self.map[entry.row]) == entry.checksum)
 
     def damaged(self, files: Iterable[str]) -> list[str]:
         """The files whose pixels are not those that were written, or are not there."""
         known = sorted(files, key=lambda file: self.entries[file].row if file in self.entries else BROKEN)
 
         def damaged_among(start: int) -> list[str]:
-            return [file for file in known[start:start + VERIFIED_TOGETHER]
-                    if file not in self.entries or not self.intact(self.entries[file])]
+            return [
+                file
+                for file in known[start : start + VERIFIED_TOGETHER]
+                if file not in self.entries or not self.intact(self.entries[file])
+            ]
 
         with ThreadPoolExecutor(usable_cores()) as pool:  # threads: checksums release the interpreter lock
             return [*chain.from_iterable(pool.map(damaged_among, range(0, len(known), VERIFIED_TOGETHER)))]
@@ -275,7 +306,7 @@ def rewrite(path: Path, slot: int, kept: Iterable[Entry] | None = None) -> Index
             if old and entry.row != BROKEN:
                 if not old.intact(entry):
                     continue
-                wide[:old.slot, :old.slot] = old.map[entry.row]
+                wide[: old.slot, : old.slot] = old.map[entry.row]
                 entry = entry._replace(row=file.tell() // slot_bytes(slot), checksum=zlib.crc32(wide.data))
                 file.write(wide.data)
             entries.append(entry)
@@ -288,6 +319,7 @@ def rewrite(path: Path, slot: int, kept: Iterable[Entry] | None = None) -> Index
 
 
 # Bringing it up to date ---------------------------------------------------------------------------------------------
+
 
 def outdated(dataset: Dataset, entries: dict[str, Entry]) -> Iterator[tuple[str, list[int]]]:
     """Files that are not known with their present stamp, or as ones that are not there; and this stamp."""
@@ -304,8 +336,9 @@ def outdated(dataset: Dataset, entries: dict[str, Entry]) -> Iterator[tuple[str,
             yield file, settled(stamp)
 
 
-def bring_up_to_date(dataset: Dataset, path: Path, limit: int, workers: int, on_progress: Progress,
-                     suspects: Sequence[str]) -> tuple[Index, set[str]]:
+def bring_up_to_date(
+    dataset: Dataset, path: Path, limit: int, workers: int, on_progress: Progress, suspects: Sequence[str]
+) -> tuple[Index, set[str]]:
     """Decode and store what is new, changed or, among the suspects, damaged; the index, and the files decoded."""
     folder = path.parent
     old_place = Path(dataset.root or "") / ".aidgn-cache"
@@ -319,8 +352,9 @@ def bring_up_to_date(dataset: Dataset, path: Path, limit: int, workers: int, on_
     except OSError as error:
         raise storage_error(folder, error) from error
     if index is None:
-        raise UserError(f"{folder} was changed by something else while images were stored there. Run the same "
-                        "command again.")
+        raise UserError(
+            f"{folder} was changed by something else while images were stored there. Run the same command again."
+        )
     return index, decoded
 
 
@@ -336,8 +370,9 @@ def wait_for(held: IO[str], path: Path, total: int, on_progress: Progress) -> No
         time.sleep(0.1)
 
 
-def decode_missing(dataset: Dataset, path: Path, limit: int, workers: int, on_progress: Progress,
-                   suspects: Sequence[str]) -> set[str]:
+def decode_missing(
+    dataset: Dataset, path: Path, limit: int, workers: int, on_progress: Progress, suspects: Sequence[str]
+) -> set[str]:
     """Do what `bring_up_to_date` says, while it holds the lock; the files decoded."""
     index, root, total = Index.load(path), f"{dataset.root}{os.sep}", len(dataset)
     for left_over in chain(path.parent.glob(f"pixels-{limit}-*"), path.parent.glob(f".{path.name}.*.tmp")):
@@ -370,7 +405,7 @@ def decode_missing(dataset: Dataset, path: Path, limit: int, workers: int, on_pr
 
     on_progress(done, total)
     decoded = set[str]()
-    slot = min(limit, max((longest_side(root + file) for file in todo[::max(1, len(todo) // SAMPLE)]), default=1))
+    slot = min(limit, max((longest_side(root + file) for file in todo[:: max(1, len(todo) // SAMPLE)]), default=1))
     while todo:
         readable = sum(os.access(root + file, os.R_OK) for file in todo)  # others, such as dead links, need no space
         if index is None or slot > index.slot:
@@ -421,5 +456,7 @@ def drop_removed(path: Path, root: str, members: set[str]) -> None:
 def check_space(dataset: Dataset, folder: Path, slot: int, count: int) -> None:
     needed, free = count * slot_bytes(slot), shutil.disk_usage(folder).free
     if needed > free:
-        raise UserError(f"The decoded images of {dataset.name} need {amount(needed)} in {folder}, where {amount(free)} "
-                        "are free. Free some, or set AIDGN_CACHE to a folder on another disk.")
+        raise UserError(
+            f"The decoded images of {dataset.name} need {amount(needed)} in {folder}, where {amount(free)} "
+            "are free. Free some, or set AIDGN_CACHE to a folder on another disk."
+        )

@@ -41,6 +41,7 @@ class Check:
 
 def check(dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> Check:
     """Decode every file, count images, compare with what is published, look for copies across domains."""
+
     def examine(index: int) -> tuple[bytes, str]:
         if dataset.pixels is not None:
             return hashlib.sha256(dataset.pixels[index].tobytes()).digest(), ""
@@ -82,11 +83,14 @@ def same_images(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[list[
         indices = dataset.indices(domain)
         side[indices[split(len(indices), 0, domain)[1]]] += 1
     groups = [group for group in same.values() if len(group) > 1]
-    domains, sides, labels = ([len(np.unique(of[group])) for group in groups]
-                              for of in (dataset.domain_of, side, dataset.labels))
+    domains, sides, labels = (
+        [len(np.unique(of[group])) for group in groups] for of in (dataset.domain_of, side, dataset.labels)
+    )
     files = [[dataset.files[index] for index in group] for group in groups]
-    return tuple([names for names, chosen in zip(files, kind, strict=True) if chosen] for kind in (
-        np.greater(domains, 1), np.greater(sides, domains), np.greater(labels, 1)))
+    return tuple(
+        [names for names, chosen in zip(files, kind, strict=True) if chosen]
+        for kind in (np.greater(domains, 1), np.greater(sides, domains), np.greater(labels, 1))
+    )
 
 
 def pixel_digests(prepared: Prepared) -> list[str]:
@@ -119,7 +123,7 @@ def rows_digest(prepared: Prepared, step: int, index: int) -> bytes:
     """Of the middle row of an image and each `step` rows from it."""
     height, width = prepared.geometry[index, :2].tolist()
     image = prepared.pixels[prepared.rows[index], :height, :width]
-    return hashlib.blake2b(image[height // 2 % step::step].tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(image[height // 2 % step :: step].tobytes(), digest_size=16).digest()
 
 
 def read_ahead(prepared: Prepared, indices: list[int]) -> None:
@@ -152,7 +156,11 @@ def compare(dataset: Dataset, counts: np.ndarray, entry: Entry | None) -> tuple[
         if totals[name] != expected[name]:
             differences.append(f"{name}: {totals[name]} images, expected {expected[name]}")
         if same_classes and name in entry.class_counts:
-            differences += [f"{name}/{class_name}: {found} images, expected {wanted}" for class_name, found, wanted
-                            in zip(entry.classes, counts[domain].tolist(), entry.class_counts[name], strict=True)
-                            if found != wanted]
+            differences += [
+                f"{name}/{class_name}: {found} images, expected {wanted}"
+                for class_name, found, wanted in zip(
+                    entry.classes, counts[domain].tolist(), entry.class_counts[name], strict=True
+                )
+                if found != wanted
+            ]
     return f"the copy of {entry.name} {label} ({sum(expected.values())} images)", differences

@@ -54,16 +54,23 @@ class Dataset:
                 for number, candidate in enumerate(known):
                     if same(candidate) == same(name):
                         return number
-        choices = ", ".join(domain if letter == domain else f"{domain} ({letter})"
-                            for domain, letter in zip(self.domains, self.letters, strict=True))
+        choices = ", ".join(
+            domain if letter == domain else f"{domain} ({letter})"
+            for domain, letter in zip(self.domains, self.letters, strict=True)
+        )
         raise UserError(f"{self.name} has no domain {name}.{did_you_mean(name, self.domains)} Its domains: {choices}.")
 
     def without(self, indices: Iterable[int]) -> "Dataset":
         """The data set less these images."""
         removed = set(map(int, indices))
         kept = np.array([index for index in range(len(self)) if index not in removed], dtype=np.int64)
-        return replace(self, files=[self.files[index] for index in kept], labels=self.labels[kept],
-                       domain_of=self.domain_of[kept], pixels=None if self.pixels is None else self.pixels[kept])
+        return replace(
+            self,
+            files=[self.files[index] for index in kept],
+            labels=self.labels[kept],
+            domain_of=self.domain_of[kept],
+            pixels=None if self.pixels is None else self.pixels[kept],
+        )
 
     @property
     def small(self) -> bool:
@@ -83,6 +90,7 @@ class Dataset:
 
 
 # Loading ------------------------------------------------------------------------------------------------------------
+
 
 def load_dataset(name_or_folder: str | Path, data_dir: str | Path | None = None) -> Dataset:
     """The data set of a name in the catalogue, looked for below `data_dir`, $AIDGN_DATA and ./data, or of a folder."""
@@ -106,8 +114,10 @@ def load_dataset(name_or_folder: str | Path, data_dir: str | Path | None = None)
     if Path(given).is_dir():
         return load_folder(Path(given), entry)
     looked = " and ".join(str(place / entry.folder) for place in places)
-    raise UserError(f"{entry.name} is not on this disk; looked for {looked}. Get it with "
-                    f"`aidgn data download {entry.name}`, or say where it is with --data-dir or $AIDGN_DATA.")
+    raise UserError(
+        f"{entry.name} is not on this disk; looked for {looked}. Get it with "
+        f"`aidgn data download {entry.name}`, or say where it is with --data-dir or $AIDGN_DATA."
+    )
 
 
 def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
@@ -124,14 +134,22 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     folders = subfolders(root, "", ignored)
     if not folders:
         raise UserError(f"{root} has no folders, so no domains. {LAYOUT}")
-    entry = entry or next((known for known in CATALOGUE.values() if squash(known.name) == squash(root.resolve().name)
-                           and known.order(folders)), None)
+    entry = entry or next(
+        (
+            known
+            for known in CATALOGUE.values()
+            if squash(known.name) == squash(root.resolve().name) and known.order(folders)
+        ),
+        None,
+    )
     if entry:
         found, folders = folders, entry.order(folders) or []
         if not folders:
-            raise UserError(f"{root} should have the domains {', '.join(entry.domains)} of {entry.name}, but has "
-                            f"{', '.join(found)}. Get it anew with `aidgn data download {entry.name}`, or give the "
-                            "folder's path to take it as your own data set.")
+            raise UserError(
+                f"{root} should have the domains {', '.join(entry.domains)} of {entry.name}, but has "
+                f"{', '.join(found)}. Get it anew with `aidgn data download {entry.name}`, or give the "
+                "folder's path to take it as your own data set."
+            )
 
     class_folders: dict[str, dict[str, list[str]]] = {folder: defaultdict(list) for folder in folders}
     for folder in folders:
@@ -140,12 +158,22 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     classes = sorted(set().union(*class_folders.values()))
     if len(classes) < 2:
         what = f"only the class {classes[0]}" if classes else "no class folders"
-        direct = [file.partition("/")[0] for file in ignored if file.count("/") == 1
-                  and Path(file).suffix.lower() in IMAGE_SUFFIXES]
-        hint = (f" Images lie directly in {direct[0]}: if that is a class, put the class folders into one for each "
-                "domain.") if direct and not classes else ""
-        raise UserError(f"{root} has {what} in its domains {', '.join(folders)}; two classes are needed. {LAYOUT}"
-                        f"{hint}")
+        direct = [
+            file.partition("/")[0]
+            for file in ignored
+            if file.count("/") == 1 and Path(file).suffix.lower() in IMAGE_SUFFIXES
+        ]
+        hint = (
+            (
+                f" Images lie directly in {direct[0]}: if that is a class, put the class folders into one for each "
+                "domain."
+            )
+            if direct and not classes
+            else ""
+        )
+        raise UserError(
+            f"{root} has {what} in its domains {', '.join(folders)}; two classes are needed. {LAYOUT}{hint}"
+        )
     check_names(root, class_folders)
 
     files: list[str] = []
@@ -153,14 +181,19 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     for domain, folder in enumerate(folders):
         above = (os.path.realpath(root), os.path.realpath(root / folder))
         for label, name in enumerate(classes):
-            images = sorted(image for below in class_folders[folder][name]
-                            for image in walk(root, f"{folder}/{below}", ignored, above))
+            images = sorted(
+                image
+                for below in class_folders[folder][name]
+                for image in walk(root, f"{folder}/{below}", ignored, above)
+            )
             counts[domain, label] = len(images)
             files += [f"{parent}/{image}" for parent, image in images]
     for domain, folder in enumerate(folders):
         if not counts[domain].any():
-            raise UserError(f"The domain {folder} in {root} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}). Add "
-                            "some, or move the folder away.")
+            raise UserError(
+                f"The domain {folder} in {root} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}). Add "
+                "some, or move the folder away."
+            )
     for label, name in enumerate(classes):
         if not counts[:, label].any():
             raise UserError(f"The class {name} in {root} has no images in any domain: remove its folders.")
@@ -172,11 +205,21 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     check_domains(root, names)
     settings = entry or Entry(own_name, "", tuple(names), short_names(names), len(classes), {}, eval_every=100)
     return Dataset(
-        name=settings.name, root=root, domains=list(settings.domains), classes=classes, letters=list(settings.letters),
-        files=files, labels=np.tile(np.arange(len(classes)), len(folders)).repeat(counts.ravel()),
-        domain_of=np.arange(len(folders)).repeat(counts.sum(1)), image_size=settings.image_size,
-        augment=settings.augment, eval_every=settings.eval_every, steps=settings.steps,
-        lr_milestones=settings.lr_milestones, ignored=sorted(ignored))
+        name=settings.name,
+        root=root,
+        domains=list(settings.domains),
+        classes=classes,
+        letters=list(settings.letters),
+        files=files,
+        labels=np.tile(np.arange(len(classes)), len(folders)).repeat(counts.ravel()),
+        domain_of=np.arange(len(folders)).repeat(counts.sum(1)),
+        image_size=settings.image_size,
+        augment=settings.augment,
+        eval_every=settings.eval_every,
+        steps=settings.steps,
+        lr_milestones=settings.lr_milestones,
+        ignored=sorted(ignored),
+    )
 
 
 def check_apart(dataset: Dataset, out: str | Path) -> None:
@@ -185,8 +228,10 @@ def check_apart(dataset: Dataset, out: str | Path) -> None:
         return
     root, place = dataset.root.resolve(), Path(out).resolve()
     if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
-        raise UserError(f"The results in {out} would lie in {dataset.root}, among the images, and be taken for a "
-                        "domain. Choose a folder outside with --out.")
+        raise UserError(
+            f"The results in {out} would lie in {dataset.root}, among the images, and be taken for a "
+            "domain. Choose a folder outside with --out."
+        )
 
 
 def as_text(name: str) -> str:
@@ -208,8 +253,10 @@ def check_names(root: Path, class_folders: Mapping[str, Mapping[str, Sequence[st
         for name in names:
             other, where = seen.setdefault(squash(name), (name, folder))
             if other != name:
-                raise UserError(f"{root} has the class folders {where}/{other} and {folder}/{name}: rename one, to the "
-                                "same name if they are one class, or to one that differs by more if not.")
+                raise UserError(
+                    f"{root} has the class folders {where}/{other} and {folder}/{name}: rename one, to the "
+                    "same name if they are one class, or to one that differs by more if not."
+                )
 
 
 def check_domains(root: Path, names: Sequence[str]) -> None:
@@ -221,8 +268,10 @@ def check_domains(root: Path, names: Sequence[str]) -> None:
         if other == name:
             raise UserError(f"{root} has two folders that read {name}, written differently in bytes: merge them.")
         if other is not None:
-            raise UserError(f"{root} has the domain folders '{other}' and '{name}', which differ only in case or "
-                            "spaces: merge them if they are one domain, or rename one if not.")
+            raise UserError(
+                f"{root} has the domain folders '{other}' and '{name}', which differ only in case or "
+                "spaces: merge them if they are one domain, or rename one if not."
+            )
         seen[key] = name
 
 
@@ -270,8 +319,10 @@ def walk(root: Path, below: str, ignored: list[str], above: tuple[str, ...]) -> 
     for entry in scan(root, below):
         if is_folder(entry):
             yield from walk(root, f"{below}/{entry.name}", ignored, (*above, real))
-        elif (os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122, for half a million names
-              and not is_pipe(entry)):
+        elif (
+            os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122, for half a million names
+            and not is_pipe(entry)
+        ):
             yield below, entry.name
         else:
             ignored.append(f"{below}/{entry.name}")
@@ -279,10 +330,12 @@ def walk(root: Path, below: str, ignored: list[str], above: tuple[str, ...]) -> 
 
 def short_names(names: Sequence[str]) -> tuple[str, ...]:
     """The shortest beginnings that tell the names apart, in capitals; the whole name where that takes more than 3."""
+
     def shorten(name: str) -> str:
         others = [other.upper() for other in names if other != name]
         for length in range(1, 4):
             if not any(other.startswith(name.upper()[:length]) for other in others):
                 return name.upper()[:length]
         return name
+
     return tuple(map(shorten, names))

@@ -157,7 +157,7 @@ def fill(store: int, slot: int, rows: list[int], files: list[str]) -> list[tuple
         except UserError as error:
             found.append(str(error))
             continue
-        memory[row, :image.height, :image.width] = np.asarray(image)
+        memory[row, : image.height, : image.width] = np.asarray(image)
         found.append((image.height, image.width))
     return found
 
@@ -169,11 +169,12 @@ def mapped(store: int, slot: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8).reshape(-1, slot, slot, 3)
 
 
-def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
-               workers: int) -> Generator[Entry, None, None]:
+def decode_all(
+    root: str, pixels: Path, slot: int, limit: int, files: list[str], workers: int
+) -> Generator[Entry, None, None]:
     """Decode into new rows of the pixel file, by worker processes if the images are many. A row is given out once: what
     the workers of a killed run still write harms nobody."""
-    chunks = [files[start:start + CHUNK] for start in range(0, len(files), CHUNK)]
+    chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
     reserving = threading.Lock()
 
     def task(chunk: list[str]) -> tuple[str, str, int, int, int, list[str]]:
@@ -217,6 +218,7 @@ def decode_all(root: str, pixels: Path, slot: int, limit: int, files: list[str],
 
 # Workers --------------------------------------------------------------------------------------------------------------
 
+
 def start_workers(stack: ExitStack, count: int, *inherited: int) -> tuple[subprocess.Popen, list[Connection]]:
     """A process that runs `work`, and connections to its workers. They import neither the main script nor torch, as
     multiprocessing's would, have these open files too, end when this process does, and leave Ctrl-C to it. Until the
@@ -226,12 +228,28 @@ def start_workers(stack: ExitStack, count: int, *inherited: int) -> tuple[subpro
         for each in theirs:
             passed.enter_context(each)
         files = [each.fileno() for each in theirs]
-        process = stack.enter_context(subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", "-c", "from aidgn.data.decoding import work; work()",
-             *map(str, files)], pass_fds=[*files, *inherited], start_new_session=True,
-            stdin=None if 0 in (*files, *inherited) else subprocess.DEVNULL,  # one may be 0 where that was closed
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                 "OPENBLAS_NUM_THREADS": "1", **KEEP_MEMORY}))
+        process = stack.enter_context(
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-W",
+                    "ignore",
+                    "-c",
+                    "from aidgn.data.decoding import work; work()",
+                    *map(str, files),
+                ],
+                pass_fds=[*files, *inherited],
+                start_new_session=True,
+                stdin=None if 0 in (*files, *inherited) else subprocess.DEVNULL,  # one may be 0 where that was closed
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                    "OPENBLAS_NUM_THREADS": "1",
+                    **KEEP_MEMORY,
+                },
+            )
+        )
     for each in ours:
         stack.enter_context(each)
     stack.callback(process.terminate)
@@ -258,8 +276,10 @@ def answer(connection: Connection) -> list:
 
 def ended(process: subprocess.Popen, files: Sequence[str]) -> UserError:
     where = f" at one of {files[0]} to {files[-1]}" if files else ""
-    return UserError(f"A process that decodes images ended unexpectedly (exit code {process.wait()}){where}. If memory "
-                     "ran out, use fewer cores: taskset -c 0-3 aidgn ...")
+    return UserError(
+        f"A process that decodes images ended unexpectedly (exit code {process.wait()}){where}. If memory "
+        "ran out, use fewer cores: taskset -c 0-3 aidgn ..."
+    )
 
 
 def work() -> None:

@@ -18,24 +18,40 @@ def load_digits() -> Dataset:
 
     source = load_source()
     by_class = np.argsort(source.target, kind="stable")
-    deal = [by_class[domain::len(ENTRY.domains)] for domain in range(len(ENTRY.domains))]
+    deal = [by_class[domain :: len(ENTRY.domains)] for domain in range(len(ENTRY.domains))]
     styles = (ink, chalk, poster, outline)
     rng = np.random.Generator(np.random.PCG64(1797))
-    pixels = np.concatenate([style(source.images[chosen] / 16, rng)
-                             for style, chosen in zip(styles, deal, strict=True)])
+    pixels = np.concatenate(
+        [style(source.images[chosen] / 16, rng) for style, chosen in zip(styles, deal, strict=True)]
+    )
     order = np.concatenate(deal)
     domain_of = np.arange(len(deal)).repeat([len(chosen) for chosen in deal])
     labels = source.target[order].astype(np.int64)
-    files = [f"{ENTRY.domains[domain]}/{label}/{number:04}.png"
-             for domain, label, number in zip(domain_of.tolist(), labels.tolist(), order.tolist(), strict=True)]
+    files = [
+        f"{ENTRY.domains[domain]}/{label}/{number:04}.png"
+        for domain, label, number in zip(domain_of.tolist(), labels.tolist(), order.tolist(), strict=True)
+    ]
     pixels = np.round(np.round(pixels * 255, 6))  # to 6 places first: halves fall to the same side on every processor
-    return Dataset(name=ENTRY.name, root=None, domains=list(ENTRY.domains), classes=list(ENTRY.classes),
-                   letters=list(ENTRY.letters), files=files, labels=labels, domain_of=domain_of,
-                   image_size=ENTRY.image_size, augment=ENTRY.augment, eval_every=ENTRY.eval_every, steps=ENTRY.steps,
-                   lr_milestones=ENTRY.lr_milestones, pixels=np.clip(pixels, 0, 255).astype(np.uint8))
+    return Dataset(
+        name=ENTRY.name,
+        root=None,
+        domains=list(ENTRY.domains),
+        classes=list(ENTRY.classes),
+        letters=list(ENTRY.letters),
+        files=files,
+        labels=labels,
+        domain_of=domain_of,
+        image_size=ENTRY.image_size,
+        augment=ENTRY.augment,
+        eval_every=ENTRY.eval_every,
+        steps=ENTRY.steps,
+        lr_milestones=ENTRY.lr_milestones,
+        pixels=np.clip(pixels, 0, 255).astype(np.uint8),
+    )
 
 
 # The strokes --------------------------------------------------------------------------------------------------------
+
 
 def enlarge(images: np.ndarray, slant: float = 0.0, inside: int = 24) -> np.ndarray:
     """Coverage by ink, 0 to 1: [N, 8, 8] enlarged by cubic convolution to `inside` pixels in a frame of SIZE.
@@ -44,8 +60,9 @@ def enlarge(images: np.ndarray, slant: float = 0.0, inside: int = 24) -> np.ndar
     """
     place = (np.arange(SIZE) + 0.5 - SIZE / 2) * images.shape[1] / inside  # from the middle, in pixels of the source
     rows = cubic(place[:, None] + (images.shape[1] - 1) / 2 - np.arange(images.shape[1]))
-    columns = cubic(place[None, :, None] + slant * place[:, None, None] + (images.shape[1] - 1) / 2
-                    - np.arange(images.shape[1]))
+    columns = cubic(
+        place[None, :, None] + slant * place[:, None, None] + (images.shape[1] - 1) / 2 - np.arange(images.shape[1])
+    )
     return np.clip(np.einsum("ya,nab,yxb->nyx", rows, images, columns, optimize=True), 0, 1)
 
 
@@ -83,6 +100,7 @@ def noise(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 # The styles: images [N, 8, 8] in, colours [N, SIZE, SIZE, 3] out, all from 0 to 1 ------------------------------------
+
 
 def ink(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A thin blue-black pen on ruled cream paper, leaning to the right."""

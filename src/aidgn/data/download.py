@@ -20,9 +20,15 @@ from aidgn.files import lock, open_no_link, write_text
 SHOWN = 8  # differences in a message
 
 
-def download(name: str, data_dir: str | Path, *, on_progress: OnProgress | None = None,
-             on_message: Callable[[str], None] | None = None, sources: Mapping[str, Source] | None = None,
-             backoff: float = 1.0) -> Path:
+def download(
+    name: str,
+    data_dir: str | Path,
+    *,
+    on_progress: OnProgress | None = None,
+    on_message: Callable[[str], None] | None = None,
+    sources: Mapping[str, Source] | None = None,
+    backoff: float = 1.0,
+) -> Path:
     """The data set's folder below `data_dir`, downloaded if it is not there, with every image counted.
 
     `on_progress(done, total)` tells the bytes of the file under way (total None: not known), `on_message` what is
@@ -56,8 +62,11 @@ def download(name: str, data_dir: str | Path, *, on_progress: OnProgress | None 
             shutil.rmtree(downloads, ignore_errors=True)
             say(f"{folder} is complete: {result}.")
             return folder
-    raise UserError("\n".join([f"{entry.name} could not be downloaded. Tried:", *failures, "",
-                               manual_steps(name, data_dir, sources)]))
+    raise UserError(
+        "\n".join(
+            [f"{entry.name} could not be downloaded. Tried:", *failures, "", manual_steps(name, data_dir, sources)]
+        )
+    )
 
 
 def manual_steps(name: str, data_dir: str | Path = "data", sources: Mapping[str, Source] | None = None) -> str:
@@ -106,15 +115,23 @@ def existing(entry: Entry, data_dir: Path, say: Callable[[str], None]) -> Path |
             try:
                 say(f"{folder} is there: {verify(folder, entry)}.")
             except MirrorError as error:
-                raise UserError(f"{folder} is there, but is not {entry.name} as published: {error}. Remove or rename "
-                                f"it to have it downloaded; `aidgn data check {entry.name}` tells more.") from None
+                raise UserError(
+                    f"{folder} is there, but is not {entry.name} as published: {error}. Remove or rename "
+                    f"it to have it downloaded; `aidgn data check {entry.name}` tells more."
+                ) from None
             shutil.rmtree(data_dir / ".downloads" / entry.name, ignore_errors=True)  # if it was killed just before
             return folder
     return None
 
 
-def obtain(source: Source, mirror: Mirror, downloads: Path, say: Callable[[str], None],
-           on_progress: OnProgress | None, backoff: float) -> tuple[Path, str]:
+def obtain(
+    source: Source,
+    mirror: Mirror,
+    downloads: Path,
+    say: Callable[[str], None],
+    on_progress: OnProgress | None,
+    backoff: float,
+) -> tuple[Path, str]:
     """The data set from one mirror in a folder of its own, and what it is in words."""
     if mirror.arrange == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise MirrorError("its parquet files need pyarrow to be read: pip install pyarrow")
@@ -131,17 +148,27 @@ def obtain(source: Source, mirror: Mirror, downloads: Path, say: Callable[[str],
             shutil.rmtree(unpacked)
         unpacked.mkdir()
     try:
-        made = ARRANGE[mirror.arrange](paths, unpacked, entry, mirror.names,
-                                       Limit(2 * source.unpacked, 4 * images + 1000))
+        made = ARRANGE[mirror.arrange](
+            paths, unpacked, entry, mirror.names, Limit(2 * source.unpacked, 4 * images + 1000)
+        )
     except BadFile as error:
         with storing(error.path):
             error.path.replace(error.path.with_name(f"{error.path.name}.damaged"))
         raise
     same_classes(unpacked)
     result = verify(unpacked, entry) + (f"; {made}" if made else "") + (f"; {mirror.note}" if mirror.note else "")
-    write_text(unpacked / ".source.json", json.dumps({
-        "data set": entry.name, "mirror": mirror.title, "what": result,
-        "files": {path.name: path.stat().st_size for path in paths}}, indent=1))
+    write_text(
+        unpacked / ".source.json",
+        json.dumps(
+            {
+                "data set": entry.name,
+                "mirror": mirror.title,
+                "what": result,
+                "files": {path.name: path.stat().st_size for path in paths},
+            },
+            indent=1,
+        ),
+    )
     return unpacked, result
 
 
@@ -151,9 +178,16 @@ def list_repository(mirror: Mirror, downloads: Path, backoff: float) -> list[Fil
     path.unlink(missing_ok=True)
     fetch(File(path.name, (mirror.listing,)), downloads, backoff=backoff)
     try:
-        files = [File(PurePosixPath(item["path"]).name, (mirror.resolve + urllib.parse.quote(item["path"]),),
-                      item["size"], f"sha256:{item['lfs']['oid']}" if item.get("lfs") else "")
-                 for item in json.loads(path.read_bytes()) if item["path"].endswith(".parquet")]
+        files = [
+            File(
+                PurePosixPath(item["path"]).name,
+                (mirror.resolve + urllib.parse.quote(item["path"]),),
+                item["size"],
+                f"sha256:{item['lfs']['oid']}" if item.get("lfs") else "",
+            )
+            for item in json.loads(path.read_bytes())
+            if item["path"].endswith(".parquet")
+        ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MirrorError(f"{mirror.listing} sent no list of files ({error!r})") from error
     if not files:

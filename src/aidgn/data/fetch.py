@@ -61,8 +61,9 @@ def storing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"{path} cannot be written ({error.strerror}). Choose another folder with --data-dir.") \
-                from error
+            raise UserError(
+                f"{path} cannot be written ({error.strerror}). Choose another folder with --data-dir."
+            ) from error
         raise storage_error(path, error) from error
 
 
@@ -161,14 +162,25 @@ def receive(url: str, file: File, part: Path, on_progress: OnProgress | None) ->
             raise MirrorError(f"has {total} bytes, expected {file.size}")
         free = shutil.disk_usage(part.parent).free
         if total is not None and total - done > free:
-            raise UserError(f"The disk is full: {part.parent} has {amount(free)} left and {file.name} needs "
-                            f"{amount(total - done)} more. Free some space or choose another --data-dir.")
+            raise UserError(
+                f"The disk is full: {part.parent} has {amount(free)} left and {file.name} needs "
+                f"{amount(total - done)} more. Free some space or choose another --data-dir."
+            )
         with storing(part):
             output = open_no_link(part, "ab" if resumed else "wb")
         with output:
             if not resumed:  # after the old content is gone, so that the two never mix
-                write_text(state_of(part), json.dumps(
-                    {"url": url, "validator": validator_of(response.headers), "total": total, "confirmed": confirmed}))
+                write_text(
+                    state_of(part),
+                    json.dumps(
+                        {
+                            "url": url,
+                            "validator": validator_of(response.headers),
+                            "total": total,
+                            "confirmed": confirmed,
+                        }
+                    ),
+                )
             while True:
                 if on_progress:
                     on_progress(done, total)
@@ -251,7 +263,7 @@ def mismatch(path: Path, file: File) -> str:
         with path.open("rb") as stream:
             found = hashlib.file_digest(stream, kind).hexdigest()
         if not found.startswith(expected):
-            return f"has the {kind} checksum {found[:len(expected)]}, expected {expected}"
+            return f"has the {kind} checksum {found[: len(expected)]}, expected {expected}"
     return ""
 
 

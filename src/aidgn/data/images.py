@@ -53,8 +53,12 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
                 upright = upright.transpose(turn)
             if not reduced:
                 width, height = upright.size
-            elif turn in (Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270,
-                          Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90):
+            elif turn in (
+                Image.Transpose.TRANSPOSE,
+                Image.Transpose.ROTATE_270,
+                Image.Transpose.TRANSVERSE,
+                Image.Transpose.ROTATE_90,
+            ):
                 width, height = height, width
             return upright, (height, width)
     except UserError:
@@ -66,18 +70,27 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
     except IsADirectoryError:
         raise UserError(f"{path} is a folder, not an image.") from None
     except Image.DecompressionBombError:
-        raise UserError(f"{path} is too large: images of up to {MAX_PIXELS // 1_000_000} megapixels are read. "
-                        "Make it smaller or remove it.") from None
+        raise UserError(
+            f"{path} is too large: images of up to {MAX_PIXELS // 1_000_000} megapixels are read. "
+            "Make it smaller or remove it."
+        ) from None
     except Image.UnidentifiedImageError:
-        raise UserError(f"{path} is " + ("empty (0 bytes)." if stat.st_size == 0 else
-                        "not an image: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM.")) from None
+        raise UserError(
+            f"{path} is "
+            + (
+                "empty (0 bytes)."
+                if stat.st_size == 0
+                else "not an image: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM."
+            )
+        ) from None
     except MemoryError as error:
         raise UserError(f"{path} cannot be read: there is not enough memory for it.") from error
     except Exception as error:  # decoders fail on damaged files with exceptions of every kind
         if isinstance(error, OSError) and error.strerror:  # a link to itself, a fault of the disk
             raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-        raise UserError(f"{path} is damaged: {str(error) or type(error).__name__}. "
-                        "Get the file again or remove it.") from error
+        raise UserError(
+            f"{path} is damaged: {str(error) or type(error).__name__}. Get the file again or remove it."
+        ) from error
 
 
 def orientation(image: Image.Image) -> int:

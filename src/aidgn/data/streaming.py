@@ -48,8 +48,9 @@ class Pixels(list[np.ndarray]):
         return ((start, stop, self.rows[start]) for start, stop in pairwise(breaks))
 
 
-def streamed(images: Iterable[ImageLike], slot: int, batch_size: int, on_broken: OnBroken | None = None,
-             pinned: bool = False) -> Generator[tuple[list[ImageLike], Pixels], None, None]:
+def streamed(
+    images: Iterable[ImageLike], slot: int, batch_size: int, on_broken: OnBroken | None = None, pinned: bool = False
+) -> Generator[tuple[list[ImageLike], Pixels], None, None]:
     """Images and their pixels, a batch at a time; the pixels may change once the next batch is asked for.
 
     What cannot be read is left out and told to `on_broken`; without it, it is an error. pinned: a GPU is to read the
@@ -262,8 +263,10 @@ def upright(image: ImageLike) -> Image.Image:
         raise UserError(f"its shape is {list(image.shape)}; expected {wanted}.")
     if np.issubdtype(array.dtype, np.floating):
         if not (array.min() >= 0 and array.max() <= 1):
-            raise UserError(f"its values go from {array.min():g} to {array.max():g}; numbers with a fraction must be "
-                            "from 0 to 1, and not normalised.")
+            raise UserError(
+                f"its values go from {array.min():g} to {array.max():g}; numbers with a fraction must be "
+                "from 0 to 1, and not normalised."
+            )
         array = np.round(array * 255).astype(np.uint8)
     if array.dtype != np.uint8:
         raise UserError(f"its values are {image.dtype}; expected uint8 from 0 to 255, or fractions from 0 to 1.")

@@ -39,6 +39,7 @@ class BadFile(MirrorError):
 
 # Archives -----------------------------------------------------------------------------------------------------------
 
+
 @dataclass
 class Limit:
     """What the archives of a data set may still hold, in bytes and in members."""
@@ -75,8 +76,16 @@ def members(archive: Path, limit: Limit) -> Iterator[tuple[str, IO[bytes]]]:
                     limit.spend(member.size, 1)
                     if member.isreg() and (file := tar.extractfile(member)):
                         yield member.name, file
-    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError,
-            NotImplementedError, UnicodeError) as error:
+    except (
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        gzip.BadGzipFile,
+        lzma.LZMAError,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        UnicodeError,
+    ) as error:
         raise BadFile(archive, f"damaged or no archive ({error})") from error
 
 
@@ -114,6 +123,7 @@ def unpack(archive: Path, folder: Path, place: Place, limit: Limit) -> None:
 
 # Folders ------------------------------------------------------------------------------------------------------------
 
+
 class ByFolder:
     """.../<domain>/[<split>/]<class>/<image> -> <domain>/<class>/[<split>_]<image>, with the catalogue's names."""
 
@@ -128,7 +138,7 @@ class ByFolder:
             return []
         for position, folder in enumerate(folders):
             domain = self.domains.get(squash(folder))
-            below = folders[position + 1:]
+            below = folders[position + 1 :]
             splits = [part for part in below if part in SPLITS]
             rest = [part for part in below if part not in SPLITS]
             if domain and len(rest) == 1:
@@ -160,8 +170,12 @@ def folders(files: list[Path], folder: Path, entry: Entry, names: Mapping[str, s
 
 def listed_folders(files: list[Path], folder: Path, entry: Entry, names: Mapping[str, str], limit: Limit) -> str:
     """Folders of which only the images named in the text files, as `<domain>/<class>/<image> <label>`, belong to it."""
-    listed = {line.rpartition(" ")[0].strip() for file in files if file.suffix == ".txt"
-              for line in file.read_text(encoding="utf-8", errors="replace").splitlines()}
+    listed = {
+        line.rpartition(" ")[0].strip()
+        for file in files
+        if file.suffix == ".txt"
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+    }
     by_folder = ByFolder(entry, names)
 
     def place(name: str) -> list[str]:
@@ -174,6 +188,7 @@ def listed_folders(files: list[Path], folder: Path, entry: Entry, names: Mapping
 
 
 # Caltech Camera Traps -----------------------------------------------------------------------------------------------
+
 
 def camera_traps(files: list[Path], folder: Path, entry: Entry, names: Mapping[str, str], limit: Limit) -> str:
     """TerraIncognita: the images of four locations and ten categories, by annotations in COCO camera-traps form."""
@@ -193,8 +208,10 @@ def camera_traps(files: list[Path], folder: Path, entry: Entry, names: Mapping[s
         for image in annotated["images"]:
             if str(image["location"]) in LOCATIONS:
                 file = PurePosixPath(image["file_name"]).name
-                places[file] |= {f"location_{image['location']}/{category}/{file}"
-                                 for category in found[image["id"]] & set(entry.classes)}
+                places[file] |= {
+                    f"location_{image['location']}/{category}/{file}"
+                    for category in found[image["id"]] & set(entry.classes)
+                }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadFile(annotations, f"not in COCO camera-traps form ({error!r})") from error
     unpack(images, folder, lambda name: places.get(PurePosixPath(name).name, ()), limit)
@@ -202,6 +219,7 @@ def camera_traps(files: list[Path], folder: Path, entry: Entry, names: Mapping[s
 
 
 # Parquet ------------------------------------------------------------------------------------------------------------
+
 
 def parquet(files: list[Path], folder: Path, entry: Entry, names: Mapping[str, str], limit: Limit) -> str:
     """Rows of image, domain and label, as Hugging Face stores them: each image's bytes as they are."""
@@ -218,8 +236,10 @@ def parquet(files: list[Path], folder: Path, entry: Entry, names: Mapping[str, s
                 features = features.get("info", {}).get("features", {})
                 for batch in table.iter_batches(batch_size=32, columns=["image", "domain", "label"]):
                     for row in batch.to_pylist():
-                        words = [features[column]["names"][row[column]] if isinstance(row[column], int)
-                                 else row[column] for column in ("domain", "label")]
+                        words = [
+                            features[column]["names"][row[column]] if isinstance(row[column], int) else row[column]
+                            for column in ("domain", "label")
+                        ]
                         domain = domains[squash(words[0])]
                         label = classes[squash(words[1])] if classes else words[1]
                         content = row["image"]["bytes"]
@@ -247,22 +267,28 @@ def write_image(folder: Path, name: str, number: int, content: bytes) -> None:
 
 # MNIST --------------------------------------------------------------------------------------------------------------
 
+
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The unsigned bytes of a gzipped idx file: 0, 0, 8, number of dimensions, their sizes (big-endian), the data."""
     try:
         with gzip.open(path) as file:
             header = file.read(4 + 4 * dimensions)
-            sizes = [int.from_bytes(header[at:at + 4], "big") for at in range(4, len(header), 4)]
-            if header[:4] != bytes((0, 0, 8, dimensions)) or len(header) != 4 + 4 * dimensions \
-                    or sizes[0] > 1_000_000 or sizes[1:] != [28, 28][:dimensions - 1]:
+            sizes = [int.from_bytes(header[at : at + 4], "big") for at in range(4, len(header), 4)]
+            if (
+                header[:4] != bytes((0, 0, 8, dimensions))
+                or len(header) != 4 + 4 * dimensions
+                or sizes[0] > 1_000_000
+                or sizes[1:] != [28, 28][: dimensions - 1]
+            ):
                 raise BadFile(path, "not an idx file of MNIST")
             wanted = int(np.prod(sizes))
             content = file.read(wanted + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadFile(path, f"damaged ({error})") from error
     if len(content) != wanted:
-        raise BadFile(path, f"{'longer' if len(content) > wanted else 'shorter'} than its beginning says, which is "
-                            f"{wanted} bytes")
+        raise BadFile(
+            path, f"{'longer' if len(content) > wanted else 'shorter'} than its beginning says, which is {wanted} bytes"
+        )
     return np.frombuffer(content, np.uint8).reshape(sizes)
 
 
@@ -314,5 +340,6 @@ def save_png(image: Image.Image, folder: Path, number: int) -> None:
 
 
 ARRANGE: dict[str, Callable[[list[Path], Path, Entry, Mapping[str, str], Limit], str]] = {
-    function.__name__: function for function in
-    (folders, listed_folders, camera_traps, parquet, rotated_mnist, colored_mnist)}
+    function.__name__: function
+    for function in (folders, listed_folders, camera_traps, parquet, rotated_mnist, colored_mnist)
+}

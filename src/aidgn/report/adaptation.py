@@ -24,8 +24,9 @@ ORDER = ("none", "T3A", "Tent-BN", "Tent-C", "Tent")  # as in the paper
 Line = dict[str, Any]
 
 
-def adaptation_tables(lines: Sequence[Line], spread: str = "sd", paper: bool = False,
-                      notes: Sequence[str] = ()) -> list[Table]:
+def adaptation_tables(
+    lines: Sequence[Line], spread: str = "sd", paper: bool = False, notes: Sequence[str] = ()
+) -> list[Table]:
     """One table per data set (algorithms and methods x targets) and, of several data sets, one over them.
 
     An accuracy is that of the setting which source validation data chose."""
@@ -55,9 +56,14 @@ def adaptation_tables(lines: Sequence[Line], spread: str = "sd", paper: bool = F
         made.append(benchmark_table("All data sets, test-time adaptation", list(heads), order, results, spread, paper))
     for table in made:
         theirs = paper_notes(table.rows, "training") if paper else []
-        table.notes = [caption(table, spread), *table.notes, "Runs chosen by training-domain validation, settings of a "
-                       "method by accuracy on source validation data; the target's labels choose nothing.", *theirs,
-                       *notes]
+        table.notes = [
+            caption(table, spread),
+            *table.notes,
+            "Runs chosen by training-domain validation, settings of a "
+            "method by accuracy on source validation data; the target's labels choose nothing.",
+            *theirs,
+            *notes,
+        ]
     return made
 
 
@@ -79,6 +85,7 @@ def comparable(lines: Sequence[Line]) -> list[Line]:
 
 # Reading --------------------------------------------------------------------------------------------------------------
 
+
 def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str]]:
     """The lines of the runs that `chosen_runs` gives, each with the names of its data set's domains; and notes."""
     runs, notes = chosen_runs(folders, (ADAPTATION, "model.safetensors"))
@@ -89,8 +96,10 @@ def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str
         lines += found
         without += [] if found else [run]
     if not lines:
-        raise UserError(f"None of the {len(runs)} runs in {', '.join(map(str, folders))} has been adapted. "
-                        f"`aidgn adapt {shlex.join(map(str, folders))}` does that.")
+        raise UserError(
+            f"None of the {len(runs)} runs in {', '.join(map(str, folders))} has been adapted. "
+            f"`aidgn adapt {shlex.join(map(str, folders))}` does that."
+        )
     if without:
         notes.append(f"Not adapted yet: {len(without)} runs ({some(without)}). `aidgn adapt` does that.")
     return lines, notes
@@ -117,14 +126,20 @@ def write_lines(lines: Sequence[Line], path: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow([*keys, *(f"settings.{key}" for key in settings)])
-            writer.writerows([*("+".join(line[key]) if key == "target" else line[key] for key in keys),
-                              *(line["settings"].get(key) for key in settings)] for line in lines)
+            writer.writerows(
+                [
+                    *("+".join(line[key]) if key == "target" else line[key] for key in keys),
+                    *(line["settings"].get(key) for key in settings),
+                ]
+                for line in lines
+            )
         if path.suffix == ".parquet":
             to_parquet(temporary)
 
 
-def chosen_runs(folders: Sequence[str | Path],
-                having: Sequence[str] = ("model.safetensors",)) -> tuple[list[Path], list[str]]:
+def chosen_runs(
+    folders: Sequence[str | Path], having: Sequence[str] = ("model.safetensors",)
+) -> tuple[list[Path], list[str]]:
     """Folders of runs as they are; below others, of each (data set, algorithm, target, trial) the run that
     training-domain validation chooses, if it has one of the files named. And what is missing, in words."""
     runs = [Path(folder) for folder in folders if (Path(folder) / "run.json").is_file()]
@@ -136,16 +151,20 @@ def chosen_runs(folders: Sequence[str | Path],
         name = run.args["algorithm"].partition("@")[0]  # lines of different versions have one name
         other = places.setdefault((run.args["dataset"], name, str(run.targets), run.args["trial_seed"]), run)
         if str(other) != str(run):
-            raise UserError(f"{other} and {run} are runs of the same algorithm, unseen domain and trial: tables have "
-                            "one place for both. Give one of them.")
+            raise UserError(
+                f"{other} and {run} are runs of the same algorithm, unseen domain and trial: tables have "
+                "one place for both. Give one of them."
+            )
 
     for run in read_runs(*runs).runs if runs and len(folders) > 1 else ():
         take(run)
     if sweeps:
         found = read_runs(*sweeps)
         if found.unfinished:
-            notes.append(f"Unfinished runs left out: {len(found.unfinished)}; the command that started them "
-                         f"goes on with them: {some(found.unfinished)}.")
+            notes.append(
+                f"Unfinished runs left out: {len(found.unfinished)}; the command that started them "
+                f"goes on with them: {some(found.unfinished)}."
+            )
         groups: dict[tuple[str, str, int, int], list[Run]] = {}
         for run in found.finished().runs:
             if len(run.targets) == 1:
@@ -163,11 +182,20 @@ def chosen_runs(folders: Sequence[str | Path],
             elif best:
                 without.append(str(best.run))
         if without:
-            notes.append(f"{len(without)} runs have records but no model.safetensors, so they cannot be adapted: "
-                         f"{some(without)}.")
+            notes.append(
+                f"{len(without)} runs have records but no model.safetensors, so they cannot be adapted: "
+                f"{some(without)}."
+            )
         notes += holes(found.finished().runs)
         if not runs:
-            raise UserError("\n".join([f"There is no finished run with one unseen domain and its model in "
-                                       f"{', '.join(map(str, sweeps))}.", *notes]))
+            raise UserError(
+                "\n".join(
+                    [
+                        f"There is no finished run with one unseen domain and its model in "
+                        f"{', '.join(map(str, sweeps))}.",
+                        *notes,
+                    ]
+                )
+            )
     notes += map(str, differences(places.values()))
     return list(dict.fromkeys(runs)), notes

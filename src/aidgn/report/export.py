@@ -26,11 +26,18 @@ def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
             for run in loaded.runs:
                 names = domain_names(run.args)
                 targets = "+".join(names[i] if i < len(names) else str(i) for i in run.targets)
-                front = [run.args["dataset"], run.args["algorithm"], targets, run.args["trial_seed"],
-                         run.args["hparams_seed"]]
+                front = [
+                    run.args["dataset"],
+                    run.args["algorithm"],
+                    targets,
+                    run.args["trial_seed"],
+                    run.args["hparams_seed"],
+                ]
                 back = [_plain(run.hparams.get(key)) for key in hparams]
-                writer.writerows([*front, record["step"], *(_plain(record.get(key)) for key in keys), *back]
-                                 for record in run.records())
+                writer.writerows(
+                    [*front, record["step"], *(_plain(record.get(key)) for key in keys), *back]
+                    for record in run.records()
+                )
         if path.suffix == ".parquet":
             to_parquet(temporary)
 
@@ -46,8 +53,9 @@ def to_parquet(path: Path) -> None:
         from pyarrow import csv as arrow_csv
         from pyarrow import parquet
     except ImportError:
-        raise UserError("Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or write CSV "
-                        "with --csv FILE.") from None
+        raise UserError(
+            "Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or write CSV with --csv FILE."
+        ) from None
     texts = {name: pyarrow.string() for name in ("dataset", "algorithm", "target")}
     table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=texts))
     parquet.write_table(table, path)

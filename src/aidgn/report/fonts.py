@@ -26,9 +26,12 @@ def fit_fonts(figure: Figure) -> None:
         text.set_fontfamily([*usual.get_family(), *families])
     if missing and not told:
         told.update(missing)
-        log.warning("No installed font has %s%s: figures show boxes in the place of such characters. Install a font "
-                    "that has them (for Chinese, Japanese and Korean on Debian fonts-noto-cjk), and run this again.",
-                    " ".join(sorted(missing)[:5]), " and other characters of the names" if len(missing) > 5 else "")
+        log.warning(
+            "No installed font has %s%s: figures show boxes in the place of such characters. Install a font "
+            "that has them (for Chinese, Japanese and Korean on Debian fonts-noto-cjk), and run this again.",
+            " ".join(sorted(missing)[:5]),
+            " and other characters of the names" if len(missing) > 5 else "",
+        )
 
 
 @cache
@@ -41,8 +44,12 @@ def fonts_with(characters: frozenset[str]) -> tuple[list[str], set[str]]:
                 fontManager.addfont(path)
     families: dict[str, frozenset[str]] = {}
     for entry in sorted(fontManager.ttflist, key=lambda entry: entry.name):
-        if (entry.name not in families and entry.style == "normal" and entry.weight in range(300, 501)
-                and not entry.name.startswith(BOXES)):
+        if (
+            entry.name not in families
+            and entry.style == "normal"
+            and entry.weight in range(300, 501)
+            and not entry.name.startswith(BOXES)
+        ):
             with suppress(Exception):
                 families[entry.name] = characters & has(entry.fname)
     chosen, missing = [], set(characters)

@@ -51,8 +51,11 @@ class Table:
         """Best and second of every column among our rows, as printed: equal to one decimal is equal."""
         marks: list[list[Mark]] = [["" for _ in row.cells] for row in self.rows]
         for j in range(len(self.columns)):
-            values = {i: round(cell.mean, 1) for i, row in enumerate(self.rows)
-                      if row.kind == "ours" and (cell := row.cells[j]) is not None}
+            values = {
+                i: round(cell.mean, 1)
+                for i, row in enumerate(self.rows)
+                if row.kind == "ours" and (cell := row.cells[j]) is not None
+            }
             ranks = sorted(set(values.values()), reverse=True)
             for i, value in values.items():
                 if len(values) > 1 and value in ranks[:2]:
@@ -71,8 +74,14 @@ class Table:
         from rich.text import Text
 
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-        table = RichTable(title=Text(self.title, style="bold"), title_justify="left", title_style="",
-                          box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if width >= 72 else 0)
+        table = RichTable(
+            title=Text(self.title, style="bold"),
+            title_justify="left",
+            title_style="",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1) if width >= 72 else 0,
+        )
         table.add_column("Algorithm", overflow="fold")  # a narrow terminal may break a name, but cuts none off
         for column in self.columns:
             table.add_column(Text(column), justify="right", overflow="fold")
@@ -81,8 +90,9 @@ class Table:
             head = row.head if row.kind == "ours" else f"  {row.head}"
             dim = "" if row.kind == "ours" else "dim"
             table.add_row(Text(head, style=dim), *(Text.assemble((text, styles[mark] or dim)) for text, mark in cells))
-        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=width,
-                          height=25)  # without a height, TERM=dumb makes it 80 columns
+        console = Console(
+            file=io.StringIO(), force_terminal=True, color_system="standard", width=width, height=25
+        )  # without a height, TERM=dumb makes it 80 columns
         console.print(table)
         for note in self.notes:
             console.print(Text(note, style="dim"), soft_wrap=not sys.stdout.isatty())
@@ -90,9 +100,12 @@ class Table:
 
     def to_markdown(self) -> str:
         wraps = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
-        lines = [f"### {markdown(self.title)}", "",
-                 "| Algorithm | " + " | ".join(map(markdown, self.columns)) + " |",
-                 "|:--|" + "--:|" * len(self.columns)]
+        lines = [
+            f"### {markdown(self.title)}",
+            "",
+            "| Algorithm | " + " | ".join(map(markdown, self.columns)) + " |",
+            "|:--|" + "--:|" * len(self.columns),
+        ]
         for row, cells in self.body():
             head = markdown(row.head) if row.kind == "ours" else f"*{markdown(row.head)}*"
             lines.append(f"| {head} | " + " | ".join(wraps[mark].format(text) for text, mark in cells) + " |")
@@ -100,16 +113,24 @@ class Table:
 
     def to_latex(self) -> str:
         wraps = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
-        lines = ["% needs \\usepackage{booktabs}", r"\begin{table}", r"\centering",
-                 rf"\caption{{{_latex(' '.join([self.title + '.', *self.notes]))}}}",
-                 rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}", r"\toprule",
-                 " & ".join(["Algorithm", *map(_latex, self.columns)]) + r" \\", r"\midrule"]
+        lines = [
+            "% needs \\usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_latex(' '.join([self.title + '.', *self.notes]))}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
+            r"\toprule",
+            " & ".join(["Algorithm", *map(_latex, self.columns)]) + r" \\",
+            r"\midrule",
+        ]
         for i, (row, cells) in enumerate(self.body()):
             if i and row.kind == "ours" and self.rows[i - 1].kind != "ours":
                 lines.append(r"\addlinespace")
             head = _latex(row.head) if row.kind == "ours" else rf"\quad {_latex(row.head)}"
-            texts = [wraps[mark].format(f"${text}$" if text and row.kind == "difference" else _latex(text))
-                     for text, mark in cells]
+            texts = [
+                wraps[mark].format(f"${text}$" if text and row.kind == "difference" else _latex(text))
+                for text, mark in cells
+            ]
             lines.append(" & ".join([head, *texts]) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
 
@@ -117,8 +138,12 @@ class Table:
         wraps = {"": "{}", "best": "<strong>{}</strong>", "second": "<u>{}</u>"}
         heads = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in ["Algorithm", *self.columns])
         notes = "".join(f"<br><small>{html.escape(note)}</small>" for note in self.notes)
-        lines = ['<table class="results">', f"<caption>{html.escape(self.title)}{notes}</caption>",
-                 f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
+        lines = [
+            '<table class="results">',
+            f"<caption>{html.escape(self.title)}{notes}</caption>",
+            f"<thead><tr>{heads}</tr></thead>",
+            "<tbody>",
+        ]
         for row, cells in self.body():
             values = "".join(f"<td>{wraps[mark].format(html.escape(text))}</td>" for text, mark in cells)
             lines.append(f'<tr class="{row.kind}"><th scope="row">{html.escape(row.head)}</th>{values}</tr>')
@@ -130,9 +155,16 @@ def markdown(text: str) -> str:
     return "".join(f"\\{each}" if each in "\\`*_{}[]<>#|!" else each for each in " ".join(text.split()))
 
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-         "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",  # other characters in TeX's first encoding
-         **{character: "\\" + character for character in "&%$#_{}"}}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",  # other characters in TeX's first encoding
+    **{character: "\\" + character for character in "&%$#_{}"},
+}
 
 
 def _latex(text: str) -> str:

@@ -40,24 +40,36 @@ class Latent:
     notes: list[str] = field(default_factory=list)  # what could not be shown, and why
 
 
-def look_inside(folders: Sequence[Path], *, data: str | Path | None = None, data_dir: str | Path | None = None,
-                device: str = "auto", algorithm: str | Sequence[str] | None = None, points: int = 2000,
-                permutations: int = 999, on_progress: Progress | None = None) -> Latent:
+def look_inside(
+    folders: Sequence[Path],
+    *,
+    data: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    algorithm: str | Sequence[str] | None = None,
+    points: int = 2000,
+    permutations: int = 999,
+    on_progress: Progress | None = None,
+) -> Latent:
     """Features, embedding and diagnosis of each run; a run for which that is impossible leaves a note."""
     report = on_progress or (lambda *_: None)
     latent = Latent()
     chosen: dict[str, tuple[int, np.ndarray]] = {}  # by the data set's images: number in `points`, which of them
     drawn: list[tuple[Path, Features]] = []  # a run and its images, per entry of `points`
-    absent = [folder for folder in folders
-              if not (folder / "model.safetensors").exists() and not (folder / KEPT).exists()]
+    absent = [
+        folder for folder in folders if not (folder / "model.safetensors").exists() and not (folder / KEPT).exists()
+    ]
     if absent:
-        latent.notes.append("Features need a trained network, model.safetensors, or features that were kept, and there "
-                            f"is neither in {some(folder.name for folder in absent)}.")
+        latent.notes.append(
+            "Features need a trained network, model.safetensors, or features that were kept, and there "
+            f"is neither in {some(folder.name for folder in absent)}."
+        )
     for folder in absent:
         with suppress(*UNREADABLE):
             found = Diagnosis.load(folder / DIAGNOSIS)
-            latent.told.append({"dataset": found.dataset, "algorithm": found.algorithm, "targets": found.targets,
-                                **_words(found)})
+            latent.told.append(
+                {"dataset": found.dataset, "algorithm": found.algorithm, "targets": found.targets, **_words(found)}
+            )
     folders = [folder for folder in folders if folder not in absent]
     for number, folder in enumerate(folders):
         report("looking inside", number, len(folders))
@@ -88,8 +100,14 @@ def _brief(folder: Path, error: UserError) -> str:
     return f"{folder.name}: {str(error).replace(str(folder), folder.name)}"
 
 
-def _features(folder: Path, data: str | Path | None, data_dir: str | Path | None, device: str,
-              algorithm: str | Sequence[str] | None, report: Progress) -> Features:
+def _features(
+    folder: Path,
+    data: str | Path | None,
+    data_dir: str | Path | None,
+    device: str,
+    algorithm: str | Sequence[str] | None,
+    report: Progress,
+) -> Features:
     """The features of a run; those that are kept will do where its weights are no more."""
     if not (folder / "model.safetensors").exists() and (folder / KEPT).exists():
         return Features.load(folder / KEPT)
@@ -97,14 +115,19 @@ def _features(folder: Path, data: str | Path | None, data_dir: str | Path | None
 
 
 def _images(features: Features, indices: np.ndarray) -> dict[str, Any]:
-    return {"dataset": features.dataset, "classes": features.class_names, "domains": features.domain_names,
-            "of": len(features), "labels": packed(features.labels[indices]),
-            "domain": packed(features.domains[indices]),
-            "files": [features.files[i].encode("utf-8", "replace").decode() for i in indices], "thumbnails": None}
+    return {
+        "dataset": features.dataset,
+        "classes": features.class_names,
+        "domains": features.domain_names,
+        "of": len(features),
+        "labels": packed(features.labels[indices]),
+        "domain": packed(features.domains[indices]),
+        "files": [features.files[i].encode("utf-8", "replace").decode() for i in indices],
+        "thumbnails": None,
+    }
 
 
-def _view(folder: Path, features: Features, indices: np.ndarray, permutations: int,
-          notes: list[str]) -> dict[str, Any]:
+def _view(folder: Path, features: Features, indices: np.ndarray, permutations: int, notes: list[str]) -> dict[str, Any]:
     logits = features.logits.astype(np.float64)
     predicted = logits.argmax(1)
     shifted = logits[indices] - logits[indices].max(1, keepdims=True)
@@ -115,14 +138,23 @@ def _view(folder: Path, features: Features, indices: np.ndarray, permutations: i
     position = _embedding(folder, features, indices)
     spread = np.ptp(position, axis=0).max() or 1.0
     position = (position - position.min(0)) / spread + (1 - np.ptp(position, axis=0) / spread) / 2
-    return {"dataset": features.dataset, "algorithm": features.algorithm, "targets": features.targets,
-            "trial": features.trial, "draw": features.draw,
-            "accuracy": float((predicted == features.labels)[target].mean()) if target.any() else None,
-            "xy": packed(position * 65535), "predicted": packed(predicted[indices]),
-            "confidence": packed(confidence * 1000), "outside": packed(features.outside[indices]),
-            "norms": packed((norms - low) / ((high - low) or 1) * 65535), "norm_range": [low, high],
-            "angles": _angles(features, indices), **_confusions(features, predicted, target),
-            **_diagnosis(folder, features, permutations, notes)}
+    return {
+        "dataset": features.dataset,
+        "algorithm": features.algorithm,
+        "targets": features.targets,
+        "trial": features.trial,
+        "draw": features.draw,
+        "accuracy": float((predicted == features.labels)[target].mean()) if target.any() else None,
+        "xy": packed(position * 65535),
+        "predicted": packed(predicted[indices]),
+        "confidence": packed(confidence * 1000),
+        "outside": packed(features.outside[indices]),
+        "norms": packed((norms - low) / ((high - low) or 1) * 65535),
+        "norm_range": [low, high],
+        "angles": _angles(features, indices),
+        **_confusions(features, predicted, target),
+        **_diagnosis(folder, features, permutations, notes),
+    }
 
 
 def _angles(features: Features, indices: np.ndarray) -> str | None:
@@ -143,8 +175,11 @@ def _confusions(features: Features, predicted: np.ndarray, target: np.ndarray) -
         return {"confusion": counts.tolist() if target.any() else None, "mistakes": None}
     wrong = counts * (1 - np.eye(number, dtype=np.int64))
     order = np.argsort(-wrong, axis=None, kind="stable")[:15]
-    pairs = [(int(i), int(j), int(wrong[i, j]), int(counts[i].sum()))
-             for i, j in zip(*np.unravel_index(order, wrong.shape), strict=True) if wrong[i, j]]
+    pairs = [
+        (int(i), int(j), int(wrong[i, j]), int(counts[i].sum()))
+        for i, j in zip(*np.unravel_index(order, wrong.shape), strict=True)
+        if wrong[i, j]
+    ]
     return {"confusion": None, "mistakes": pairs}
 
 
@@ -180,8 +215,11 @@ def _words(found: Diagnosis) -> dict[str, Any]:
     """Both verdicts and what there is to say, as (sentence, whether it belongs to the one before)."""
     lines = found.sentences()
     main = [i for i, line in enumerate(lines) if line.startswith((" ", "Angular invariance", "Norm shift", "In short"))]
-    return {"verdicts": found.verdicts, "main": 1 + max(main, default=-1),
-            "sentences": [(line.strip(), line.startswith(" ")) for line in lines]}
+    return {
+        "verdicts": found.verdicts,
+        "main": 1 + max(main, default=-1),
+        "sentences": [(line.strip(), line.startswith(" ")) for line in lines],
+    }
 
 
 def _diagnosed(kept: Path, features: Features, permutations: int) -> Diagnosis:
@@ -201,8 +239,17 @@ def _diagnosed(kept: Path, features: Features, permutations: int) -> Diagnosis:
 
 # Thumbnails -----------------------------------------------------------------------------------------------------------
 
-def _thumbnails(folder: Path, features: Features, indices: np.ndarray, side: int, data: str | Path | None,
-                data_dir: str | Path | None, sheets: list[str], report: Progress) -> dict[str, Any]:
+
+def _thumbnails(
+    folder: Path,
+    features: Features,
+    indices: np.ndarray,
+    side: int,
+    data: str | Path | None,
+    data_dir: str | Path | None,
+    sheets: list[str],
+    report: Progress,
+) -> dict[str, Any]:
     """Add sheets of thumbnails of the images; how large they are, how many there are to a row, and the first sheet."""
     try:
         about = json.loads((folder / "run.json").read_bytes())
@@ -212,15 +259,18 @@ def _thumbnails(folder: Path, features: Features, indices: np.ndarray, side: int
     numbers = {name: number for number, name in enumerate(dataset.files)}
     side, first = min(side, dataset.image_size), len(sheets)
     for start in range(0, len(indices), SHEET * SHEET):
-        part = indices[start:start + SHEET * SHEET]
+        part = indices[start : start + SHEET * SHEET]
         sheet = Image.new("RGB", (SHEET * side, -(-len(part) // SHEET) * side), "white")
         for place, index in enumerate(part):
             report("making thumbnails", start + place, len(indices))
             file = features.files[index]
             if file not in numbers:  # the file of features may be anybody's: no other picture goes into the page
                 raise UserError(f"{dataset.name} has no image {file}.")
-            image = (read_image(Path(str(dataset.root), file), at_least=side)[0] if dataset.pixels is None
-                     else Image.fromarray(dataset.pixels[numbers[file]]))
+            image = (
+                read_image(Path(str(dataset.root), file), at_least=side)[0]
+                if dataset.pixels is None
+                else Image.fromarray(dataset.pixels[numbers[file]])
+            )
             fitted = image if image.size == (side, side) else ImageOps.fit(image, (side, side))
             sheet.paste(fitted, (place % SHEET * side, place // SHEET * side))
         buffer = io.BytesIO()
@@ -232,5 +282,6 @@ def _thumbnails(folder: Path, features: Features, indices: np.ndarray, side: int
 
 def packed(values: np.ndarray) -> str:
     """Numbers from 0 to 65535 as base64 of little-endian uint16."""
-    return base64.b64encode(np.clip(np.round(np.asarray(values, dtype=np.float64)), 0, 65535)
-                            .astype("<u2").tobytes()).decode()
+    return base64.b64encode(
+        np.clip(np.round(np.asarray(values, dtype=np.float64)), 0, 65535).astype("<u2").tobytes()
+    ).decode()

@@ -79,12 +79,24 @@ def bars(table: Table, records: Records, accuracies: Mapping[tuple[str, str], Tr
         trials = accuracies.get((dataset, row.head), {})
         values = [list(trials.get(target, {}).values()) for target in targets]
         values += [list(averages(trials, targets).values()) if alike(trials) else []] * (
-            len(table.columns) > len(targets))
+            len(table.columns) > len(targets)
+        )
         values += [[] for _ in range(len(table.columns) - len(values))]  # a table of all data sets
-        rows.append({"head": row.head, "cells": [
-            cell and {"mean": cell.mean, "spread": cell.spread, "values": [100 * value for value in some],
-                      "text": f"{cell.mean:.1f}" + ("" if cell.spread is None else f" ± {cell.spread:.1f}")}
-            for cell, some in zip(row.cells, values, strict=True)]})
+        rows.append(
+            {
+                "head": row.head,
+                "cells": [
+                    cell
+                    and {
+                        "mean": cell.mean,
+                        "spread": cell.spread,
+                        "values": [100 * value for value in some],
+                        "text": f"{cell.mean:.1f}" + ("" if cell.spread is None else f" ± {cell.spread:.1f}"),
+                    }
+                    for cell, some in zip(row.cells, values, strict=True)
+                ],
+            }
+        )
     return {"dataset": dataset, "columns": table.columns, "rows": rows}
 
 
@@ -122,37 +134,63 @@ def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Recor
     shown = []
     for run in records.runs:
         alike = twins[key_of(run)]
-        steps = {method: rows[key_of(run)]["step"] for method, rows in chosen.items()
-                 if key_of(run) in rows and (len(alike) == 1 or _selected(method, run, records))}
+        steps = {
+            method: rows[key_of(run)]["step"]
+            for method, rows in chosen.items()
+            if key_of(run) in rows and (len(alike) == 1 or _selected(method, run, records))
+        }
         if len(records.runs) > MANY_RUNS and not steps:
             continue
         some = run.records()
         places = run.order[np.unique(np.linspace(0, len(run.order) - 1, CURVE_POINTS).astype(int))]
         kept = [some[place] for place in places]
         names = {key: None for key, value in some[0].items() if isinstance(value, int | float) and key not in NO_TERMS}
-        accuracies = {key: [_rounded(record.get(key), 4) for record in kept] for key in names
-                      if re.fullmatch(r"env\d+_(in|out)_acc", key)}
-        terms = {key: [_rounded(record.get(key), None) for record in kept] for key in names
-                 if not key.startswith("env")}
-        shown.append({"dataset": run.args["dataset"], "algorithm": run.args["algorithm"], "targets": run.targets,
-                      "trial": run.args["trial_seed"], "draw": run.args["hparams_seed"], "finished": run.finished,
-                      "of": run.steps, "steps": [record["step"] for record in kept], "accuracies": accuracies,
-                      "terms": terms, "selected": steps, "set": _differing(run, alike)})
+        accuracies = {
+            key: [_rounded(record.get(key), 4) for record in kept]
+            for key in names
+            if re.fullmatch(r"env\d+_(in|out)_acc", key)
+        }
+        terms = {
+            key: [_rounded(record.get(key), None) for record in kept] for key in names if not key.startswith("env")
+        }
+        shown.append(
+            {
+                "dataset": run.args["dataset"],
+                "algorithm": run.args["algorithm"],
+                "targets": run.targets,
+                "trial": run.args["trial_seed"],
+                "draw": run.args["hparams_seed"],
+                "finished": run.finished,
+                "of": run.steps,
+                "steps": [record["step"] for record in kept],
+                "accuracies": accuracies,
+                "terms": terms,
+                "selected": steps,
+                "set": _differing(run, alike),
+            }
+        )
     return sorted(shown, key=lambda one: one["set"] != "" and "training" not in one["selected"])  # selected twins first
 
 
 def _selected(method: str, run: Run, records: Records) -> bool:
     """Whether it is this run, of all of its data set, algorithm and trial, that the method takes."""
-    some = [each for each in records.runs if each.finished and key_of(each)[:2] == key_of(run)[:2]
-            and each.args["trial_seed"] == run.args["trial_seed"]]
+    some = [
+        each
+        for each in records.runs
+        if each.finished and key_of(each)[:2] == key_of(run)[:2] and each.args["trial_seed"] == run.args["trial_seed"]
+    ]
     best = choose(run.targets[0], some, method)
     return best is not None and best.run is run
 
 
 def _differing(run: Run, alike: list[Run]) -> str:
     """Its settings and hyper-parameters that those alike do not share, in words; '' if it is alone."""
-    return ", ".join(f"{difference.name} {value}" for difference in differences(alike)
-                     for value, runs in difference.runs.items() if run in runs)
+    return ", ".join(
+        f"{difference.name} {value}"
+        for difference in differences(alike)
+        for value, runs in difference.runs.items()
+        if run in runs
+    )
 
 
 def _rounded(value: Any, digits: int | None) -> float | None:
@@ -169,8 +207,7 @@ def search(finished: Records) -> list[dict[str, Any]]:
             groups.setdefault((run.args["dataset"], run.args["algorithm"]), []).append(run)
     found = []
     for (dataset, algorithm), runs in groups.items():
-        varied = [name for name in runs[0].hparams
-                  if len({json.dumps(run.hparams.get(name)) for run in runs}) > 1]
+        varied = [name for name in runs[0].hparams if len({json.dumps(run.hparams.get(name)) for run in runs}) > 1]
         if len({run.args["hparams_seed"] for run in runs}) < 2 or not varied:
             continue
         rows = []
@@ -178,9 +215,16 @@ def search(finished: Records) -> list[dict[str, Any]]:
             best = choose(run.targets[0], [run])
             if best is not None:
                 accuracy = run.number(run.record(best.record), f"env{run.targets[0]}_in_acc")
-                rows.append([run.targets[0], run.args["trial_seed"], run.args["hparams_seed"],
-                             round(best.validation, 4), _rounded(accuracy, 4),
-                             *(run.hparams.get(name) for name in varied)])
+                rows.append(
+                    [
+                        run.targets[0],
+                        run.args["trial_seed"],
+                        run.args["hparams_seed"],
+                        round(best.validation, 4),
+                        _rounded(accuracy, 4),
+                        *(run.hparams.get(name) for name in varied),
+                    ]
+                )
         found.append({"dataset": dataset, "algorithm": algorithm, "names": varied, "runs": rows})
     return found
 
@@ -199,8 +243,10 @@ def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[st
                 found = read_lines(run.path.parent)
                 lines += found
                 if not found:
-                    notes.append(f"{run.path.parent.name} was adapted with other weights than it has now; `aidgn "
-                                 "adapt` measures it anew.")
+                    notes.append(
+                        f"{run.path.parent.name} was adapted with other weights than it has now; `aidgn "
+                        "adapt` measures it anew."
+                    )
             except UserError as error:
                 notes.append(str(error).replace(str(run.path.parent), run.path.parent.name))
     made, beside = with_paper(partial(adaptation_tables, lines, "sd")) if lines else ([], [])

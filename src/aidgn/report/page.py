@@ -44,9 +44,11 @@ from aidgn.selection import METHODS, read_runs, select
 log = logging.getLogger("aidgn")
 
 # What each way of selecting looks at, in words.
-METHOD_WORDS = {"training": "step and draw with the best accuracy on images of the source domains that were set aside",
-                "leave-one-out": "step and draw with the best accuracy on source domains held out in runs of their own",
-                "oracle": "draw with the best accuracy on images of the target that were set aside; it looks there"}
+METHOD_WORDS = {
+    "training": "step and draw with the best accuracy on images of the source domains that were set aside",
+    "leave-one-out": "step and draw with the best accuracy on source domains held out in runs of their own",
+    "oracle": "draw with the best accuracy on images of the target that were set aside; it looks there",
+}
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 POINTS = 2000  # images in the latent space, of `aidgn report` too
@@ -73,9 +75,18 @@ class Result:
         return METHOD_WORDS[self.method]
 
 
-def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path | None = None,
-                 data_dir: str | Path | None = None, device: str = "auto", algorithm: str | Sequence[str] | None = None,
-                 points: int = POINTS, permutations: int = 999, on_progress: Progress | None = None) -> Path:
+def write_report(
+    folders: Sequence[str | Path],
+    out: Path,
+    *,
+    data: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    algorithm: str | Sequence[str] | None = None,
+    points: int = POINTS,
+    permutations: int = 999,
+    on_progress: Progress | None = None,
+) -> Path:
     """Write the report of the runs below the folders to the file `out`. What cannot be shown is said in it.
 
     The latent space is shown for one run per algorithm and target, with up to `points` images of each data set; its
@@ -88,19 +99,37 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         raise UserError(f"There is nothing to report: the runs in {', '.join(map(str, folders))} have no record yet.")
     finished = records.finished()
     orders = dataset_order(), paper_order()
-    names = [in_order({run.args[key] for run in records.runs}, order)
-             for key, order in zip(("dataset", "algorithm"), orders, strict=True)]
+    names = [
+        in_order({run.args[key] for run in records.runs}, order)
+        for key, order in zip(("dataset", "algorithm"), orders, strict=True)
+    ]
     for these in (records, finished):
-        these.runs.sort(key=lambda run: (names[0].index(run.args["dataset"]), names[1].index(run.args["algorithm"]),
-                                         run.targets, run.args["trial_seed"], run.args["hparams_seed"]))
+        these.runs.sort(
+            key=lambda run: (
+                names[0].index(run.args["dataset"]),
+                names[1].index(run.args["algorithm"]),
+                run.targets,
+                run.args["trial_seed"],
+                run.args["hparams_seed"],
+            )
+        )
     results, notes = _results(records, finished)
-    latent = look_inside([run.path.parent for run in representatives(finished) if run.path], data=data,
-                         data_dir=data_dir, device=device, algorithm=algorithm, points=points,
-                         permutations=permutations, on_progress=on_progress)
+    latent = look_inside(
+        [run.path.parent for run in representatives(finished) if run.path],
+        data=data,
+        data_dir=data_dir,
+        device=device,
+        algorithm=algorithm,
+        points=points,
+        permutations=permutations,
+        on_progress=on_progress,
+    )
     if latent.notes:
         log.warning("The page cannot show everything: %s", some(latent.notes, 1))
-    chosen = {method: {place(row): row for row in select(finished, method)} for method in
-              [result.method for result in results]}
+    chosen = {
+        method: {place(row): row for row in select(finished, method)}
+        for method in [result.method for result in results]
+    }
     adapted, adaptation_paper, adaptation_notes = adaptation(finished)
     places: dict[str, list[Path]] = {}
     given: dict[str, None] = {}  # the folders as the commands that are shown make them
@@ -109,23 +138,46 @@ def write_report(folders: Sequence[str | Path], out: Path, *, data: str | Path |
         places.setdefault(name, []).append(folder)
         given[str(Path(name, rerun.folder(folder)))] = None
     payload = {
-        "datasets": _datasets(records), "letters": _letters(results),
-        "bars": {result.method: [bars(table, records, result.accuracies) for table in result.tables]
-                 for result in results},
-        "runs": curves(records, chosen), "search": search(finished),
-        "adaptation": [bars(table, finished, {}) for table in adapted], "points": latent.points, "views": latent.views}
+        "datasets": _datasets(records),
+        "letters": _letters(results),
+        "bars": {
+            result.method: [bars(table, records, result.accuracies) for table in result.tables] for result in results
+        },
+        "runs": curves(records, chosen),
+        "search": search(finished),
+        "adaptation": [bars(table, finished, {}) for table in adapted],
+        "points": latent.points,
+        "views": latent.views,
+    }
     text = _render(
-        payload, latent.sheets, title=_title(records), datasets=payload["datasets"], results=results, notes=notes,
-        question=_question(records), facts=_facts(records, finished), views=latent.views, told=latent.told,
-        latent_notes=latent.notes, adaptation=adapted, adaptation_paper=adaptation_paper,
+        payload,
+        latent.sheets,
+        title=_title(records),
+        datasets=payload["datasets"],
+        results=results,
+        notes=notes,
+        question=_question(records),
+        facts=_facts(records, finished),
+        views=latent.views,
+        told=latent.told,
+        latent_notes=latent.notes,
+        adaptation=adapted,
+        adaptation_paper=adaptation_paper,
         adaptation_notes=adaptation_notes,
         many=len(records.runs) > MANY_RUNS,
-        commands=[line for name, members in places.items() for line in rerun.commands(
-            [run for run in records.runs if run.path and any(map(run.path.is_relative_to, members))], name)],
+        commands=[
+            line
+            for name, members in places.items()
+            for line in rerun.commands(
+                [run for run in records.runs if run.path and any(map(run.path.is_relative_to, members))], name
+            )
+        ],
         again=_again(list(given), adapted, algorithm, points),
         versions=rerun.versions(records.runs),
-        hyper_parameters=rerun.hyper_parameters(records.runs), unfinished=_unfinished(records),
-        letters=payload["letters"])
+        hyper_parameters=rerun.hyper_parameters(records.runs),
+        unfinished=_unfinished(records),
+        letters=payload["letters"],
+    )
     write_text(out, text)
     return out
 
@@ -137,14 +189,23 @@ def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -
 
     here = Path(__file__).parent
     script, style = ((here / name).read_text(encoding="utf-8").strip() for name in ("page.js.j2", "page.css.j2"))
-    environment = Environment(loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
-        re.findall(r"[^\s_./-]{0,11}[\s_./-]|[^\s_./-]{1,12}", name))
+        re.findall(r"[^\s_./-]{0,11}[\s_./-]|[^\s_./-]{1,12}", name)
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html.j2").render(
-        **context, payload=as_json(payload), sheets=list(sheets), script=script, style=style, digest=digest,
-        today=date.today().isoformat(), version=aidgn.__version__)
+        **context,
+        payload=as_json(payload),
+        sheets=list(sheets),
+        script=script,
+        style=style,
+        digest=digest,
+        today=date.today().isoformat(),
+        version=aidgn.__version__,
+    )
 
 
 def as_json(value: Any) -> str:
@@ -165,15 +226,19 @@ def _place_name(folder: str | Path) -> str:
     return path.resolve().name if path.is_absolute() or path.name in ("", "..") else str(path)
 
 
-def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Sequence[str] | None,
-           points: int) -> list[str]:
+def _again(
+    folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Sequence[str] | None, points: int
+) -> list[str]:
     """The commands that make the page of the runs."""
     from aidgn.adaptation.runs import DEFAULT
 
     methods = {head[1] for table in adapted for row in table.rows if len(head := row.head.split(" + ")) > 1}
     chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods != {*DEFAULT} else []
-    own = [part for name in ([algorithm] if isinstance(algorithm, str) else algorithm or ())
-           for part in ("--algorithm", f"path/to/file.py:{name.rpartition(':')[2]}")]
+    own = [
+        part
+        for name in ([algorithm] if isinstance(algorithm, str) else algorithm or ())
+        for part in ("--algorithm", f"path/to/file.py:{name.rpartition(':')[2]}")
+    ]
     adapt = [["aidgn", "adapt", *folders, *chosen, *own]] if methods else []
     shown = ["--points", str(points)] if points != POINTS else []
     return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *own, *shown])]
@@ -182,8 +247,9 @@ def _again(folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Se
 def _datasets(records: Records) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for run in records.runs:
-        entry = found.setdefault(run.args["dataset"], {"name": run.args["dataset"], "domains": names_of(run),
-                                                       "algorithms": []})
+        entry = found.setdefault(
+            run.args["dataset"], {"name": run.args["dataset"], "domains": names_of(run), "algorithms": []}
+        )
         if run.args["algorithm"] not in entry["algorithms"]:
             entry["algorithms"].append(run.args["algorithm"])
     return list(found.values())
@@ -191,10 +257,15 @@ def _datasets(records: Records) -> list[dict[str, Any]]:
 
 def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
     """Per data set, the names of the domains that letters stand for in its table."""
-    return {name: dict(zip(entry.letters, entry.domains, strict=True)) for name, entry in CATALOGUE.items()
-            for result in results[:1] for table in result.tables
-            if table.title.startswith(f"{name}, ") and {*table.columns} - {"Avg"} <= {*entry.letters}
-            and entry.letters != entry.domains}
+    return {
+        name: dict(zip(entry.letters, entry.domains, strict=True))
+        for name, entry in CATALOGUE.items()
+        for result in results[:1]
+        for table in result.tables
+        if table.title.startswith(f"{name}, ")
+        and {*table.columns} - {"Avg"} <= {*entry.letters}
+        and entry.letters != entry.domains
+    }
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
@@ -227,17 +298,24 @@ def _title(records: Records) -> str:
 
 def _question(records: Records) -> str:
     found = _datasets(records)
-    methods = "each of these algorithms" if len({name for entry in found for name in entry["algorithms"]}) > 1 \
+    methods = (
+        "each of these algorithms"
+        if len({name for entry in found for name in entry["algorithms"]}) > 1
         else "this algorithm"
+    )
     one = found[0]
     if len(found) > 1:
-        return ("Trained on some domains of a data set and shown another for the first time: how many of its images "
-                f"does {methods} still classify rightly?")
+        return (
+            "Trained on some domains of a data set and shown another for the first time: how many of its images "
+            f"does {methods} still classify rightly?"
+        )
     number = len(one["domains"])
     sources = number - min((len(run.targets) for run in records.runs if run.targets), default=0)
-    return (f"The data set {one['name']} shows the same classes in {_count(number)} domains: "
-            f"{_listed(one['domains'])}. Trained on {_count(sources)} of them and shown another for the first time, "
-            f"how many of its images does {methods} still classify rightly?")
+    return (
+        f"The data set {one['name']} shows the same classes in {_count(number)} domains: "
+        f"{_listed(one['domains'])}. Trained on {_count(sources)} of them and shown another for the first time, "
+        f"how many of its images does {methods} still classify rightly?"
+    )
 
 
 def _facts(records: Records, finished: Records) -> list[tuple[str, str]]:
@@ -247,8 +325,11 @@ def _facts(records: Records, finished: Records) -> list[tuple[str, str]]:
     steps = sorted({run.steps for run in runs if isinstance(run.steps, int)})
     backbones = sorted({str(run.args["backbone"]) for run in runs if run.args.get("backbone")})
     total = len(runs) + len(records.empty)
-    facts = [("Runs", f"{len(finished.runs)} of {total} finished" if len(finished.runs) < total else str(total)),
-             ("Trials", str(len(trials))), *([("Draws", str(len(draws)))] if len(draws) > 1 else [])]
+    facts = [
+        ("Runs", f"{len(finished.runs)} of {total} finished" if len(finished.runs) < total else str(total)),
+        ("Trials", str(len(trials))),
+        *([("Draws", str(len(draws)))] if len(draws) > 1 else []),
+    ]
     if steps:
         facts.append(("Steps", str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"))
     return [*facts, *([("Network", _listed(backbones, 2))] if backbones else [])]
@@ -256,8 +337,11 @@ def _facts(records: Records, finished: Records) -> list[tuple[str, str]]:
 
 def _unfinished(records: Records) -> list[str]:
     lines = [f"{path.name}: no record yet" for path in records.empty]
-    return lines + [f"{run.path.parent.name if run.path else run}: step {run.last_step:g} of {run.steps}"
-                    for run in records.runs if not run.finished]
+    return lines + [
+        f"{run.path.parent.name if run.path else run}: step {run.last_step:g} of {run.steps}"
+        for run in records.runs
+        if not run.finished
+    ]
 
 
 # Results --------------------------------------------------------------------------------------------------------------
@@ -294,13 +378,19 @@ def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trial
         return ""
     targets = sorted({target for trials in of.values() for target in trials})
     names = entry["domains"]
-    means = {name: {target: 100 * float(np.mean(list(trials[target].values()))) for target in targets}
-             for name, trials in of.items() if trials.keys() == {*targets}}
+    means = {
+        name: {target: 100 * float(np.mean(list(trials[target].values()))) for target in targets}
+        for name, trials in of.items()
+        if trials.keys() == {*targets}
+    }
     if not means:
         return "No algorithm has a result for every target yet, so nothing is averaged."
     best, *others = sorted(means, key=lambda name: -sum(means[name].values()))
-    where = f"on average over {_count(len(targets))} unseen domains" if len(targets) > 1 \
+    where = (
+        f"on average over {_count(len(targets))} unseen domains"
+        if len(targets) > 1
         else f"on {names[targets[0]]}, which it never saw"
+    )
     text = f"{best} classifies {sum(means[best].values()) / len(targets):.1f} % of the images rightly {where}"
     over = f" ({_trials(len(of[best][targets[0]])) if alike(of[best]) else 'whose trials differ'})."
     if others:
@@ -309,11 +399,15 @@ def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trial
         text += over
         if len(targets) > 1:
             low, high = (chosen(targets, key=means[best].__getitem__) for chosen in (min, max))
-            text += f" It ranges from {means[best][low]:.1f} % on {names[low]} to {means[best][high]:.1f} % on " \
-                    f"{names[high]}."
+            text += (
+                f" It ranges from {means[best][low]:.1f} % on {names[low]} to {means[best][high]:.1f} % on "
+                f"{names[high]}."
+            )
     if absent := [name for name in of if name not in means]:
-        text += f" {_listed(absent)} {'lacks' if len(absent) == 1 else 'lack'} some of these domains, and so " \
-                f"{'has' if len(absent) == 1 else 'have'} no average to compare."
+        text += (
+            f" {_listed(absent)} {'lacks' if len(absent) == 1 else 'lack'} some of these domains, and so "
+            f"{'has' if len(absent) == 1 else 'have'} no average to compare."
+        )
     return text
 
 
@@ -324,8 +418,10 @@ def _ahead(best: str, second: str, of: Mapping[str, Trials], over: str) -> str:
     mine, theirs = (averages(of[name], targets) for name in (best, second))
     both = sorted(mine.keys() & theirs.keys())
     if not both:
-        return f"{over} It has no trial with all domains in common with {second}, the next in the table, so the two " \
-               "cannot be compared yet."
+        return (
+            f"{over} It has no trial with all domains in common with {second}, the next in the table, so the two "
+            "cannot be compared yet."
+        )
     differences = [100 * (mine[trial] - theirs[trial]) for trial in both]
     more = float(np.mean(differences))
     if alike(of[best], of[second]):
@@ -340,7 +436,6 @@ def _ahead(best: str, second: str, of: Mapping[str, Trials], over: str) -> str:
     else:
         text += " One trial cannot tell a difference of the algorithms from chance."
     if len(targets) > 1:
-        wins = sum(sum(of[best][target][trial] - of[second][target][trial] for trial in both) > 0
-                   for target in targets)
+        wins = sum(sum(of[best][target][trial] - of[second][target][trial] for trial in both) > 0 for target in targets)
         text += f" Domain by domain it is ahead on {_part(wins, len(targets))}."
     return text

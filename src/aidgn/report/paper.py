@@ -9,8 +9,12 @@ from typing import Any
 from aidgn.report.forms import Cell, Row, Table
 
 # Rows of the paper's tables to set beside an algorithm of ours, where they are not of the same name.
-PAPER_ROWS = {"ERM": ["ERM", "ERM (reproduced)"], "AIDGN-noRD": ["AIDGN w/o RD"], "AIDGN-noR": ["AIDGN w/o R"],
-              "AIDGN-noD": ["AIDGN w/o D"]}
+PAPER_ROWS = {
+    "ERM": ["ERM", "ERM (reproduced)"],
+    "AIDGN-noRD": ["AIDGN w/o RD"],
+    "AIDGN-noR": ["AIDGN w/o R"],
+    "AIDGN-noD": ["AIDGN w/o D"],
+}
 ABLATIONS = ("AIDGN-noRD", "AIDGN-noR", "AIDGN-noD")
 
 
@@ -46,8 +50,9 @@ def paper_rows(algorithm: str, table: str, columns: Sequence[str], ours: Sequenc
     for name in [name for name in names if name in printed]:
         numbers = [printed[name].get(column) for column in columns] + [printed[name]["Avg"] if comparable else None]
         theirs = [Cell(number["mean"], number.get("std")) if number else None for number in numbers]
-        differences = [Cell(our.mean - their.mean) if our and their else None
-                       for our, their in zip(ours, theirs, strict=True)]
+        differences = [
+            Cell(our.mean - their.mean) if our and their else None for our, their in zip(ours, theirs, strict=True)
+        ]
         also = ", reproduced" if name.endswith("(reproduced)") else ""
         rows += [Row(f"paper{also}", theirs, "paper"), Row("difference", differences, "difference")]
     return rows
@@ -69,8 +74,10 @@ def paper_notes(rows: Sequence[Row], method: str) -> list[str]:
     if all(row.kind == "ours" for row in rows):
         return ["The paper has no numbers for this table."]
     other = " They were selected by training-domain validation." if method != "training" else ""
-    return ["Paper: as printed there; ± is a standard deviation over three runs by its account, a standard error for "
-            f"the baselines it quotes from DomainBed (not those reproduced).{other} Difference: ours minus paper."]
+    return [
+        "Paper: as printed there; ± is a standard deviation over three runs by its account, a standard error for "
+        f"the baselines it quotes from DomainBed (not those reproduced).{other} Difference: ours minus paper."
+    ]
 
 
 def paper_ablation(ours: Iterable[Table]) -> list[Table]:
@@ -81,9 +88,22 @@ def paper_ablation(ours: Iterable[Table]) -> list[Table]:
         return []
     printed = paper()["ablation_vlcs"]
     names = {row: name for name, rows in PAPER_ROWS.items() for row in rows}
-    rows = [Row(names.get(name, name), [Cell(row[column]["mean"], row[column].get("std"))
-                                        for column in printed["columns"]], "paper")
-            for name, row in printed["rows"].items()]
-    return [Table("The paper's ablation (its table 2), on VLCS", printed["columns"], rows,
-                  ["Accuracy in percent, as printed there; ± standard deviation over three runs. The paper has no "
-                   "ablation on other data sets."])]
+    rows = [
+        Row(
+            names.get(name, name),
+            [Cell(row[column]["mean"], row[column].get("std")) for column in printed["columns"]],
+            "paper",
+        )
+        for name, row in printed["rows"].items()
+    ]
+    return [
+        Table(
+            "The paper's ablation (its table 2), on VLCS",
+            printed["columns"],
+            rows,
+            [
+                "Accuracy in percent, as printed there; ± standard deviation over three runs. The paper has no "
+                "ablation on other data sets."
+            ],
+        )
+    ]

@@ -73,9 +73,15 @@ def commands(runs: Iterable[Run], out: str) -> list[str]:
             quick.setdefault((dataset, options), {})[algorithm] = settings
             continue
         values = {name: _exact(value) for name, value in identity["hyper_parameters"].items()}
-        fitting = [group for _, group in groups.get(key, [])
-                   if (group.settings == settings if draw == 0
-                       else all(values.get(name) == value for name, value in group.settings))]
+        fitting = [
+            group
+            for _, group in groups.get(key, [])
+            if (
+                group.settings == settings
+                if draw == 0
+                else all(values.get(name) == value for name, value in group.settings)
+            )
+        ]
         if not fitting:
             fitting = [Group(dataset, options, settings, made.get("domains", []))]
             groups.setdefault(key, []).append((algorithm, fitting[0]))
@@ -83,10 +89,14 @@ def commands(runs: Iterable[Run], out: str) -> list[str]:
     sweeps: dict[Any, tuple[Group, list[str]]] = {}
     for algorithm, group in [pair for pairs in groups.values() for pair in _grid(pairs)]:
         sweeps.setdefault(group.shape, (group, []))[1].append(algorithm)
-    return [*(f"# {file}: the initial weights, in a file whose sha256 begins with {digest}" for file, digest in
-              files.items()),
-            *(_fit(*key, given, out) for key, given in quick.items()),
-            *(line for group, algorithms in sweeps.values() for line in _lines(group, algorithms, out))]
+    return [
+        *(
+            f"# {file}: the initial weights, in a file whose sha256 begins with {digest}"
+            for file, digest in files.items()
+        ),
+        *(_fit(*key, given, out) for key, given in quick.items()),
+        *(line for group, algorithms in sweeps.values() for line in _lines(group, algorithms, out)),
+    ]
 
 
 def _grid(pairs: list[tuple[str, Group]]) -> list[tuple[str, Group]]:
@@ -100,8 +110,11 @@ def _grid(pairs: list[tuple[str, Group]]) -> list[tuple[str, Group]]:
                 for name, value in changes:
                     values.setdefault(name, []).append(yaml.safe_load(value))
         if len(pairs) > 1 and sum(map(len, values.values())) == len(pairs) - 1 and len(base.runs) > 1:
-            plan = {"datasets": [base.dataset.removeprefix("own-")], "algorithms": [algorithm],
-                    "hyper_parameters": values}
+            plan = {
+                "datasets": [base.dataset.removeprefix("own-")],
+                "algorithms": [algorithm],
+                "hyper_parameters": values,
+            }
             return [(algorithm, replace(base, plan=json.dumps(plan)))]
     return pairs
 
@@ -111,15 +124,31 @@ def _fit(data: str, options: tuple[str, ...], given: Mapping[str, Settings], out
     own."""
     algorithm = next((name for name in given if name != "ERM"), "ERM")
     settings = [part for name, value in given[algorithm] for part in ("--set", f"{name}={value}")]
-    return shlex.join(["aidgn", "fit", data.removeprefix("own-"), "--quick", "--algorithm", algorithm, *options,
-                       *settings, "--out", out.removesuffix("/runs")])
+    return shlex.join(
+        [
+            "aidgn",
+            "fit",
+            data.removeprefix("own-"),
+            "--quick",
+            "--algorithm",
+            algorithm,
+            *options,
+            *settings,
+            "--out",
+            out.removesuffix("/runs"),
+        ]
+    )
 
 
 def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
     """One sweep for the runs with one target, and with two where leave-one-out needs them; single runs for the rest."""
     data = group.dataset.removeprefix("own-")
-    options = [*group.options, *(part for name, value in group.settings for part in ("--set", f"{name}={value}")),
-               "--out", out]
+    options = [
+        *group.options,
+        *(part for name, value in group.settings for part in ("--set", f"{name}={value}")),
+        "--out",
+        out,
+    ]
     swept = {run for run in group.runs if len(run[0]) == 1}
     if len(swept) * len(algorithms) < 2:
         swept = set()
@@ -127,28 +156,58 @@ def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
     if swept:
         targets = [name for name in group.domains if (name,) in {run[0] for run in swept}]
         some = [] if targets == list(group.domains) else [part for name in targets for part in ("--target", name)]
-        pairs = {(pair, trial, draw) for (target,), trial, draw in swept for other in group.domains
-                 if set(pair := tuple(name for name in group.domains if name in (target, other))) != {target}}
+        pairs = {
+            (pair, trial, draw)
+            for (target,), trial, draw in swept
+            for other in group.domains
+            if set(pair := tuple(name for name in group.domains if name in (target, other))) != {target}
+        }
         if pairs <= group.runs:
             swept |= pairs
             some.append("--leave-one-out")
         trials, draws = 1 + max(run[1] for run in swept), 1 + max(run[2] for run in swept)
         more = set(product(((name,) for name in targets), range(trials), range(draws))) - swept
         absent = sorted({trial for _, trial, _ in more} - {trial for _, trial, _ in swept})
-        besides = [*(f"trial {trial}" for trial in absent),
-                   *(["runs missing here"] if any(trial not in absent for _, trial, _ in more) else [])]
-        lines.append(["aidgn", "sweep", data, *(part for name in algorithms for part in ("--algorithm", name)), *some,
-                      "--trials", str(trials),
-                      *(["--draws", str(draws)] if draws > 1 else []), *options])
+        besides = [
+            *(f"trial {trial}" for trial in absent),
+            *(["runs missing here"] if any(trial not in absent for _, trial, _ in more) else []),
+        ]
+        lines.append(
+            [
+                "aidgn",
+                "sweep",
+                data,
+                *(part for name in algorithms for part in ("--algorithm", name)),
+                *some,
+                "--trials",
+                str(trials),
+                *(["--draws", str(draws)] if draws > 1 else []),
+                *options,
+            ]
+        )
         if group.plan:
             lines[:0] = [["echo", group.plan]]
             lines[-1] += ["--plan", "values.yaml"]
     for unseen, trial, draw in sorted(group.runs - swept):
-        lines += [["aidgn", "train", data, "--algorithm", algorithm,
-                   *(part for name in unseen or ("none",) for part in ("--target", name)), "--trial", str(trial),
-                   *(["--draw", str(draw)] if draw else []), *options] for algorithm in algorithms]
-    return [*([f"# the sweep below also trains {' and '.join(besides)}"] if besides else []),
-            *(shlex.join(line) + " > values.yaml" * (line[0] == "echo") for line in lines)]
+        lines += [
+            [
+                "aidgn",
+                "train",
+                data,
+                "--algorithm",
+                algorithm,
+                *(part for name in unseen or ("none",) for part in ("--target", name)),
+                "--trial",
+                str(trial),
+                *(["--draw", str(draw)] if draw else []),
+                *options,
+            ]
+            for algorithm in algorithms
+        ]
+    return [
+        *([f"# the sweep below also trains {' and '.join(besides)}"] if besides else []),
+        *(shlex.join(line) + " > values.yaml" * (line[0] == "echo") for line in lines),
+    ]
 
 
 def _name(identity: Mapping[str, Any]) -> str:
@@ -173,9 +232,13 @@ def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
     entry = CATALOGUE.get(identity["dataset"])
     small = (identity.get("image_size") or 224) <= SMALL_SIDE
     backbone = backbones.SMALL if small else backbones.DEFAULT
-    usual = {"eval_every": entry.eval_every if entry else None, "image_size": entry.image_size if entry else 224,
-             "backbone": backbone, "weights": "none" if identity.get("backbone") == backbones.SMALL else "hub",
-             "precision": "float32" if str(made.get("device", "")).endswith("CPU") else "bfloat16"}
+    usual = {
+        "eval_every": entry.eval_every if entry else None,
+        "image_size": entry.image_size if entry else 224,
+        "backbone": backbone,
+        "weights": "none" if identity.get("backbone") == backbones.SMALL else "hub",
+        "precision": "float32" if str(made.get("device", "")).endswith("CPU") else "bfloat16",
+    }
     options = []
     for key in ("steps", "eval_every", "image_size", "backbone", "weights", "average", "precision"):
         value = _weights(identity) if key == "weights" and identity.get(key) else identity.get(key)
@@ -198,8 +261,11 @@ def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
     if algorithm in ALGORITHMS:
         small = identity["image_size"] <= SMALL_SIDE if identity.get("image_size") else None
         defaults = ALGORITHMS[algorithm].sample(identity["dataset"], int(identity["trial"]), 0, small=small)
-    return tuple((name, _exact(value)) for name, value in sorted(given.items())
-                 if name not in defaults or _exact(defaults[name]) != _exact(value))
+    return tuple(
+        (name, _exact(value))
+        for name, value in sorted(given.items())
+        if name not in defaults or _exact(defaults[name]) != _exact(value)
+    )
 
 
 def _exact(value: Any) -> str:
@@ -215,8 +281,9 @@ def versions(runs: Iterable[Run]) -> list[tuple[str, str]]:
     """(what, the values found), from run.json of the runs."""
     found = [made for run in runs if (made := about(run))]
     names = {"aidgn": "aidgn", "torch": "PyTorch", "python": "Python", "device": "Device", "precision": "Precision"}
-    rows = [(title, ", ".join(sorted({str(made[key]) for made in found if key in made})))
-            for key, title in names.items()]
+    rows = [
+        (title, ", ".join(sorted({str(made[key]) for made in found if key in made}))) for key, title in names.items()
+    ]
     for key, title in (("backbone", "Backbone"), ("weights", "Initial weights"), ("data", "Data fingerprint")):
         values = {(str(made["identity"]["dataset"]), str(made["identity"].get(key, ""))) for made in found}
         several = len({dataset for dataset, _ in values}) > 1 and key == "data"

@@ -26,8 +26,10 @@ def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
     runs = [run for run in as_records(records).runs if run.args["hparams_seed"] == 0 and len(run.targets) == 1]
     kinds = {(run.args["dataset"], run.args["algorithm"]) for run in runs}
     if len(kinds) != 1:
-        raise UserError("Sensitivity is of one algorithm on one data set; the records are of "
-                        f"{', '.join(' '.join(kind) for kind in sorted(kinds)) or 'none with one unseen domain'}.")
+        raise UserError(
+            "Sensitivity is of one algorithm on one data set; the records are of "
+            f"{', '.join(' '.join(kind) for kind in sorted(kinds)) or 'none with one unseen domain'}."
+        )
     check_same_images(runs)
     for difference in differences(runs):
         if not difference.hyper_parameter:
@@ -65,24 +67,39 @@ def sensitivity(records: Iterable[Record]) -> Figure:
     records = as_records(records)
     found, base = curves(records)
     if not found:
-        raise UserError("No hyper-parameter takes several values in these runs. Give a list of values in the plan, for "
-                        "example hyper_parameters: {kappa: [50, 110, 200]}.")
+        raise UserError(
+            "No hyper-parameter takes several values in these runs. Give a list of values in the plan, for "
+            "example hyper_parameters: {kappa: [50, 110, 200]}."
+        )
     targets = sorted({target for values in found.values() for one in values.values() for target in one})
     colours = dict(zip(targets, (SOURCE_COLOURS + TARGET_COLOURS) * (1 + len(targets) // 7), strict=False))
     figure, axes = grid(1, len(found), max(WIDTH * min(len(found), 3) / 3, 4.6), 2.6)
     for number, (axis, (name, values)) in enumerate(zip(axes[0], found.items(), strict=True)):
         for target in targets:
-            line = [(value, 100 * mean(by_target[target].values())) for value, by_target in values.items()
-                    if target in by_target]
-            axis.plot(*zip(*line, strict=True), color=colours[target], linewidth=0.8, marker=".", markersize=3,
-                      label=target)
-        average = [(value, [100 * each for each in averages(by_target, set(targets))])
-                   for value, by_target in values.items()]
+            line = [
+                (value, 100 * mean(by_target[target].values()))
+                for value, by_target in values.items()
+                if target in by_target
+            ]
+            axis.plot(
+                *zip(*line, strict=True), color=colours[target], linewidth=0.8, marker=".", markersize=3, label=target
+            )
+        average = [
+            (value, [100 * each for each in averages(by_target, set(targets))]) for value, by_target in values.items()
+        ]
         average = [(value, trials) for value, trials in average if trials]
         if average:
-            axis.errorbar([value for value, _ in average], [mean(trials) for _, trials in average],
-                          [stdev(trials) if len(trials) > 1 else 0 for _, trials in average], color="black",
-                          linewidth=1.8, marker="o", markersize=3.5, capsize=2, label="average")
+            axis.errorbar(
+                [value for value, _ in average],
+                [mean(trials) for _, trials in average],
+                [stdev(trials) if len(trials) > 1 else 0 for _, trials in average],
+                color="black",
+                linewidth=1.8,
+                marker="o",
+                markersize=3.5,
+                capsize=2,
+                label="average",
+            )
         numbers = [value for value in values if isinstance(value, int | float)]
         if len(numbers) == len(values):
             if min(numbers) > 0 and max(numbers) >= 8 * min(numbers):
@@ -99,8 +116,11 @@ def sensitivity(records: Iterable[Record]) -> Figure:
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
     run = records.runs[0]
     trials = len({one.args["trial_seed"] for one in records.runs})
-    figure.suptitle(f"{run.args['algorithm']} on {run.args['dataset']}, training-domain validation, "
-                    f"{plural(trials, 'trial')}, ± standard deviation", fontsize=8)
+    figure.suptitle(
+        f"{run.args['algorithm']} on {run.args['dataset']}, training-domain validation, "
+        f"{plural(trials, 'trial')}, ± standard deviation",
+        fontsize=8,
+    )
     return figure
 
 
@@ -109,9 +129,11 @@ def write_sensitivity(folder: str | Path) -> list[Path]:
     kinds = defaultdict(list)
     for run in read_runs(folder).finished().runs:
         kinds[run.args["dataset"], run.args["algorithm"]].append(run)
-    varied = {kind: Records(runs) for kind, runs in kinds.items()
-              if len({tuple(sorted(run.hparams.items(), key=repr)) for run in runs
-                      if run.args["hparams_seed"] == 0}) > 1}
+    varied = {
+        kind: Records(runs)
+        for kind, runs in kinds.items()
+        if len({tuple(sorted(run.hparams.items(), key=repr)) for run in runs if run.args["hparams_seed"] == 0}) > 1
+    }
     paths = []
     for kind, records in varied.items():
         suffix = "" if len(varied) == 1 else "-" + "-".join(kind)

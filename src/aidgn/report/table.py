@@ -14,8 +14,11 @@ from aidgn.report.forms import Cell, Row, Table
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
 from aidgn.selection import domain_names, select
 
-METHOD_TITLES = {"training": "training-domain validation", "leave-one-out": "leave-one-domain-out validation",
-                 "oracle": "test-domain validation (oracle)"}
+METHOD_TITLES = {
+    "training": "training-domain validation",
+    "leave-one-out": "leave-one-domain-out validation",
+    "oracle": "test-domain validation (oracle)",
+}
 SPREADS = {"sd": "standard deviation (n - 1) over trials", "se": "standard error, standard deviation (n) / sqrt(n)"}
 
 Results = Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]]  # data set, algorithm -> target -> trial
@@ -38,8 +41,10 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
             needs = " They were trained on all domains, which leaves none unseen: give `aidgn train` a --target."
         if not finished.runs:
             raise UserError(f"There is nothing to tabulate yet: 0 of {len(loaded.unfinished)} runs are finished.")
-        raise UserError(f"There is nothing to tabulate: {len(finished.runs)} of {len(loaded.runs)} runs are finished, "
-                        f"none of them can be selected by {METHOD_TITLES[method]}.{needs}")
+        raise UserError(
+            f"There is nothing to tabulate: {len(finished.runs)} of {len(loaded.runs)} runs are finished, "
+            f"none of them can be selected by {METHOD_TITLES[method]}.{needs}"
+        )
     results: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # data set, algorithm -> target -> trial
     for row in rows:
         of_target = results.setdefault((row["dataset"], row["algorithm"]), {}).setdefault(row["target"], {})
@@ -53,8 +58,11 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         for name in algorithms:  # a cell is a mean over trials and Avg one over targets: all of the same images
             check_same_images(run for run in runs if run.args["algorithm"] == name)
         ran = [name for name in algorithms if name in {run.args["algorithm"] for run in runs}]
-        heads, notes = target_heads(dataset, [domain_names(run.args) for run in runs],
-                                    1 + max(i for run in runs for i in [*run.domains, *run.targets]))
+        heads, notes = target_heads(
+            dataset,
+            [domain_names(run.args) for run in runs],
+            1 + max(i for run in runs for i in [*run.domains, *run.targets]),
+        )
         made.append(dataset_table(f"{dataset}, {METHOD_TITLES[method]}", dataset, heads, ran, results, spread, paper))
         mixed = _mixture_notes(runs)
         mixtures.update(dict.fromkeys(mixed))
@@ -70,8 +78,9 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
     return made
 
 
-def dataset_table(title: str, dataset: str, heads: Sequence[str], names: Sequence[str], results: Results, spread: str,
-                  paper: bool) -> Table:
+def dataset_table(
+    title: str, dataset: str, heads: Sequence[str], names: Sequence[str], results: Results, spread: str, paper: bool
+) -> Table:
     """Algorithms x targets. Avg is the mean of the target means, its spread that of the trials' averages."""
     rows, uneven = [], []
     for name in names:
@@ -85,13 +94,20 @@ def dataset_table(title: str, dataset: str, heads: Sequence[str], names: Sequenc
             average = Cell(sum(cell.mean for cell in known) / len(known), _spread(averages, spread), len(complete))
             uneven += [name] * any(set(trials) != complete for trials in of.values())
         rows += [Row(name, [*cells, average]), *(paper_rows(name, dataset, heads, [*cells, average]) if paper else [])]
-    notes = ["Avg is the mean of the targets' means; where these are of different trials, its ± and its number in "
-             f"brackets are of the trials that have every target: {', '.join(uneven)}."] if uneven else []
+    notes = (
+        [
+            "Avg is the mean of the targets' means; where these are of different trials, its ± and its number in "
+            f"brackets are of the trials that have every target: {', '.join(uneven)}."
+        ]
+        if uneven
+        else []
+    )
     return Table(title, [*heads, "Avg"], rows, notes)
 
 
-def benchmark_table(title: str, datasets: Sequence[str], names: Sequence[str], results: Results, spread: str,
-                    paper: bool) -> Table:
+def benchmark_table(
+    title: str, datasets: Sequence[str], names: Sequence[str], results: Results, spread: str, paper: bool
+) -> Table:
     """Algorithms x data sets: the targets are averaged within a trial first, as DomainBed does."""
     rows, partial = [], []
     for name in names:
@@ -99,16 +115,19 @@ def benchmark_table(title: str, datasets: Sequence[str], names: Sequence[str], r
         for dataset in datasets:
             of = results.get((dataset, name), {})
             trials = sorted({trial for accuracies in of.values() for trial in accuracies})
-            averages = [float(np.mean([of[target][trial] for target in sorted(of) if trial in of[target]]))
-                        for trial in trials]
+            averages = [
+                float(np.mean([of[target][trial] for target in sorted(of) if trial in of[target]])) for trial in trials
+            ]
             cells.append(_cell(averages, spread))
             targets = {target for other in names for target in results.get((dataset, other), {})}
             if any(trial not in of.get(target, {}) for trial in trials for target in targets):
                 partial.append(f"{name} on {dataset}")
         known = [cell.mean for cell in cells if cell is not None]
         average = Cell(sum(known) / len(known)) if len(known) == len(cells) else None
-        rows += [Row(name, [*cells, average]),
-                 *(paper_rows(name, "benchmark", datasets, [*cells, average]) if paper else [])]
+        rows += [
+            Row(name, [*cells, average]),
+            *(paper_rows(name, "benchmark", datasets, [*cells, average]) if paper else []),
+        ]
     notes = [f"Some trials lack a target and average the others: {', '.join(partial)}."] if partial else []
     return Table(title, [*datasets, "Avg"], rows, notes)
 
@@ -134,8 +153,10 @@ def target_heads(dataset: str, domains: Iterable[Sequence[str]], count: int) -> 
     if entry:  # the same domains may have been spelt differently on disk
         known = {entry.domains if entry.order(names) == list(names) else names for names in known}
     if len(known) > 1:
-        raise UserError(f"The runs of {dataset} are of different domains ({' / '.join(', '.join(n) for n in known)}). "
-                        "Tabulate their folders one by one.")
+        raise UserError(
+            f"The runs of {dataset} are of different domains ({' / '.join(', '.join(n) for n in known)}). "
+            "Tabulate their folders one by one."
+        )
     if not known:
         return [str(i) for i in range(count)], []
     names = known.pop()
@@ -147,9 +168,11 @@ def target_heads(dataset: str, domains: Iterable[Sequence[str]], count: int) -> 
 
 def in_order(names: Iterable[str], first: Sequence[str]) -> list[str]:
     """`names` in the order of `first`, then the others by name; ERM+SMA comes right behind ERM."""
+
     def place(name: str) -> tuple[int, str]:
         plain = name.partition("+")[0]
         return (first.index(plain) if plain in first else len(first)), name
+
     return sorted(names, key=place)
 
 
@@ -180,12 +203,15 @@ def holes(runs: Iterable[Run]) -> list[str]:
     for dataset, of in found.items():
         names = domain_names(next(iter(of.values())).args)
         algorithms, targets, trials = (sorted(set(each)) for each in zip(*of, strict=True))
-        missing = [f"{algorithm}, {names[target] if target < len(names) else target}, trial {trial}"
-                   for algorithm, target, trial in product(algorithms, targets, trials)
-                   if (algorithm, target, trial) not in of]
+        missing = [
+            f"{algorithm}, {names[target] if target < len(names) else target}, trial {trial}"
+            for algorithm, target, trial in product(algorithms, targets, trials)
+            if (algorithm, target, trial) not in of
+        ]
         if missing:
-            notes.append(f"{dataset} has no finished run for {len(missing)} of its places: "
-                         f"{some(missing, separator='; ')}.")
+            notes.append(
+                f"{dataset} has no finished run for {len(missing)} of its places: {some(missing, separator='; ')}."
+            )
     return notes
 
 
@@ -201,8 +227,9 @@ def _reading_notes(records: Records) -> list[str]:
         ends[alike] = max(run.last_step, ends.get(alike, 0))
     early = [str(run) for run, alike in theirs if run.last_step < ends[alike]]
     if early:
-        notes.append(f"Runs that stopped before the others, counted as DomainBed does: {len(early)} "
-                     f"({some(early, 5)}).")
+        notes.append(
+            f"Runs that stopped before the others, counted as DomainBed does: {len(early)} ({some(early, 5)})."
+        )
     if records.cut:
         notes.append(f"Records cut in half by a crash, ignored: {records.cut}.")
     if records.twice:
@@ -216,6 +243,8 @@ def _mixture_notes(runs: Sequence[Run]) -> list[str]:
     notes = [str(difference) for difference in (*differences(tabulated), *search_differences(tabulated))]
     versions = {run.args["algorithm"] for run in runs if run.source and "@" in run.args["algorithm"]}
     if versions:
-        notes.append(f"{', '.join(sorted(versions))}: what stands behind @ is the beginning of `source` in run.json, a "
-                     "digest of the algorithm's file, which was changed between the runs.")
+        notes.append(
+            f"{', '.join(sorted(versions))}: what stands behind @ is the beginning of `source` in run.json, a "
+            "digest of the algorithm's file, which was changed between the runs."
+        )
     return notes

@@ -32,19 +32,30 @@ from aidgn.serve.schema import schema
 PAGE = Path(__file__).with_name("page.html")
 
 
-def create_app(model: Model, space: LatentSpace | None = None, limits: Limits | None = None, *, name: str = "model",
-               host: str = "127.0.0.1", note: str | None = None) -> Starlette:
+def create_app(
+    model: Model,
+    space: LatentSpace | None = None,
+    limits: Limits | None = None,
+    *,
+    name: str = "model",
+    host: str = "127.0.0.1",
+    note: str | None = None,
+) -> Starlette:
     """The application for one model. host: the name or address it is bound to; note: why there is no `space`."""
     server = Server(model, space, limits or Limits(), name, note)
     page = PAGE.read_text(encoding="utf-8")
-    app = Starlette(lifespan=server.lifespan, exception_handlers={
-        Refused: refused, HTTPException: http_error, Exception: failed}, routes=[
+    app = Starlette(
+        lifespan=server.lifespan,
+        exception_handlers={Refused: refused, HTTPException: http_error, Exception: failed},
+        routes=[
             Route("/", lambda _: HTMLResponse(page)),
             Route("/api/predict", server.predict, methods=["POST"]),
             Route("/api/model", server.about),
             Route("/api/training/{index:int}", server.training),
             Route("/api/schema", lambda _: JSONResponse(schema(server.limits))),
-            Route("/api/health", server.health)])
+            Route("/api/health", server.health),
+        ],
+    )
     app.add_middleware(Guard, host=host, policy=policy(page))
     return app
 
@@ -92,8 +103,11 @@ class Server:
         except TimeoutError:
             if stage == "reading":
                 raise Refused(408, f"The request was not complete after {self.limits.seconds} seconds.") from None
-            raise Refused(503, f"There was no answer within {self.limits.seconds} seconds. Try again later, or send "
-                               "fewer or smaller pictures.") from None
+            raise Refused(
+                503,
+                f"There was no answer within {self.limits.seconds} seconds. Try again later, or send "
+                "fewer or smaller pictures.",
+            ) from None
         except ClientDisconnect:
             images = None
         if images is None:
@@ -105,11 +119,13 @@ class Server:
     async def form(self, request: Request) -> FormData:
         """The files of a request, spooled to disk; no more than the limits allow."""
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise Refused(415, "Send the pictures as multipart/form-data, each as a part `images`: "
-                               "curl -F images=@photo.jpg ...")
+            raise Refused(
+                415, "Send the pictures as multipart/form-data, each as a part `images`: curl -F images=@photo.jpg ..."
+            )
         most = self.limits.megabytes * 1_000_000
-        too_large = Refused(413, f"The request is larger than {self.limits.megabytes} MB. Send fewer or smaller "
-                                 "pictures.")
+        too_large = Refused(
+            413, f"The request is larger than {self.limits.megabytes} MB. Send fewer or smaller pictures."
+        )
 
         async def stream() -> AsyncGenerator[bytes, None]:
             received = 0
@@ -151,6 +167,7 @@ class Server:
 
     async def unless_gone(self, request: Request, work: Any) -> list[dict[str, Any]] | None:
         """The result of work, which ends when the client leaves; None if it has left."""
+
         async def left() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
@@ -165,15 +182,29 @@ class Server:
 
     def about(self, _: Request) -> Response:
         model, space = self.model, self.space
-        points = None if space is None else [
-            [round(float(x), 4), round(float(y), 4), int(label), int(domain)] for (x, y), label, domain
-            in zip(space.places, space.labels, space.domains, strict=False)]
-        return JSONResponse({
-            "name": self.name, "algorithm": model.algorithm, "classes": model.classes, "domains": model.domains,
-            "image_size": model.image_size, "limits": asdict(self.limits),
-            "false_alarms": model.novelty.rate(model.false_alarms) if model.novelty else None,
-            "map": points, "compared": 0 if space is None else len(space.labels),
-            "thumbnails": bool(space and space.dataset), "note": self.note})
+        points = (
+            None
+            if space is None
+            else [
+                [round(float(x), 4), round(float(y), 4), int(label), int(domain)]
+                for (x, y), label, domain in zip(space.places, space.labels, space.domains, strict=False)
+            ]
+        )
+        return JSONResponse(
+            {
+                "name": self.name,
+                "algorithm": model.algorithm,
+                "classes": model.classes,
+                "domains": model.domains,
+                "image_size": model.image_size,
+                "limits": asdict(self.limits),
+                "false_alarms": model.novelty.rate(model.false_alarms) if model.novelty else None,
+                "map": points,
+                "compared": 0 if space is None else len(space.labels),
+                "thumbnails": bool(space and space.dataset),
+                "note": self.note,
+            }
+        )
 
     def training(self, request: Request) -> Response:
         found = self.space.thumbnail(request.path_params["index"]) if self.space else None
@@ -187,6 +218,7 @@ class Server:
 
 # Who may ask ----------------------------------------------------------------------------------------------------------
 
+
 class Guard:
     """Answers only pages of its own, and says in every answer that no other page may use it.
 
@@ -197,9 +229,13 @@ class Guard:
     def __init__(self, app: ASGIApp, host: str, policy: str):
         self.app = app
         self.names = {"localhost", host.lower(), socket.gethostname().lower()}
-        self.headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff",
-                        "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin",
-                        "Cross-Origin-Opener-Policy": "same-origin"}
+        self.headers = {
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -243,15 +279,19 @@ def is_address(name: str) -> bool:
 def policy(page: str) -> str:
     """A content security policy under which only the page's own style and script run, and nothing is fetched from
     elsewhere."""
+
     def digest(tag: str) -> str:
         [content] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
         return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
-    return (f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; img-src 'self' "
-            "blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+    return (
+        f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; img-src 'self' "
+        "blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
+
 
 def error_response(status: int, message: str) -> JSONResponse:
     headers = {"Retry-After": "3"} if status in (429, 503) else None
@@ -265,9 +305,13 @@ def refused(_: Request, error: Exception) -> Response:
 
 def http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(error.status_code, {
-        404: "There is nothing here; /api/schema says what there is.",
-        405: f"{request.method} is not possible here; /api/schema says what is."}.get(error.status_code, error.detail))
+    return error_response(
+        error.status_code,
+        {
+            404: "There is nothing here; /api/schema says what there is.",
+            405: f"{request.method} is not possible here; /api/schema says what is.",
+        }.get(error.status_code, error.detail),
+    )
 
 
 def failed(_: Request, error: Exception) -> Response:

@@ -91,16 +91,22 @@ class Engine:
         except Image.UnidentifiedImageError:
             if not path.stat().st_size:
                 raise Refused(415, "This file is empty (0 bytes).") from None
-            raise Refused(415, "This is not a picture: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM, "
-                               "whatever its name says.") from None
+            raise Refused(
+                415,
+                "This is not a picture: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM, "
+                "whatever its name says.",
+            ) from None
         except Image.DecompressionBombError:
             pixels, lean, size = 1 << 62, True, "by far"
         except Exception as error:  # decoders fail on damaged files with exceptions of every kind
             raise Refused(422, f"This picture is damaged: {str(error) or type(error).__name__}.") from None
         most = self.limits.megapixels * (1 if lean else OTHERS)
         if pixels > most * 1e6:
-            raise Refused(413, f"This picture has too many pixels ({size}): up to {most:g} million are taken"
-                               f"{'' if lean else ' with transparency or 16-bit grey'}. Make it smaller.")
+            raise Refused(
+                413,
+                f"This picture has too many pixels ({size}): up to {most:g} million are taken"
+                f"{'' if lean else ' with transparency or 16-bit grey'}. Make it smaller.",
+            )
         with self.large if pixels > LARGE else contextlib.nullcontext():
             [found] = streaming.decode([path], self.model.slot)
         if isinstance(found, UserError):
@@ -136,14 +142,24 @@ class Engine:
         answers = []
         for i, (label, probabilities) in enumerate(zip(found.labels, found.probabilities.tolist(), strict=True)):
             answer: dict[str, Any] = {
-                "label": label, "probability": max(probabilities),
+                "label": label,
+                "probability": max(probabilities),
                 "probabilities": dict(zip(found.classes, probabilities, strict=True)),
-                "warning": found.warnings[i] if found.warnings else None, "position": None, "nearest": []}
+                "warning": found.warnings[i] if found.warnings else None,
+                "position": None,
+                "nearest": [],
+            }
             if self.space is not None:
                 answer["position"], near = self.space.around(found.features[i].numpy())
-                answer["nearest"] = [{
-                    "index": index, "class": self.model.classes[self.space.labels[index]],
-                    "domain": self.model.domains[self.space.domains[index]], "distance": distance,
-                    "thumbnail": f"/api/training/{index}" if self.space.dataset else None} for index, distance in near]
+                answer["nearest"] = [
+                    {
+                        "index": index,
+                        "class": self.model.classes[self.space.labels[index]],
+                        "domain": self.model.domains[self.space.domains[index]],
+                        "distance": distance,
+                        "thumbnail": f"/api/training/{index}" if self.space.dataset else None,
+                    }
+                    for index, distance in near
+                ]
             answers.append(answer)
         return answers

@@ -45,7 +45,7 @@ class LatentSpace:
         t-SNE has no place for new points; the picture goes amid the nearest images on the map, weighed by 1 / distance,
         so that a training image lies where it lies."""
         distances = 1 - self.directions @ unit(feature[None])[0]
-        near = nearest(distances[:len(self.places)], AMID)
+        near = nearest(distances[: len(self.places)], AMID)
         weights = 1 / (np.maximum(distances[near], 0) + 1e-6)
         place = (self.places[near] * (weights / weights.sum())[:, None]).sum(0)
         best = nearest(distances, NEAREST)
@@ -53,8 +53,11 @@ class LatentSpace:
 
     def thumbnail(self, index: int) -> bytes | None:
         """A small PNG of a training image; None if it is not here any more."""
-        return None if self.dataset is None or not 0 <= index < len(self.rows) else picture_of(
-            self.dataset, int(self.rows[index]))
+        return (
+            None
+            if self.dataset is None or not 0 <= index < len(self.rows)
+            else picture_of(self.dataset, int(self.rows[index]))
+        )
 
 
 @lru_cache(2048)
@@ -72,8 +75,13 @@ def picture_of(dataset: Dataset, row: int) -> bytes | None:
     return file.getvalue()
 
 
-def latent_space(path: Path, model: Model, count: int, data: str | Path | None = None,
-                 on_progress: Callable[[str, int, int], None] | None = None) -> LatentSpace:
+def latent_space(
+    path: Path,
+    model: Model,
+    count: int,
+    data: str | Path | None = None,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> LatentSpace:
     """That of a run folder or an exported file, with `count` images on the map; an error says why there is none.
 
     Features come from RUN/features.npz where it is of this model; otherwise those of `count` images are computed."""
@@ -108,8 +116,9 @@ def latent_space(path: Path, model: Model, count: int, data: str | Path | None =
     count = min(count, len(rows))
     places = tsne(directions[:count], seed=0)
     low, high = places.min(0), places.max(0)
-    return LatentSpace(directions, labels[rows], domains[rows], (places - low) / np.maximum(high - low, 1e-9), rows,
-                       dataset)
+    return LatentSpace(
+        directions, labels[rows], domains[rows], (places - low) / np.maximum(high - low, 1e-9), rows, dataset
+    )
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -135,8 +144,9 @@ def spread(labels: np.ndarray, domains: np.ndarray, sources: list[int], trial: i
     return rows[np.argsort(turn, kind="stable")][:count]
 
 
-def compute(model: Model, dataset: Dataset, rows: np.ndarray, report: Callable[[str, int, int], None]
-            ) -> tuple[np.ndarray, np.ndarray]:
+def compute(
+    model: Model, dataset: Dataset, rows: np.ndarray, report: Callable[[str, int, int], None]
+) -> tuple[np.ndarray, np.ndarray]:
     """Features of images of a data set, and which of them could be read."""
     where: dict[str, int] = {}
     if dataset.pixels is not None:

@@ -15,10 +15,19 @@ if TYPE_CHECKING:
 Load = Callable[["RunSpec"], Dataset]
 
 
-def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequence[str] = (),
-         leave_one_out: bool = False, trials: int = 3, draws: int = 1,
-         hyper_parameters: Mapping[str, Any] | None = None, data_dir: str | None = None, load: Load | None = None,
-         **shared: Any) -> "list[RunSpec]":
+def plan(
+    datasets: Sequence[str],
+    algorithms: Sequence[str],
+    *,
+    targets: Sequence[str] = (),
+    leave_one_out: bool = False,
+    trials: int = 3,
+    draws: int = 1,
+    hyper_parameters: Mapping[str, Any] | None = None,
+    data_dir: str | None = None,
+    load: Load | None = None,
+    **shared: Any,
+) -> "list[RunSpec]":
     """Every combination, in order of priority: data set, algorithm, point of the grid, draw, trial, target.
 
     No target means each domain in turn; what is named twice counts once. `leave_one_out` adds the runs with two unseen
@@ -40,8 +49,10 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
         blank = RunSpec(dataset, **shared)
         loaded = load(blank) if load else load_for(blank, data_dir)
         if loaded.name in names:
-            raise UserError(f"{names[loaded.name]} and {dataset} are both called {loaded.name}, and tables could not "
-                            "tell them apart. Rename one of the folders.")
+            raise UserError(
+                f"{names[loaded.name]} and {dataset} are both called {loaded.name}, and tables could not "
+                "tell them apart. Rename one of the folders."
+            )
         names[loaded.name] = dataset
         groups = unseen(loaded, targets, leave_one_out)
         most = max(groups, key=len)
@@ -49,15 +60,21 @@ def plan(datasets: Sequence[str], algorithms: Sequence[str], *, targets: Sequenc
         lacking = [find(each).name() for each in algorithms if 0 < left < find(each).min_domains]
         if len(lacking) > 1:  # of one it is said below; here that nobody has to find them one by one
             unseen_here = f"with {' and '.join(most)} unseen, " if most else ""
-            raise UserError(f"{', '.join(lacking)} need more source domains: {unseen_here}{loaded.name} has {left}. "
-                            "Leave them out.")
+            raise UserError(
+                f"{', '.join(lacking)} need more source domains: {unseen_here}{loaded.name} has {left}. Leave them out."
+            )
         for algorithm in algorithms:
             seen = set()
             for given in points[algorithm]:
                 for draw in range(draws):
                     for trial in range(trials):
-                        runs = list(_resolved(replace(blank, algorithm=algorithm, trial=trial, draw=draw,
-                                                      hyper_parameters=given), groups, loaded))
+                        runs = list(
+                            _resolved(
+                                replace(blank, algorithm=algorithm, trial=trial, draw=draw, hyper_parameters=given),
+                                groups,
+                                loaded,
+                            )
+                        )
                         same = repr((draw, trial, runs[0].hyper_parameters))  # a value of a grid may be the default
                         if same not in seen:
                             specs += runs
@@ -82,8 +99,10 @@ def grid(algorithm: str, algorithms: Sequence[str], hyper_parameters: Mapping[st
     elsewhere = {name for each in spaces.values() for name in each if name in given} - {*spaces[algorithm]}
     for name, value in hyper_parameters.items():
         if name not in given and name.casefold() not in map(str.casefold, (*known, *algorithms)):
-            raise UserError(f"hyper_parameters: {name} is not an algorithm of this plan."
-                            f"{did_you_mean(name, known)} It has {', '.join(known)}.")
+            raise UserError(
+                f"hyper_parameters: {name} is not an algorithm of this plan."
+                f"{did_you_mean(name, known)} It has {', '.join(known)}."
+            )
         if name not in given and name.casefold() in (algorithm.casefold(), find(algorithm).name().casefold()):
             given |= value
     given = {name: value for name, value in given.items() if name not in elsewhere}
@@ -101,8 +120,16 @@ def unseen(dataset: Dataset, targets: Sequence[str], leave_one_out: bool) -> lis
     """The unseen domains of each run: one by one; and all pairs of a target with another domain, if asked for."""
     numbers = list(dict.fromkeys(dataset.find_domain(str(target)) for target in targets))
     numbers = numbers or list(range(len(dataset.domains)))
-    pairs = dict.fromkeys(tuple(sorted((target, other))) for target in numbers
-                          for other in range(len(dataset.domains)) if other != target) if leave_one_out else {}
+    pairs = (
+        dict.fromkeys(
+            tuple(sorted((target, other)))
+            for target in numbers
+            for other in range(len(dataset.domains))
+            if other != target
+        )
+        if leave_one_out
+        else {}
+    )
     return [tuple(dataset.domains[number] for number in group) for group in [*((n,) for n in numbers), *pairs]]
 
 

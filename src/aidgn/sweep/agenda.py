@@ -57,28 +57,34 @@ class Agenda:
     def check(self) -> None:
         """That the runs in the folder are of the same kind."""
         specs = {item.key: spec for item, spec in zip(self.items, self.specs, strict=True)}
-        self.older = self.folder.check(specs, {key: one.name for key, one in self.datasets.items()}, self.common,
-                                       self.folder.planned()[0])
+        self.older = self.folder.check(
+            specs, {key: one.name for key, one in self.datasets.items()}, self.common, self.folder.planned()[0]
+        )
         if self.older and self.folder.yaml.exists():
             here = own_plans(self.plans)
             for other in own_plans(read_plans(self.folder.yaml)[0]):
                 name, place, settings = other
                 if other not in here and name in (each for each, _, _ in here):
                     said = ", ".join(f"{key}={value}" for key, value in settings.items()) or "no settings"
-                    raise UserError(f"{self.folder.path} was planned for {place} with {said} and has runs by another "
-                                    "text of it, which its plan would mix with these. Choose another folder with "
-                                    "--out, or give the same file and settings.")
+                    raise UserError(
+                        f"{self.folder.path} was planned for {place} with {said} and has runs by another "
+                        "text of it, which its plan would mix with these. Choose another folder with "
+                        "--out, or give the same file and settings."
+                    )
 
     def enter(self, retries: int, data_dir: str | None) -> None:
         """Write the plan into the folder, joined with what was planned there before."""
         with self.folder.locked():
             before, _ = self.folder.planned()
             places = {str(item[1:6]): item.key for item in before if not item.varied}
-            clash = [item for item in self.items
-                     if not item.varied and places.get(str(item[1:6]), item.key) != item.key]
+            clash = [
+                item for item in self.items if not item.varied and places.get(str(item[1:6]), item.key) != item.key
+            ]
             if not self.folder.alone() and clash:
-                raise UserError(f"Another sweep is at work in {self.folder.path} with other settings for the same runs "
-                                f"(such as {clash[0]}), and tables would mix them. Choose another folder with --out.")
+                raise UserError(
+                    f"Another sweep is at work in {self.folder.path} with other settings for the same runs "
+                    f"(such as {clash[0]}), and tables would mix them. Choose another folder with --out."
+                )
             old = read_plans(self.folder.yaml)[0] if self.folder.yaml.exists() else []
             new = [plan.settled([spec for spec in self.specs if spec.dataset in plan.datasets]) for plan in self.plans]
             # A plan that differs and has no runs yet, or `check` would have refused, was changed before it began.
@@ -89,12 +95,16 @@ class Agenda:
             own = {str(item[1:]) for item, spec in zip(self.items, self.specs, strict=True) if spec.source()}
             items = {item.key: item for item in before if item.dataset not in gone and str(item[1:]) not in own}
             items |= {item.key: item for item in self.items}
-            remarks = [f"Written by aidgn {aidgn.__version__}: {len(items)} runs. "
-                       f"`aidgn sweep {quote(str(self.folder.yaml))}` continues them."]
+            remarks = [
+                f"Written by aidgn {aidgn.__version__}: {len(items)} runs. "
+                f"`aidgn sweep {quote(str(self.folder.yaml))}` continues them."
+            ]
             for dataset in self.datasets:
                 spec = next(spec for spec in self.specs if spec.dataset == dataset)
-                remarks.append(f"{self.datasets[dataset].name}: {spec.steps} steps, evaluated every {spec.eval_every}, "
-                               f"images of {spec.image_size}, {spec.backbone} ({spec.weights})")
+                remarks.append(
+                    f"{self.datasets[dataset].name}: {spec.steps} steps, evaluated every {spec.eval_every}, "
+                    f"images of {spec.image_size}, {spec.backbone} ({spec.weights})"
+                )
             if self.folder.planned() != (list(items.values()), retries) or plans != old:
                 self.folder.write(list(items.values()), retries, write_plans(plans, remarks, data_dir))
             keys = {item.key for item in self.items}
@@ -114,8 +124,10 @@ class Agenda:
 
     def h200_seconds(self, numbers: Sequence[int]) -> float | None:
         """What one H200 needs for these runs, by what was measured."""
-        counts = {key: list(CATALOGUE[one.name].counts.values()) if key in self.absent else image_counts(one)
-                  for key, one in self.datasets.items()}
+        counts = {
+            key: list(CATALOGUE[one.name].counts.values()) if key in self.absent else image_counts(one)
+            for key, one in self.datasets.items()
+        }
         total = 0.0
         for number in numbers:
             spec = self.specs[number]
@@ -126,8 +138,15 @@ class Agenda:
         return total
 
 
-def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = None, precision: str | None = None,
-           dry: bool = False, on_prepare: OnPrepare | None = None) -> Agenda:
+def agenda(
+    plans: Sequence[Plan],
+    out: str | Path,
+    *,
+    data_dir: str | None = None,
+    precision: str | None = None,
+    dry: bool = False,
+    on_prepare: OnPrepare | None = None,
+) -> Agenda:
     """Load the data sets, decode what is not decoded yet, plan the runs. `dry` reads and writes nothing of that: data
     sets that are not on this disk are taken from the catalogue. `precision` is that of the runs, where it is known."""
     loaded: dict[tuple[str, int | None, bool], Dataset] = {}
@@ -172,17 +191,33 @@ def agenda(plans: Sequence[Plan], out: str | Path, *, data_dir: str | None = Non
 
 def own_plans(plans: Sequence[Plan]) -> list[tuple[str, str, Mapping[str, Any]]]:
     """Class, place and settings of every own algorithm."""
-    return [(file_and_class(name)[1], absolute_algorithm(name), plan.hyper_parameters)
-            for plan in plans for name in plan.algorithms if is_own(name)]
+    return [
+        (file_and_class(name)[1], absolute_algorithm(name), plan.hyper_parameters)
+        for plan in plans
+        for name in plan.algorithms
+        if is_own(name)
+    ]
 
 
 def outline(spec: RunSpec) -> Dataset:
     """A data set of the catalogue without its images: enough to plan runs and to know how long they take."""
     entry = find_entry(spec.dataset)
     none = np.zeros(0, np.int64)
-    return Dataset(entry.name, None, list(entry.domains), list(entry.classes), list(entry.letters), [], none, none,
-                   spec.image_size or entry.image_size, entry.augment, entry.eval_every, entry.steps,
-                   entry.lr_milestones)
+    return Dataset(
+        entry.name,
+        None,
+        list(entry.domains),
+        list(entry.classes),
+        list(entry.letters),
+        [],
+        none,
+        none,
+        spec.image_size or entry.image_size,
+        entry.augment,
+        entry.eval_every,
+        entry.steps,
+        entry.lr_milestones,
+    )
 
 
 def _check_alike(specs: Sequence[RunSpec]) -> None:
@@ -192,21 +227,28 @@ def _check_alike(specs: Sequence[RunSpec]) -> None:
         name = find(algorithm).name()
         namesake = called.setdefault(name, algorithm)
         if find(namesake) is not find(algorithm):
-            raise UserError(f"{namesake} and {algorithm} are both called {name}, and tables could not tell them apart. "
-                            "Rename one of the classes.")
+            raise UserError(
+                f"{namesake} and {algorithm} are both called {name}, and tables could not tell them apart. "
+                "Rename one of the classes."
+            )
     first: dict[str, RunSpec] = {}
     for spec in specs:
         other = first.setdefault(spec.dataset, spec)
         for name, words in SETTINGS.items():
             here, there = getattr(spec, name, None), getattr(other, name, None)
             if here != there:
-                raise UserError(f"The plans differ on {spec.dataset}, {words} {there} and {here}, and tables would mix "
-                                "their runs. Give them the same settings, or a file and a folder each.")
+                raise UserError(
+                    f"The plans differ on {spec.dataset}, {words} {there} and {here}, and tables would mix "
+                    "their runs. Give them the same settings, or a file and a folder each."
+                )
 
 
 def _conflict(one: Plan, other: Plan) -> bool:
     """Whether two plans want different runs for a cell of a table."""
     names = ("steps", "eval_every", "image_size", "backbone", "weights", "augment_validation")
     return bool(set(one.datasets) & set(other.datasets)) and any(
-        getattr(one, name) is not None and getattr(other, name) is not None
-        and getattr(one, name) != getattr(other, name) for name in names)
+        getattr(one, name) is not None
+        and getattr(other, name) is not None
+        and getattr(one, name) != getattr(other, name)
+        for name in names
+    )

@@ -30,8 +30,9 @@ BEAT = 15.0  # seconds between two signs of life
 SILENCE = 4 * BEAT  # without one for so long, an attempt is over
 
 
-def attempt(spec: "RunSpec", out: str | Path, *, on_progress: "Progress | None" = None,
-            **options: Any) -> tuple[str, str]:
+def attempt(
+    spec: "RunSpec", out: str | Path, *, on_progress: "Progress | None" = None, **options: Any
+) -> tuple[str, str]:
     """Train one run, `options` going to `train`. How that ended, and what is to be said of it:
 
     "done"         its folder
@@ -102,6 +103,7 @@ def forgive(out: str | Path, key: str) -> None:
 
 
 # What is on disk ----------------------------------------------------------------------------------------------------
+
 
 @dataclass
 class Attempt:

@@ -25,9 +25,16 @@ if TYPE_CHECKING:
     from aidgn.training.spec import RunSpec
 
 # What all runs on a data set must have in common to stand in one table.
-SETTINGS = {"steps": "steps", "eval_every": "steps between evaluations", "image_size": "image size",
-            "backbone": "backbone", "weights": "initial weights", "precision": "precision",
-            "augment_validation": "augmented validation", "data": "images"}
+SETTINGS = {
+    "steps": "steps",
+    "eval_every": "steps between evaluations",
+    "image_size": "image size",
+    "backbone": "backbone",
+    "weights": "initial weights",
+    "precision": "precision",
+    "augment_validation": "augmented validation",
+    "data": "images",
+}
 
 
 class Item(NamedTuple):
@@ -43,8 +50,14 @@ class Item(NamedTuple):
     varied: str  # the point of a grid: "kappa=50"
 
     def __str__(self) -> str:
-        parts = [self.dataset, self.algorithm, f"{' and '.join(self.target) or 'nothing'} unseen",
-                 f"trial {self.trial}", f"draw {self.draw}", self.varied]
+        parts = [
+            self.dataset,
+            self.algorithm,
+            f"{' and '.join(self.target) or 'nothing'} unseen",
+            f"trial {self.trial}",
+            f"draw {self.draw}",
+            self.varied,
+        ]
         return ", ".join(filter(None, parts))
 
 
@@ -129,8 +142,13 @@ class SweepFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def check(self, specs: "Mapping[str, RunSpec]", names: Mapping[str, str],
-              common: Mapping[str, Mapping[str, Any]], items: Sequence[Item]) -> list[str]:
+    def check(
+        self,
+        specs: "Mapping[str, RunSpec]",
+        names: Mapping[str, str],
+        common: Mapping[str, Mapping[str, Any]],
+        items: Sequence[Item],
+    ) -> list[str]:
         """Refuse runs here that the new ones would be mixed with in a table though they are of another kind. Returns
         the algorithms of those that are by another text of an own algorithm's file: they have rows of their own.
 
@@ -140,41 +158,67 @@ class SweepFolder:
         examples = {names[spec.dataset]: spec for spec in specs.values()}
         cells: dict[tuple[Any, ...], RunSpec] = {
             (names[spec.dataset], spec.label(), repr(list(spec.target)), spec.trial, spec.draw): spec
-            for spec in specs.values()}
-        replaced = {(item.dataset, item.algorithm, repr(item.target), item.trial, item.draw) for item in items
-                    if item.key in planned}
+            for spec in specs.values()
+        }
+        replaced = {
+            (item.dataset, item.algorithm, repr(item.target), item.trial, item.draw)
+            for item in items
+            if item.key in planned
+        }
         older = []
         for name in self.run_folders():
             identity = self.identity(name)
             example = examples.get(identity.get("dataset", ""))
             if example is None:
                 continue
-            ours = {**{key: getattr(example, key, None) for key in SETTINGS}, "data": None, "precision": None,
-                    "weights": None, **common[identity["dataset"]]}
-            differing = {words: (identity[key], ours[key]) for key, words in SETTINGS.items()
-                         if ours[key] is not None and identity.get(key) is not None
-                         and not _same(key, identity[key], ours[key])}
-            cell = (identity["dataset"], identity["algorithm"], repr(identity["target"]), identity["trial"],
-                    identity["draw"])
+            ours = {
+                **{key: getattr(example, key, None) for key in SETTINGS},
+                "data": None,
+                "precision": None,
+                "weights": None,
+                **common[identity["dataset"]],
+            }
+            differing = {
+                words: (identity[key], ours[key])
+                for key, words in SETTINGS.items()
+                if ours[key] is not None and identity.get(key) is not None and not _same(key, identity[key], ours[key])
+            }
+            cell = (
+                identity["dataset"],
+                identity["algorithm"],
+                repr(identity["target"]),
+                identity["trial"],
+                identity["draw"],
+            )
             # A single run that someone trained with hyper-parameters of their own is a candidate like any other. One by
             # an own file that was changed may have been planned by another text of it, with other defaults.
             key = sweep_key(identity)
-            if not differing and cell in cells and key not in specs and (
-                    key in planned or (cell in replaced and "source" in identity)):
+            if (
+                not differing
+                and cell in cells
+                and key not in specs
+                and (key in planned or (cell in replaced and "source" in identity))
+            ):
                 spec = cells[cell]
                 if identity.get("source") != spec.source():
                     older.append(identity["algorithm"])
                     continue
                 there, here = identity["hyper_parameters"], spec.hyper_parameters
-                differing = {f"{identity['algorithm']}'s {key}": (there.get(key), here.get(key))
-                             for key in {**there, **here} if there.get(key) != here.get(key)}
+                differing = {
+                    f"{identity['algorithm']}'s {key}": (there.get(key), here.get(key))
+                    for key in {**there, **here}
+                    if there.get(key) != here.get(key)
+                }
             if differing:
-                said = "; ".join(words if words == "images" else f"{words} {there} (here {here})"
-                                 for words, (there, here) in differing.items())
+                said = "; ".join(
+                    words if words == "images" else f"{words} {there} (here {here})"
+                    for words, (there, here) in differing.items()
+                )
                 raise UserError(
                     f"{self.path} holds runs of another plan, which tables would mix with these. Different on "
                     f"{identity['dataset']}: {said}. Choose another folder with --out, give the same settings, or move "
-                    f"those runs away (the first: {self.path / name}).")
+                    f"those runs away (the first: {self.path / name})."
+                )
         return older
 
 
@@ -186,12 +230,25 @@ def items_of(specs: "Mapping[str, RunSpec]", names: Mapping[str, str]) -> list[I
     varied: dict[tuple[Any, ...], list[str]] = {}
     for cell, members in cells.items():
         first = members[0].hyper_parameters
-        varied[cell] = [name for name in first
-                        if any(spec.hyper_parameters.get(name) != first[name] for spec in members)]
-    return [Item(key, names[spec.dataset], spec.label(), list(spec.target), spec.trial, spec.draw, int(spec.steps or 0),
-                 ", ".join(f"{name}={short(spec.hyper_parameters[name])}"
-                           for name in varied[spec.dataset, spec.label(), spec.draw, spec.trial]))
-            for key, spec in specs.items()]
+        varied[cell] = [
+            name for name in first if any(spec.hyper_parameters.get(name) != first[name] for spec in members)
+        ]
+    return [
+        Item(
+            key,
+            names[spec.dataset],
+            spec.label(),
+            list(spec.target),
+            spec.trial,
+            spec.draw,
+            int(spec.steps or 0),
+            ", ".join(
+                f"{name}={short(spec.hyper_parameters[name])}"
+                for name in varied[spec.dataset, spec.label(), spec.draw, spec.trial]
+            ),
+        )
+        for key, spec in specs.items()
+    ]
 
 
 def _same(key: str, there: Any, here: Any) -> bool:

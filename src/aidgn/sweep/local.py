@@ -78,8 +78,16 @@ class Worker:
     run: int | None = None
 
 
-def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = lambda *_: None, retries: int = RETRIES,
-            workers: int | None = None, device: str = "auto", **options: Any) -> dict[int, str]:
+def run_all(
+    specs: Sequence[RunSpec],
+    out: str | Path,
+    *,
+    on_event: OnEvent = lambda *_: None,
+    retries: int = RETRIES,
+    workers: int | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> dict[int, str]:
     """Train every run; returns the errors of those that were set aside, by run number. Finished runs are not repeated.
 
     One worker per GPU; on the CPU one per core, or one for large images. More workers than GPUs share them. A run that
@@ -94,8 +102,9 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
 
     def start(place: Place) -> Worker:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, str(out), {**options, "device": place.device}),
-                                  daemon=True)
+        process = context.Process(
+            target=_work, args=(theirs, str(out), {**options, "device": place.device}), daemon=True
+        )
         # A terminal's Ctrl-C goes to every process; the workers leave it to this one to say when to stop.
         resource_tracker.ensure_running()  # multiprocessing's own, whose start would unblock it again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -188,7 +197,7 @@ def choose_places(device: str, workers: int | None, specs: Sequence[RunSpec]) ->
         small = all((spec.image_size or 0) <= SMALL_SIDE for spec in specs)
         return [Place("cpu")] * min(workers or (usable_cores() if small else 1), len(specs))
     numbers = [chosen.index] if chosen.index is not None else list(range(torch.cuda.device_count()))
-    return share_gpus(numbers, workers, os.environ.get("CUDA_VISIBLE_DEVICES"))[:len(specs)]
+    return share_gpus(numbers, workers, os.environ.get("CUDA_VISIBLE_DEVICES"))[: len(specs)]
 
 
 def share_gpus(numbers: Sequence[int], workers: int | None, visible: str | None) -> list[Place]:

@@ -42,27 +42,42 @@ class Plan:
 
     def runs(self, load: Load) -> list[RunSpec]:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return plan(given.pop("datasets"), given.pop("algorithms"), load=load,
-                    **{name: value for name, value in given.items() if name != "precision"})
+        return plan(
+            given.pop("datasets"),
+            given.pop("algorithms"),
+            load=load,
+            **{name: value for name, value in given.items() if name != "precision"},
+        )
 
     def settled(self, specs: Sequence[RunSpec]) -> "Plan":
         """With what its runs have in common written out, and paths that hold from any folder."""
-        common = {name: values.pop() for name in ("steps", "eval_every", "image_size", "backbone", "weights")
-                  if len(values := {getattr(spec, name) for spec in specs}) == 1}
+        common = {
+            name: values.pop()
+            for name in ("steps", "eval_every", "image_size", "backbone", "weights")
+            if len(values := {getattr(spec, name) for spec in specs}) == 1
+        }
         if common.get("weights") not in (None, "hub", "none"):
             common["weights"] = str(Path(common["weights"]).resolve())
-        return replace(self, **common, datasets=tuple(map(_absolute_data, self.datasets)),
-                       algorithms=tuple(map(absolute_algorithm, self.algorithms)))
+        return replace(
+            self,
+            **common,
+            datasets=tuple(map(_absolute_data, self.datasets)),
+            algorithms=tuple(map(absolute_algorithm, self.algorithms)),
+        )
 
     def covers(self, other: "Plan") -> bool:
         """Whether every run of `other` is one of this plan's."""
         more = {"datasets", "algorithms", "targets", "leave_one_out", "trials", "draws", "hyper_parameters"}
-        return (all(getattr(self, each.name) == getattr(other, each.name) for each in fields(self)
-                    if each.name not in more)
-                and set(other.datasets) <= set(self.datasets) and set(other.algorithms) <= set(self.algorithms)
-                and (not self.targets or (bool(other.targets) and set(other.targets) <= set(self.targets)))
-                and other.leave_one_out <= self.leave_one_out and other.trials <= self.trials
-                and other.draws <= self.draws and _covers(self.hyper_parameters, other.hyper_parameters))
+        return (
+            all(getattr(self, each.name) == getattr(other, each.name) for each in fields(self) if each.name not in more)
+            and set(other.datasets) <= set(self.datasets)
+            and set(other.algorithms) <= set(self.algorithms)
+            and (not self.targets or (bool(other.targets) and set(other.targets) <= set(self.targets)))
+            and other.leave_one_out <= self.leave_one_out
+            and other.trials <= self.trials
+            and other.draws <= self.draws
+            and _covers(self.hyper_parameters, other.hyper_parameters)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Without what is left at its default."""
@@ -102,32 +117,59 @@ def write_plans(plans: Sequence[Plan], remarks: Sequence[str], data_dir: str | N
     entries = [one.to_dict() for one in plans]
     if data_dir:
         entries[0]["data_dir"] = str(Path(data_dir).resolve())
-    text = yaml.safe_dump(entries if len(entries) > 1 else entries[0], sort_keys=False, default_flow_style=None,
-                          allow_unicode=True, width=110)
+    text = yaml.safe_dump(
+        entries if len(entries) > 1 else entries[0],
+        sort_keys=False,
+        default_flow_style=None,
+        allow_unicode=True,
+        width=110,
+    )
     return "".join(f"# {' '.join(remark.split())}\n" for remark in remarks) + text  # a folder may be called anything
 
 
-KINDS = {"datasets": "texts", "algorithms": "texts", "targets": "texts", "leave_one_out": "yes or no",
-         "trials": "number", "draws": "number", "hyper_parameters": "mapping", "steps": "number",
-         "eval_every": "number", "image_size": "number", "backbone": "text", "weights": "text", "average": "text",
-         "precision": "text", "augment_validation": "yes or no", "skip_broken": "yes or no"}
-EXPECTED = {"texts": "a list of names", "text": "a word", "number": "a whole number of at least 1",
-            "yes or no": "true or false", "mapping": "a mapping of names to values, or to lists of values"}
+KINDS = {
+    "datasets": "texts",
+    "algorithms": "texts",
+    "targets": "texts",
+    "leave_one_out": "yes or no",
+    "trials": "number",
+    "draws": "number",
+    "hyper_parameters": "mapping",
+    "steps": "number",
+    "eval_every": "number",
+    "image_size": "number",
+    "backbone": "text",
+    "weights": "text",
+    "average": "text",
+    "precision": "text",
+    "augment_validation": "yes or no",
+    "skip_broken": "yes or no",
+}
+EXPECTED = {
+    "texts": "a list of names",
+    "text": "a word",
+    "number": "a whole number of at least 1",
+    "yes or no": "true or false",
+    "mapping": "a mapping of names to values, or to lists of values",
+}
 
 
 def _parse(path: Path, entry: Mapping[Any, Any]) -> Plan:
     for key in entry:
         if key not in KINDS:
             near = did_you_mean(str(key), [*KINDS, *PLACES])
-            raise UserError(f"The plan {path} has a key {key}, which does not exist.{near} "
-                            f"The keys are {', '.join([*KINDS, *PLACES])}.")
+            raise UserError(
+                f"The plan {path} has a key {key}, which does not exist.{near} "
+                f"The keys are {', '.join([*KINDS, *PLACES])}."
+            )
     missing = [key for key in ("datasets", "algorithms") if not entry.get(key)]
     if missing:
         raise UserError(f"The plan {path} does not say which {missing[0]}. {EXAMPLE}")
     given = {key: _checked(path, key, value, KINDS[key]) for key, value in entry.items() if value is not None}
     if given.get("precision", "auto") not in PRECISIONS:
-        raise UserError(f"The plan {path} has precision: {given['precision']}; expected one of "
-                        f"{', '.join(PRECISIONS)}.")
+        raise UserError(
+            f"The plan {path} has precision: {given['precision']}; expected one of {', '.join(PRECISIONS)}."
+        )
     return Plan(**given)
 
 
@@ -138,8 +180,11 @@ def _checked(path: Path, key: str, value: Any, kind: str) -> Any:
         values = value if isinstance(value, list) else [value]
         if all(isinstance(each, str | int | float) and not isinstance(each, bool) for each in values):
             fine = tuple(map(str, values))
-    elif ((kind == "number" and isinstance(value, int) and not isinstance(value, bool) and value >= 1)
-          or (kind == "text" and isinstance(value, str)) or (kind == "yes or no" and isinstance(value, bool))):
+    elif (
+        (kind == "number" and isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+        or (kind == "text" and isinstance(value, str))
+        or (kind == "yes or no" and isinstance(value, bool))
+    ):
         fine = value
     elif kind == "mapping" and isinstance(value, dict):
         fine = {str(name): _point(path, str(name), each) for name, each in value.items()}

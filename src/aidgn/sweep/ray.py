@@ -42,9 +42,19 @@ def check() -> None:
         raise UserError("--launcher ray needs Ray, which is not installed: pip install 'aidgn[ray]'.")
 
 
-def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = lambda *_: None, retries: int = RETRIES,
-            workers: int | None = None, ray_address: str | None = None, cpus_per_run: float = 1,
-            gpus_per_run: float | None = None, device: str = "auto", **options: Any) -> dict[int, str]:
+def run_all(
+    specs: Sequence[RunSpec],
+    out: str | Path,
+    *,
+    on_event: OnEvent = lambda *_: None,
+    retries: int = RETRIES,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    cpus_per_run: float = 1,
+    gpus_per_run: float | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> dict[int, str]:
     """Train every run; returns the errors of those that were set aside, by run number. Finished runs are not repeated.
 
     As many workers as the cluster has room for, now and when nodes join; each takes run after run. A run whose node
@@ -53,8 +63,9 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
         if value is not None and value <= 0:
             raise UserError(f"--{option} is {value:g}; expected a number above 0.")
     if gpus_per_run is not None and (gpus_per_run < 0 or (gpus_per_run > 1 and gpus_per_run % 1)):
-        raise UserError(f"--gpus-per-run is {gpus_per_run:g}; expected a fraction of one GPU, such as 0.25, or a whole "
-                        "number.")
+        raise UserError(
+            f"--gpus-per-run is {gpus_per_run:g}; expected a fraction of one GPU, such as 0.25, or a whole number."
+        )
     if not specs:
         return {}
     check()
@@ -64,8 +75,10 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
         if gpus is None:
             gpus = 1.0 if not device.startswith("cpu") and ray.cluster_resources().get("GPU") else 0.0
         if not workers and not _room(ray, cpus_per_run, gpus):
-            raise UserError(f"No node of the Ray cluster has {cpus_per_run:g} CPUs and {gpus:g} GPUs. Change "
-                            "--cpus-per-run or --gpus-per-run, or say --workers N to wait for nodes that join later.")
+            raise UserError(
+                f"No node of the Ray cluster has {cpus_per_run:g} CPUs and {gpus:g} GPUs. Change "
+                "--cpus-per-run or --gpus-per-run, or say --workers N to wait for nodes that join later."
+            )
         name = f"aidgn-{token_hex(8)}"
         board = ray.remote(_Board).options(name=name, num_cpus=0, max_restarts=-1).remote()
         places = {name: value for name, value in os.environ.items() if name.startswith("AIDGN_")}
@@ -85,8 +98,10 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
             """Ray starts it again where there is room; meanwhile others go on with its run."""
             run, member.run, member.idle = member.run, None, False
             if getattr(error, "actor_init_failed", False):
-                raise UserError("A Ray worker could not start; is aidgn installed on every node, and is the folder of "
-                                f"the sweep the same on all of them?\n{error}") from None
+                raise UserError(
+                    "A Ray worker could not start; is aidgn installed on every node, and is the folder of "
+                    f"the sweep the same on all of them?\n{error}"
+                ) from None
             if run is None:  # not restarted either: another one in its place
                 crew.remove(member)
                 return
@@ -128,8 +143,10 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
                 work.look_again()
                 if time.monotonic() - looked > LOOK:
                     looked = time.monotonic()
-                    wanted = min(workers or _room(ray, cpus_per_run, gpus), len(work.waiting) + len(work.later)
-                                 + sum(member.run is not None for member in crew))
+                    wanted = min(
+                        workers or _room(ray, cpus_per_run, gpus),
+                        len(work.waiting) + len(work.later) + sum(member.run is not None for member in crew),
+                    )
                     crew += [start() for _ in range(len(crew), wanted)]
                 for member in crew:
                     if member.idle and work.waiting:
@@ -176,8 +193,11 @@ def _cluster(address: str | None) -> Iterator[Any]:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **started)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"No Ray cluster could be reached at --ray-address {address}: {error}." if address else
-                        f"Ray could not be started on this machine: {error}") from None
+        raise UserError(
+            f"No Ray cluster could be reached at --ray-address {address}: {error}."
+            if address
+            else f"Ray could not be started on this machine: {error}"
+        ) from None
     try:
         yield ray
     finally:
@@ -257,8 +277,9 @@ class _Worker:
             run, news, self.news = self.run, self.news, None
             try:
                 board = board or ray.get_actor(self.board)
-                over = ray.get(board.tell.remote(run, *news) if run is not None and news else board.stopping.remote(),
-                               timeout=10)
+                over = ray.get(
+                    board.tell.remote(run, *news) if run is not None and news else board.stopping.remote(), timeout=10
+                )
             except Exception:
                 continue  # the board is being started again
             if over and self.run is not None:

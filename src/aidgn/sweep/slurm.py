@@ -41,16 +41,29 @@ def check() -> None:
     """Whether SLURM and submitit are here, to be said before anything is prepared for them."""
     for program in ("sbatch", "squeue"):
         if shutil.which(program) is None:
-            raise UserError(f"--launcher slurm needs {program}, which is not on this machine. Run the same command on "
-                            "a login node of the cluster.")
+            raise UserError(
+                f"--launcher slurm needs {program}, which is not on this machine. Run the same command on "
+                "a login node of the cluster."
+            )
     if find_spec("submitit") is None:
         raise UserError("--launcher slurm needs submitit, which is not installed: pip install 'aidgn[slurm]'.")
 
 
-def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = lambda *_: None, retries: int = RETRIES,
-            workers: int | None = None, cpus_per_run: int | None = None, gpus_per_run: float | None = None,
-            partition: str | None = None, time_limit: str = TIME_LIMIT, slurm: Sequence[str] = (), device: str = "auto",
-            **options: Any) -> dict[int, str]:
+def run_all(
+    specs: Sequence[RunSpec],
+    out: str | Path,
+    *,
+    on_event: OnEvent = lambda *_: None,
+    retries: int = RETRIES,
+    workers: int | None = None,
+    cpus_per_run: int | None = None,
+    gpus_per_run: float | None = None,
+    partition: str | None = None,
+    time_limit: str = TIME_LIMIT,
+    slurm: Sequence[str] = (),
+    device: str = "auto",
+    **options: Any,
+) -> dict[int, str]:
     """Train every run; returns the errors of those that were set aside, by run number. Finished runs are not repeated.
 
     At most `workers` jobs of an array run at once. A job that is preempted or whose time is up saves its run, is
@@ -61,9 +74,14 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
     if workers is not None and workers < 1:
         raise UserError(f"--workers is {workers}; expected a whole number of at least 1.")
     more = dict(_name_and_value(setting) for setting in slurm)
-    parameters = {"time": _minutes(time_limit), "cpus_per_task": cpus_per_run or (4 if gpus else 1),
-                  "array_parallelism": workers or 1000, "signal_delay_s": WARNING, "stderr_to_stdout": True,
-                  "additional_parameters": {"requeue": True, **more}}
+    parameters = {
+        "time": _minutes(time_limit),
+        "cpus_per_task": cpus_per_run or (4 if gpus else 1),
+        "array_parallelism": workers or 1000,
+        "signal_delay_s": WARNING,
+        "stderr_to_stdout": True,
+        "additional_parameters": {"requeue": True, **more},
+    }
     parameters |= {"partition": partition} if partition else {}
     parameters |= {"gpus_per_node": int(gpus)} if gpus else {}
     if not specs:
@@ -125,8 +143,11 @@ def run_all(specs: Sequence[RunSpec], out: str | Path, *, on_event: OnEvent = la
                 time.sleep(POLL)
     except KeyboardInterrupt:
         names = ",".join(sorted(queue.queued or ()))
-        raise Interrupted("Stopped watching; the jobs go on. The same command watches again, `scancel "
-                          f"--name={names}` ends them." if names else "Stopped.") from None
+        raise Interrupted(
+            f"Stopped watching; the jobs go on. The same command watches again, `scancel --name={names}` ends them."
+            if names
+            else "Stopped."
+        ) from None
     return failed
 
 
@@ -142,8 +163,12 @@ class Queue:
 
     def live(self) -> set[str] | None:
         """The keys of runs with a job in the queue; None when SLURM has stopped to answer, for it may do so again."""
-        asked = subprocess.run(["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%j|%K"],
-                               capture_output=True, text=True, check=False)
+        asked = subprocess.run(
+            ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%j|%K"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if asked.returncode and self.queued is None:
             why = asked.stderr.strip().splitlines() or ["squeue failed"]
             raise UserError(f"SLURM does not answer: {why[-1]}")
@@ -164,14 +189,14 @@ class Queue:
         size = _max_array_size()
         for start in range(0, len(keys), size):
             name = f"aidgn-{token_hex(4)}"
-            self.arrays[name] = keys[start:start + size]
+            self.arrays[name] = keys[start : start + size]
             record = self.folder / f"{name}.json"
             write_text(record, json.dumps(self.arrays[name]) + "\n")
             try:
                 executor = submitit.SlurmExecutor(folder=self.folder / name, max_num_timeout=1000)
                 executor.update_parameters(job_name=name, **self.parameters)
                 with executor.batch():
-                    for task in tasks[start:start + size]:
+                    for task in tasks[start : start + size]:
                         executor.submit(task)
             except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
                 record.unlink()
@@ -201,8 +226,9 @@ def _minutes(limit: str) -> int:
     units = (1440, 60, 1, 1 / 60) if dash else (60, 1, 1 / 60) if len(parts) == 3 else (1, 1 / 60)
     minutes = math.ceil(sum(part * unit for part, unit in zip(parts, units, strict=False)))
     if min(parts) < 0 or len(parts) > len(units) or minutes < 1:
-        raise UserError(f"--time-limit {limit} is not a time; expected minutes, hours:minutes:seconds or days-hours, "
-                        "such as 1-12.")
+        raise UserError(
+            f"--time-limit {limit} is not a time; expected minutes, hours:minutes:seconds or days-hours, such as 1-12."
+        )
     return minutes
 
 

@@ -85,26 +85,42 @@ def _without_plan(folder: SweepFolder) -> Status:
     # Without a log it is a model that was kept of a run.
     names = [name for name in folder.run_folders() if folder.identity(name) and (folder.path / name / LOG).exists()]
     if not names:
-        deeper = sorted({path.parent.parent for depth in ("*/", "*/*/") for what in (".sweep/plan.json", f"*/{LOG}")
-                         for path in folder.path.glob(depth + what)})
-        raise UserError(f"{folder.path} has no runs and no plan of a sweep"
-                        + (f", but folders in it do: {some(deeper, 5)}. Give one of them." if deeper else
-                           ". Give the folder that `aidgn sweep` was given as --out."))
+        deeper = sorted(
+            {
+                path.parent.parent
+                for depth in ("*/", "*/*/")
+                for what in (".sweep/plan.json", f"*/{LOG}")
+                for path in folder.path.glob(depth + what)
+            }
+        )
+        raise UserError(
+            f"{folder.path} has no runs and no plan of a sweep"
+            + (
+                f", but folders in it do: {some(deeper, 5)}. Give one of them."
+                if deeper
+                else ". Give the folder that `aidgn sweep` was given as --out."
+            )
+        )
     done = sum(is_finished(folder.path / name) for name in names)
-    return Status(len(names), Counter(done=done, left=len(names) - done),
-                  unknown="unknown: these runs were not planned by a sweep")
+    return Status(
+        len(names),
+        Counter(done=done, left=len(names) - done),
+        unknown="unknown: these runs were not planned by a sweep",
+    )
 
 
 def lines(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
     """The status in words."""
     counts = status.counts
     machines = ", ".join(f"{number} on {host}" for host, number in sorted(status.workers.items()))
-    text = [f"{folder.path}: {plural(status.total, 'run')}"
-            + (f", {status.fraction:.0%} of the steps" if status.fraction else ""),
-            f"  done       {counts['done']:>6}",
-            f"  running    {counts['running']:>6}" + (f"   {machines}" if machines else ""),
-            f"  failed     {counts['failed']:>6}",
-            f"  left       {counts['left']:>6}"]
+    text = [
+        f"{folder.path}: {plural(status.total, 'run')}"
+        + (f", {status.fraction:.0%} of the steps" if status.fraction else ""),
+        f"  done       {counts['done']:>6}",
+        f"  running    {counts['running']:>6}" + (f"   {machines}" if machines else ""),
+        f"  failed     {counts['failed']:>6}",
+        f"  left       {counts['left']:>6}",
+    ]
     if not status.over:
         speed = f"{status.steps_per_second:.3g} steps/s" if status.steps_per_second else "unknown"
         text += [f"  speed      {speed}", f"  time left  {status.time_left}"]

@@ -17,9 +17,28 @@ if TYPE_CHECKING:
 # Measured (benchmarks/algorithms.py): ResNet-50, bfloat16, batches of 3 x 32 images of 224 pixels, which lie ready.
 GPU = "NVIDIA H200"
 STEP_MS = {
-    "ERM": 9.9, "IRM": 10.3, "GroupDRO": 10.1, "Mixup": 10.2, "MLDG": 36.1, "CORAL": 10.9, "MMD": 10.7, "DANN": 6.6,
-    "CDANN": 6.8, "MTL": 10.2, "SagNet": 23.2, "VREx": 10.1, "RSC": 10.0, "AIDGN": 10.4, "AIDGN-noR": 10.4,
-    "AIDGN-noD": 10.4, "AIDGN-noRD": 10.3, "AIDGN-release": 10.5, "SD": 10.0, "Fishr": 10.5, "EQRM": 10.5, "ARM": 17.6,
+    "ERM": 9.9,
+    "IRM": 10.3,
+    "GroupDRO": 10.1,
+    "Mixup": 10.2,
+    "MLDG": 36.1,
+    "CORAL": 10.9,
+    "MMD": 10.7,
+    "DANN": 6.6,
+    "CDANN": 6.8,
+    "MTL": 10.2,
+    "SagNet": 23.2,
+    "VREx": 10.1,
+    "RSC": 10.0,
+    "AIDGN": 10.4,
+    "AIDGN-noR": 10.4,
+    "AIDGN-noD": 10.4,
+    "AIDGN-noRD": 10.3,
+    "AIDGN-release": 10.5,
+    "SD": 10.0,
+    "Fishr": 10.5,
+    "EQRM": 10.5,
+    "ARM": 17.6,
 }
 INPUT_MS = 0.4  # to gather and augment them (benchmarks/training.py)
 STEP_IMAGES = 96

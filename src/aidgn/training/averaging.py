@@ -89,7 +89,7 @@ class Valley(RunningAverage):
             self.waiting.clear()
             return
         if self.limit is None:
-            del self.waiting[:-self.n_converge]
+            del self.waiting[: -self.n_converge]
             losses = [segment["loss"] for segment in self.waiting]
             if len(losses) < self.n_converge or losses[0] != min(losses):
                 return
@@ -102,8 +102,14 @@ class Valley(RunningAverage):
         self.ended = len(self.waiting) >= self.n_tolerance
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "segment": self.segment, "segment_count": self.segment_count,
-                "waiting": self.waiting, "limit": self.limit, "ended": self.ended}
+        return {
+            **super().state(),
+            "segment": self.segment,
+            "segment_count": self.segment_count,
+            "waiting": self.waiting,
+            "limit": self.limit,
+            "ended": self.ended,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
@@ -120,8 +126,9 @@ def find_average(name: str) -> type[RunningAverage]:
     if name in AVERAGES:
         return AVERAGES[name]
     if not re.fullmatch("sma:[1-9][0-9]*", name):
-        raise UserError(f"--average {name} is not one of {', '.join(AVERAGES)}, or sma:N with the step N from which on "
-                        "to average.")
+        raise UserError(
+            f"--average {name} is not one of {', '.join(AVERAGES)}, or sma:N with the step N from which on to average."
+        )
     return type(name, (RunningAverage,), {"start": int(name[4:])})
 
 

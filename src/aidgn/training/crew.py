@@ -39,8 +39,9 @@ class Member:
     end: Any = None  # how it ended: the run's folder, an exception, or None without a word
 
 
-def train(devices: int, first: torch.device, spec: RunSpec, out: str | Path, report: Callable[..., None],
-          **options: Any) -> Path:
+def train(
+    devices: int, first: torch.device, spec: RunSpec, out: str | Path, report: Callable[..., None], **options: Any
+) -> Path:
     """Train one run with a process on each of `devices` devices from `first` on; its folder."""
     if devices < 1:
         raise UserError(f"--devices is {devices}; expected a whole number of at least 1.")
@@ -72,8 +73,10 @@ def train(devices: int, first: torch.device, spec: RunSpec, out: str | Path, rep
             raise Interrupted("Stopped before a step was made. The same command goes on.")
         if remaining:
             log.warning("%s The run goes on from its last saved state.", end)
-    raise UserError(f"{end} This happened {STARTS} times, so that the run was given up; memory may be short: try a "
-                    "smaller --batch-size. What was saved is kept, and the same command goes on from there.")
+    raise UserError(
+        f"{end} This happened {STARTS} times, so that the run was given up; memory may be short: try a "
+        "smaller --batch-size. What was saved is kept, and the same command goes on from there."
+    )
 
 
 def _start() -> Member:
@@ -81,8 +84,13 @@ def _start() -> Member:
     ours, theirs = Pipe()
     code = f"from aidgn.training.crew import work; work({theirs.fileno()})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], start_new_session=True,
-                               stdin=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+    )
     theirs.close()
     return Member(process, ours)
 
@@ -121,6 +129,7 @@ def _listen(crew: list[Member], report: Callable[..., None], stopped: threading.
 
 
 # In the process -------------------------------------------------------------------------------------------------------
+
 
 class Crashed(Exception):
     """An error that is nobody's mistake, with the traceback of the process where it happened."""

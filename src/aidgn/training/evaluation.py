@@ -31,8 +31,10 @@ class Splits:
 
     @classmethod
     def of(cls, dataset: Dataset, trial: int) -> "Splits":
-        pairs = [(dataset.indices(domain), *split(len(dataset.indices(domain)), trial, domain))
-                 for domain in range(len(dataset.domains))]
+        pairs = [
+            (dataset.indices(domain), *split(len(dataset.indices(domain)), trial, domain))
+            for domain in range(len(dataset.domains))
+        ]
         return cls([all_[in_] for all_, in_, _ in pairs], [all_[out] for all_, _, out in pairs])
 
 
@@ -49,8 +51,9 @@ def rows_of(groups: Sequence[np.ndarray], algorithm: Algorithm, device: torch.de
     return [row for part in parts for row in torch.from_numpy(part).split(batch_size(algorithm, device)) if len(row)]
 
 
-def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
-            transform: Transform, shared: bool = True) -> tuple[list[float], list[float]]:
+def measure(
+    algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray], transform: Transform, shared: bool = True
+) -> tuple[list[float], list[float]]:
     """The share of right predictions and the mean cross entropy in every group of image indices.
 
     The batches are shared out over the processes of the run, unless the transform must see them all."""
@@ -66,8 +69,9 @@ def measure(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray],
             logits = algorithm.predict(transform(pixels, geometry))
             given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             if given != (expected := [len(labels), algorithm.num_classes]):
-                raise UserError(f"{algorithm.name()}: `predict` must give logits {expected}, images by classes; it "
-                                f"gave {given}.")
+                raise UserError(
+                    f"{algorithm.name()}: `predict` must give logits {expected}, images by classes; it gave {given}."
+                )
             place[0] = logits.argmax(1) == labels
             place[1] = cross_entropy(logits.float(), labels, reduction="none")
         values = (parallel.summed(values) if shared else values).double().cpu()
@@ -82,11 +86,13 @@ def calibrate(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray]
     """Norms and angles of images that were not trained on: groups are the sources' `out` splits. At most `MOST` images,
     of each group the same share."""
     share = min(1.0, MOST / sum(map(len, groups)))
-    parts = [group[:max(int(len(group) * share), 1)] for group in groups]  # they are shuffled
+    parts = [group[: max(int(len(group) * share), 1)] for group in groups]  # they are shuffled
     was_training = algorithm.training
     algorithm.eval()
-    found = [outputs(algorithm, transform(pixels, geometry))
-             for pixels, geometry, _ in images.batches(rows_of(parts, algorithm, images.device))]
+    found = [
+        outputs(algorithm, transform(pixels, geometry))
+        for pixels, geometry, _ in images.batches(rows_of(parts, algorithm, images.device))
+    ]
     algorithm.train(was_training)
     features, logits = (torch.cat([each[which].float() for each in found]) for which in (0, 1))
     return Novelty.of(features, logits, class_vectors(algorithm.classifier))

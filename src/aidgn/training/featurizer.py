@@ -38,8 +38,9 @@ class Featurizer(nn.Module):
         self.precision = precision
         self.compiled: Compiled | None = None
         if compiled:
-            self.compiled = Compiled(compiled_by_shape(self.compute, mode="reduce-overhead"),
-                                     compiled_by_shape(self.evaluate))
+            self.compiled = Compiled(
+                compiled_by_shape(self.compute, mode="reduce-overhead"), compiled_by_shape(self.evaluate)
+            )
         self.__dict__["beside"] = None  # not a part of this module: see `like`
 
     def __getstate__(self) -> dict[str, object]:
@@ -50,8 +51,9 @@ class Featurizer(nn.Module):
         next run in this process: the same module comes back with these weights copied in."""
         beside: Featurizer | None = self.__dict__["beside"]
         if beside is None or self.compiled is None:
-            beside = Featurizer(network.to(memory_format=torch.channels_last), self.precision,
-                                compiled=self.compiled is not None)
+            beside = Featurizer(
+                network.to(memory_format=torch.channels_last), self.precision, compiled=self.compiled is not None
+            )
             self.__dict__["beside"] = beside
         else:
             beside.network.load_state_dict(network.state_dict())
@@ -73,7 +75,7 @@ class Featurizer(nn.Module):
         try:
             if torch.is_grad_enabled() or self.network.training:
                 return self.compiled.training(x).clone()  # the graph's own output is overwritten by its next replay
-            return torch.cat([self.compiled.evaluation(padded(part))[:len(part)] for part in x.split(EVAL_BATCH)])
+            return torch.cat([self.compiled.evaluation(padded(part))[: len(part)] for part in x.split(EVAL_BATCH)])
         except torch._dynamo.exc.TorchDynamoException as error:
             log.info("Compilation failed (%s); continuing without it.", str(error).splitlines()[0])
             self.compiled = None
@@ -122,8 +124,14 @@ def choose_precision(name: str, device: torch.device) -> str:
 _compiled: dict[tuple[object, ...], Featurizer] = {}
 
 
-def featurizer(backbone: str, weights: str | Path | None, in_channels: int, precision: str,
-               device: torch.device, train_only: str | None = None) -> Featurizer:
+def featurizer(
+    backbone: str,
+    weights: str | Path | None,
+    in_channels: int,
+    precision: str,
+    device: torch.device,
+    train_only: str | None = None,
+) -> Featurizer:
     """A featuriser with fresh initial weights; with `train_only`, its last stage alone has gradients.
 
     On CUDA its compiled code is kept for the next run in this process: the same module comes back with the initial

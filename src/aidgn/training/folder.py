@@ -58,8 +58,10 @@ class RunFolder:
             raise storage_error(self.path, error) from None
         with file:
             if not lock(file, self.path, wait=False) or not path.exists():  # it was removed, below, between the two
-                raise Busy(f"Another process is training this run: {self.path} is locked. "
-                           "Wait for it, or stop it, and run the same command again to continue.")
+                raise Busy(
+                    f"Another process is training this run: {self.path} is locked. "
+                    "Wait for it, or stop it, and run the same command again to continue."
+                )
             try:
                 yield
             except Exception as error:
@@ -86,8 +88,10 @@ class RunFolder:
             raise UserError(f"{path} cannot be read ({error}). Move the folder away to start anew.") from None
         if found != identity:
             differing = sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
-            raise UserError(f"{self.path} holds a run of another specification (different: "
-                            f"{', '.join(differing)}). Move it away, or choose another folder with --out.")
+            raise UserError(
+                f"{self.path} holds a run of another specification (different: "
+                f"{', '.join(differing)}). Move it away, or choose another folder with --out."
+            )
         return about
 
     def versions(self, identity: Mapping[str, Any]) -> list[Path]:
@@ -144,8 +148,10 @@ class RunFolder:
         size = int(state["results_bytes"])
         records = self.results.stat().st_size if self.results.exists() else 0
         if records < size:
-            raise UserError(f"{self.results} is shorter than when {self.state.name} was saved: records were removed. "
-                            f"Remove {self.state} to start this run from the beginning.")
+            raise UserError(
+                f"{self.results} is shorter than when {self.state.name} was saved: records were removed. "
+                f"Remove {self.state} to start this run from the beginning."
+            )
         if records > size:
             try:
                 with open_no_link(self.results, "r+b") as file:
@@ -154,8 +160,9 @@ class RunFolder:
                 raise storage_error(self.results, error) from None
         return state
 
-    def finish(self, algorithm: str, selected: tuple[Mapping[str, Tensor], int],
-               last: tuple[Mapping[str, Tensor], int]) -> None:
+    def finish(
+        self, algorithm: str, selected: tuple[Mapping[str, Tensor], int], last: tuple[Mapping[str, Tensor], int]
+    ) -> None:
         """Write both sets of weights with their steps; from then on the run is finished and needs no state."""
         for path, (weights, step) in ((self.model, selected), (self.last, last)):
             write_weights(path, weights, {"algorithm": algorithm, "step": step})

@@ -39,8 +39,17 @@ class NotFinite(UserError):
 class Run:
     """The loop and all that changes in it."""
 
-    def __init__(self, spec: RunSpec, algorithm: Algorithm, images: Images, splits: Splits, sources: list[int],
-                 targets: list[int], seed: int, args: Mapping[str, Any]):
+    def __init__(
+        self,
+        spec: RunSpec,
+        algorithm: Algorithm,
+        images: Images,
+        splits: Splits,
+        sources: list[int],
+        targets: list[int],
+        seed: int,
+        args: Mapping[str, Any],
+    ):
         self.spec, self.algorithm, self.images, self.args = spec, algorithm, images, args
         self.splits, self.sources, self.targets = splits, sources, targets
         self.steps, self.eval_every = int(spec.steps or 0), int(spec.eval_every or 0)
@@ -50,7 +59,8 @@ class Run:
         self.steps_per_epoch = min(map(len, pools)) / batch_size
         dataset = images.prepared.dataset
         self.train_transform, self.clean_transform = transforms(
-            dataset.image_size, dataset.augment, images.exact_fit, images.device.type == "cuda")
+            dataset.image_size, dataset.augment, images.exact_fit, images.device.type == "cuda"
+        )
 
         self.average = find_average(spec.average)(algorithm) if spec.average else None
 
@@ -94,8 +104,10 @@ class Run:
     def note(self, terms: Mapping[str, Tensor | float]) -> None:
         """Sum the terms on the device; nothing is read back until the next record. An own `update` may give floats."""
         self.algorithm.check_terms(terms, "update")
-        values = {name: torch.as_tensor(term, dtype=torch.float32, device=self.images.device).detach()
-                  for name, term in terms.items()}
+        values = {
+            name: torch.as_tensor(term, dtype=torch.float32, device=self.images.device).detach()
+            for name, term in terms.items()
+        }
         for name, value in values.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
             self.counts[name] = self.counts.get(name, 0) + 1
@@ -137,14 +149,24 @@ class Run:
         means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
         for name in means:
             if re.fullmatch(RECORDED, name):
-                raise UserError(f"{self.algorithm.name()} gives a term `{name}`, which is something else in records. "
-                                "Call it otherwise.")
+                raise UserError(
+                    f"{self.algorithm.name()} gives a term `{name}`, which is something else in records. "
+                    "Call it otherwise."
+                )
         self.strange = [name for name, mean in means.items() if not np.isfinite(mean)]
         self.sums, self.counts = {}, {}
-        return {"step": self.step, "epoch": self.step / self.steps_per_epoch, **means, **values,
-                "eval_time": time.perf_counter() - began, "args": self.args,
-                "hparams": {domainbed_names(self.args["algorithm"]).get(name, name): value
-                            for name, value in self.spec.hyper_parameters.items()}}
+        return {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            **means,
+            **values,
+            "eval_time": time.perf_counter() - began,
+            "args": self.args,
+            "hparams": {
+                domainbed_names(self.args["algorithm"]).get(name, name): value
+                for name, value in self.spec.hyper_parameters.items()
+            },
+        }
 
     def augmented_validation(self) -> dict[str, float]:
         """Accuracies on source `out` splits of augmented images, their draws fixed by the step."""
@@ -171,14 +193,23 @@ class Run:
             folder.log(f"{what} was not finite at step {step}")
             kept = f"The last good state is in {folder.state}" if folder.state.exists() else "No state was saved yet"
             also = "" if self.args["precision"] == "float32" else ", or --precision float32"
-            raise NotFinite(f"{what} became NaN or infinite at step {step}. {kept}. Try a smaller "
-                            f"learning rate, for example --set lr={self.algorithm.number('lr') / 10:g}{also}.")
+            raise NotFinite(
+                f"{what} became NaN or infinite at step {step}. {kept}. Try a smaller "
+                f"learning rate, for example --set lr={self.algorithm.number('lr') / 10:g}{also}."
+            )
 
     def state(self) -> dict[str, Any]:
-        return {"step": self.step, "algorithm": self.algorithm.training_state(), "sums": self.sums,
-                "counts": self.counts, "best_accuracy": self.best_accuracy, "best_step": self.best_step,
-                "best_weights": self.best_weights, "random": random_state(self.images.device),
-                "average": self.average.state() if self.average else None}
+        return {
+            "step": self.step,
+            "algorithm": self.algorithm.training_state(),
+            "sums": self.sums,
+            "counts": self.counts,
+            "best_accuracy": self.best_accuracy,
+            "best_step": self.best_step,
+            "best_weights": self.best_weights,
+            "random": random_state(self.images.device),
+            "average": self.average.state() if self.average else None,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         device = self.images.device
@@ -216,9 +247,11 @@ def transforms(size: int, augmented: bool, exact_fit: bool, compiled: bool) -> t
 
 def _in_chunks(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A few images at a time, whose intermediate results stay in a processor's cache."""
+
     def apply(*tensors: Tensor, **settings: Any) -> Tensor:
         chunks = zip(*(tensor.split(CHUNK) for tensor in tensors), strict=True)
         return torch.cat([function(*chunk, **settings) for chunk in chunks])
+
     return apply
 
 
@@ -252,9 +285,13 @@ class Checked:
             off = (x[some] - self.plain(*(tensor[some] for tensor in tensors), **settings)).abs().flatten(1)
             differ = int(((~(off < self.NEAR)).float().mean(1) > self.SHARE).sum())  # a NaN does
             if differ > 1 or not off.isfinite().all():
-                log.warning("Of %d images prepared by compiled code %d differ from what they should be, probably by a "
-                            "fault of PyTorch %s. From here on the code is not compiled, which is slower.",
-                            len(off), differ, torch.__version__)
+                log.warning(
+                    "Of %d images prepared by compiled code %d differ from what they should be, probably by a "
+                    "fault of PyTorch %s. From here on the code is not compiled, which is slower.",
+                    len(off),
+                    differ,
+                    torch.__version__,
+                )
                 self.compiled = None
                 return self.plain(*tensors, **settings)
         return x
@@ -264,9 +301,12 @@ def random_state(device: torch.device) -> dict[str, Any]:
     """The state of every global generator that the run draws from, in types that load without running code."""
     version, numbers, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state()
-    return {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss],
-            "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
-            "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []}
+    return {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(numbers), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
+    }
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:

@@ -43,9 +43,14 @@ def join(rank: int, processes: int, device: torch.device, meeting_point: str) ->
     """Become one of the processes of a run; `meeting_point` is a file that none has used before."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", init_method=f"file://{meeting_point}",
-                            rank=rank, world_size=processes, timeout=TIMEOUT,
-                            device_id=device if device.type == "cuda" else None)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{meeting_point}",
+        rank=rank,
+        world_size=processes,
+        timeout=TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
 
 
 def meet() -> None:
@@ -63,6 +68,7 @@ def summed(values: Tensor) -> Tensor:
 
 # The featuriser -------------------------------------------------------------------------------------------------------
 
+
 class Split(Featurizer):
     """A featuriser that computes a share of the batch here and gets the features of the rest from the others."""
 
@@ -71,8 +77,10 @@ class Split(Featurizer):
             return super().forward(x)
         shares = x.tensor_split(processes())
         if not len(shares[-1]):
-            raise UserError(f"A batch of {len(x)} images cannot be split over {processes()} devices: raise "
-                            "--batch-size, or lower --devices.")
+            raise UserError(
+                f"A batch of {len(x)} images cannot be split over {processes()} devices: raise "
+                "--batch-size, or lower --devices."
+            )
         own = super().forward(shares[rank()])
         return Gather.apply(own, [len(share) for share in shares])
 
@@ -85,7 +93,7 @@ class Gather(torch.autograd.Function):
     def forward(ctx: Any, own: Tensor, sizes: Sequence[int]) -> Tensor:
         ctx.sizes = sizes
         sent = own.new_zeros(max(sizes), *own.shape[1:])
-        sent[:len(own)] = own
+        sent[: len(own)] = own
         received = [torch.empty_like(sent) for _ in sizes]
         dist.all_gather(received, sent)
         return torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)])
@@ -99,8 +107,10 @@ def split(featurizer: Featurizer) -> RemovableHandle:
     """Share out the work of the featuriser from now on. The handle is of the hook that sums gradients."""
     draws = next((layer for layer in featurizer.modules() if is_random(layer)), None)
     if draws is not None:
-        raise UserError(f"This backbone draws random numbers inside ({type(draws).__name__}), each device would draw "
-                        "others than one device does: train it with --devices 1, or choose another --backbone.")
+        raise UserError(
+            f"This backbone draws random numbers inside ({type(draws).__name__}), each device would draw "
+            "others than one device does: train it with --devices 1, or choose another --backbone."
+        )
     featurizer.__class__ = Split
     for layer in featurizer.modules():
         if isinstance(layer, _BatchNorm) and not isinstance(layer, FrozenBatchNorm):
@@ -110,8 +120,9 @@ def split(featurizer: Featurizer) -> RemovableHandle:
 
     def combine(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Sum what each process found for its share; what all computed alike is averaged, to stay alike."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]
-                      if parameter.grad is not None]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
         for of_shares in (True, False):
             gradients = [each.grad for each in parameters if (id(each) in own) == of_shares]
             if gradients:
@@ -148,12 +159,15 @@ def level(module: nn.Module) -> None:
         apart = (mine - flat).norm() / flat.norm()
         dist.all_reduce(apart, dist.ReduceOp.MAX)
         if float(apart) > APART:
-            raise UserError("The copies of the model on the devices have come apart: this algorithm changes weights in "
-                            "a way that cannot be split, other than by the step of an optimiser. Train it with "
-                            "--devices 1.")
+            raise UserError(
+                "The copies of the model on the devices have come apart: this algorithm changes weights in "
+                "a way that cannot be split, other than by the step of an optimiser. Train it with "
+                "--devices 1."
+            )
 
 
 # Batch norm that is not frozen ----------------------------------------------------------------------------------------
+
 
 class AllSum(torch.autograd.Function):
     """The sum over the processes; its gradient is the sum of what the processes find for their shares."""
@@ -201,6 +215,7 @@ def of_the_whole_batch(kind: type[_BatchNorm]) -> type[_BatchNorm]:
 
 
 # The run folder -------------------------------------------------------------------------------------------------------
+
 
 class Follower(RunFolder):
     """The run folder in the eyes of the other processes: they read the state, the first one writes."""

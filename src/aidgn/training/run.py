@@ -42,10 +42,20 @@ log = logging.getLogger("aidgn")
 Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]  # what, done, of how many, a new record
 
 
-def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | None = None, device: str = "auto",
-          precision: str = "auto", cache_dir: str | Path | None = None, workers: int | None = None,
-          save_seconds: float = SAVE_SECONDS, trackers: Sequence[str | Tracker] = (), devices: int = 1,
-          on_progress: Progress | None = None) -> Path:
+def train(
+    spec: RunSpec,
+    out: str | Path = "runs",
+    *,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    cache_dir: str | Path | None = None,
+    workers: int | None = None,
+    save_seconds: float = SAVE_SECONDS,
+    trackers: Sequence[str | Tracker] = (),
+    devices: int = 1,
+    on_progress: Progress | None = None,
+) -> Path:
     """Train one run and return its folder. A finished run is left as it is, an interrupted one is continued.
 
     devices: how many share the work of each step; `device` is the first of them."""
@@ -54,9 +64,13 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
     precision = choose_precision(precision, where)
     dataset = spec.load_dataset(data_dir)
     check_apart(dataset, out)
-    prepared = prepare(dataset, cache_dir=Path(cache_dir) if cache_dir else None, workers=workers,
-                       skip_broken=spec.skip_broken,
-                       on_progress=lambda done, total: report("prepare", done, total, None))
+    prepared = prepare(
+        dataset,
+        cache_dir=Path(cache_dir) if cache_dir else None,
+        workers=workers,
+        skip_broken=spec.skip_broken,
+        on_progress=lambda done, total: report("prepare", done, total, None),
+    )
     dataset = prepared.dataset
     spec = spec.resolved(dataset)
     identity = {**spec.identity(dataset, prepared.content), "precision": precision}
@@ -66,15 +80,35 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
         return folder.path
     begins = find_average(spec.average).begins(int(spec.eval_every or 0)) if spec.average else 0
     if int(spec.steps or 0) <= begins and parallel.processes() == 1:
-        log.warning("--average %s begins after step %d at the earliest, this run has %d steps: nothing is averaged.",
-                    spec.average, begins, spec.steps)
+        log.warning(
+            "--average %s begins after step %d at the earliest, this run has %d steps: nothing is averaged.",
+            spec.average,
+            begins,
+            spec.steps,
+        )
     if devices != parallel.processes():
-        return crew.train(devices, where, spec, out, report, trackers=trackers, data_dir=data_dir, precision=precision,
-                          cache_dir=cache_dir, workers=workers, save_seconds=save_seconds)
+        return crew.train(
+            devices,
+            where,
+            spec,
+            out,
+            report,
+            trackers=trackers,
+            data_dir=data_dir,
+            precision=precision,
+            cache_dir=cache_dir,
+            workers=workers,
+            save_seconds=save_seconds,
+        )
 
     sources = [domain for domain, name in enumerate(dataset.domains) if name not in spec.target]
-    with (_own_mistakes(spec, folder), folder.locked(), stoppable() as stopped, tracking,
-          _enough_memory(spec, len(sources))):
+    with (
+        _own_mistakes(spec, folder),
+        folder.locked(),
+        stoppable() as stopped,
+        tracking,
+        _enough_memory(spec, len(sources)),
+    ):
         parallel.meet()
         folder.tidy()
         about = folder.about(identity)
@@ -92,46 +126,86 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
         splits = Splits.of(dataset, spec.trial)
         for domain, outside in enumerate(splits.outside):
             if not len(outside):
-                raise UserError(f"Domain {dataset.domains[domain]} has {len(dataset.indices(domain))} images; at least "
-                                "5 are needed to set a fifth of them aside for validation.")
+                raise UserError(
+                    f"Domain {dataset.domains[domain]} has {len(dataset.indices(domain))} images; at least "
+                    "5 are needed to set a fifth of them aside for validation."
+                )
         kind = find(spec.algorithm)
-        network = featurizer(str(spec.backbone), spec.weights, 3 + kind.extra_channels, precision, where,
-                             spec.train_only)
+        network = featurizer(
+            str(spec.backbone), spec.weights, 3 + kind.extra_channels, precision, where, spec.train_only
+        )
         if devices > 1:
             parallel.split(network)
         algorithm = kind(network, len(dataset.classes), len(sources), **spec.hyper_parameters).to(where)
         algorithm.train()
-        args = {"dataset": dataset.name, "algorithm": spec.label(), "test_envs": targets, "trial_seed": spec.trial,
-                "hparams_seed": spec.draw, "seed": seed, "steps": spec.steps, "domains": dataset.domains,
-                "backbone": spec.backbone, "weights": identity["weights"], "precision": precision,
-                "skipped": len(prepared.skipped), "task": "domain_generalization", "holdout_fraction": 0.2}
+        args = {
+            "dataset": dataset.name,
+            "algorithm": spec.label(),
+            "test_envs": targets,
+            "trial_seed": spec.trial,
+            "hparams_seed": spec.draw,
+            "seed": seed,
+            "steps": spec.steps,
+            "domains": dataset.domains,
+            "backbone": spec.backbone,
+            "weights": identity["weights"],
+            "precision": precision,
+            "skipped": len(prepared.skipped),
+            "task": "domain_generalization",
+            "holdout_fraction": 0.2,
+        }
         if isinstance(algorithm, Annealed) and algorithm.anneal_updates >= int(spec.steps or 0) and not parallel.rank():
-            log.warning("%s begins after step %d, this run has %d: until then it trains another objective. --set %s=N "
-                        "sets that step.", kind.name(), algorithm.anneal_updates, spec.steps, algorithm.anneal)
+            log.warning(
+                "%s begins after step %d, this run has %d: until then it trains another objective. --set %s=N "
+                "sets that step.",
+                kind.name(),
+                algorithm.anneal_updates,
+                spec.steps,
+                algorithm.anneal,
+            )
         run = Run(spec, algorithm, resident_or_streamed(prepared, where), splits, sources, targets, seed, args)
         for other in folder.versions(identity):
-            log.warning("%s has changed since it was trained in %s, which is not finished; this run begins anew.",
-                        spec.algorithm, other)
-        folder.claim(identity, {"steps": spec.steps, "classes": dataset.classes, "domains": dataset.domains,
-                                "image_size": dataset.image_size, "skipped": prepared.skipped,
-                                "root": str(dataset.root.resolve()) if dataset.root else None,
-                                "stride_first": backbones.says_stride_first(str(spec.backbone), spec.weights),
-                                "precision": precision, "threads": threads, "device": _describe(where),
-                                "aidgn": aidgn.__version__, "torch": torch.__version__,
-                                "python": platform.python_version()})
+            log.warning(
+                "%s has changed since it was trained in %s, which is not finished; this run begins anew.",
+                spec.algorithm,
+                other,
+            )
+        folder.claim(
+            identity,
+            {
+                "steps": spec.steps,
+                "classes": dataset.classes,
+                "domains": dataset.domains,
+                "image_size": dataset.image_size,
+                "skipped": prepared.skipped,
+                "root": str(dataset.root.resolve()) if dataset.root else None,
+                "stride_first": backbones.says_stride_first(str(spec.backbone), spec.weights),
+                "precision": precision,
+                "threads": threads,
+                "device": _describe(where),
+                "aidgn": aidgn.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        )
         if about and folder.last.exists() and not parallel.rank():
             folder.log(f"{folder.last.name} is damaged: the run is not finished")
-            log.warning("%s is damaged: the run is trained again, from the last saved state if there is one.",
-                        folder.last)
+            log.warning(
+                "%s is damaged: the run is trained again, from the last saved state if there is one.", folder.last
+            )
         try:
             state = folder.load()
             if state is not None:
                 run.load_state(state)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise UserError(f"{folder.state} does not fit this run ({str(error).splitlines()[0]}): it was saved by "
-                            "another version. Remove it to start this run from the beginning.") from error
-        folder.log(f"{'continued' if run.step else 'started'} at step {run.step} of {spec.steps} on "
-                   f"{f'{devices} x ' * (devices > 1)}{_describe(where)}, {precision}, torch {torch.__version__}")
+            raise UserError(
+                f"{folder.state} does not fit this run ({str(error).splitlines()[0]}): it was saved by "
+                "another version. Remove it to start this run from the beginning."
+            ) from error
+        folder.log(
+            f"{'continued' if run.step else 'started'} at step {run.step} of {spec.steps} on "
+            f"{f'{devices} x ' * (devices > 1)}{_describe(where)}, {precision}, torch {torch.__version__}"
+        )
         tracking.start({**identity, **spec.hyper_parameters})
         report("train", run.step, run.steps, None)
         saved, wait = time.monotonic(), save_seconds
@@ -152,14 +226,19 @@ def train(spec: RunSpec, out: str | Path = "runs", *, data_dir: str | Path | Non
             report("train", run.step, run.steps, record)
             if stop and run.step < run.steps:
                 folder.log(f"interrupted at step {run.step}")
-                raise Interrupted(f"Stopped at step {run.step} of {run.steps}; all is saved in {folder.path}. "
-                                  "The same command goes on from there.")
+                raise Interrupted(
+                    f"Stopped at step {run.step} of {run.steps}; all is saved in {folder.path}. "
+                    "The same command goes on from there."
+                )
         if parallel.rank() > 0:
             return folder.path
         if run.average is not None and run.average.count < 2 and begins < run.step:
             folder.log(f"{spec.average} averaged nothing")
-            log.warning("--average %s averaged nothing: the validation loss had no valley. The weights are those of "
-                        "single steps.", spec.average)
+            log.warning(
+                "--average %s averaged nothing: the validation loss had no valley. The weights are those of "
+                "single steps.",
+                spec.average,
+            )
         last = {name: tensor.clone() for name, tensor in run.last_weights().items()}
         write_novelty(folder.path / NOVELTY, run.novelty().to_dict())
         folder.finish(spec.label(), (run.best_weights, run.best_step), (last, run.step))
@@ -211,14 +290,18 @@ def _enough_memory(spec: RunSpec, sources: int) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's own are RuntimeErrors, on the CPU without a class
         words = str(error)
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "not enough memory" not in words \
-                and "can't allocate memory" not in words:
+        if (
+            not isinstance(error, MemoryError | torch.OutOfMemoryError)
+            and "not enough memory" not in words
+            and "can't allocate memory" not in words
+        ):
             raise
         size, what = int(spec.hyper_parameters["batch_size"]), re.split(r"[.;:] |\n", words)[0]
         raise OutOfMemory(
             f"Out of memory with {sources} x {size} images of {spec.image_size} pixels in a batch "
             f"({what or type(error).__name__}). Try --batch-size {max(size // 2, 1)}, or share the batch out over more "
-            "--devices. What was saved is kept.") from None
+            "--devices. What was saved is kept."
+        ) from None
 
 
 def _describe(device: torch.device) -> str:

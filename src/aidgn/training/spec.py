@@ -62,17 +62,21 @@ class RunSpec:
             raise UserError("Every domain is a target: none is left to train on.")
         if sources < algorithm.min_domains:
             where = f"with target {', '.join(dataset.domains[i] for i in targets)} " if targets else ""
-            raise UserError(f"{algorithm.name()} needs at least {plural(algorithm.min_domains, 'source domain')}; "
-                            f"{where}there {'is' if sources == 1 else 'are'} {sources}. Choose another algorithm, or "
-                            "give it more domains.")
+            raise UserError(
+                f"{algorithm.name()} needs at least {plural(algorithm.min_domains, 'source domain')}; "
+                f"{where}there {'is' if sources == 1 else 'are'} {sources}. Choose another algorithm, or "
+                "give it more domains."
+            )
         defaults = algorithm.sample(_key(dataset), self.trial, self.draw, small=dataset.small)
         space = algorithm.space(dataset.name, dataset.small)
         given = algorithm.implied(self.hyper_parameters)
         hyper_parameters = resolve(algorithm.name(), space, {**defaults, **given})
         size = int(hyper_parameters["batch_size"])  # type: ignore[arg-type]
         if size < algorithm.min_batch:
-            raise UserError(f"{algorithm.name()} needs at least {algorithm.min_batch} images of every source domain in "
-                            f"a batch; --batch-size is {size}.")
+            raise UserError(
+                f"{algorithm.name()} needs at least {algorithm.min_batch} images of every source domain in "
+                f"a batch; --batch-size is {size}."
+            )
         backbone = self.backbone or (backbones.SMALL if dataset.small else backbones.DEFAULT)
         milestones = dataset.lr_milestones if algorithm.lr_milestones else ()
         spec = replace(
@@ -90,12 +94,18 @@ class RunSpec:
         if spec.train_only not in (None, LAST_STAGE):
             raise UserError(f"train_only is {spec.train_only}; expected {LAST_STAGE} or None.")
         if spec.train_only and spec.weights == "none":
-            raise UserError(f"train_only={spec.train_only} keeps what a network has learnt before, but with weights "
-                            "none there is nothing. Give weights, or train all of it.")
+            raise UserError(
+                f"train_only={spec.train_only} keeps what a network has learnt before, but with weights "
+                "none there is nothing. Give weights, or train all of it."
+            )
         if spec.average is not None:
             find_average(spec.average)
-        for option, value, least in (("steps", spec.steps, 1), ("eval-every", spec.eval_every, 1),
-                                     ("trial", spec.trial, 0), ("draw", spec.draw, 0)):
+        for option, value, least in (
+            ("steps", spec.steps, 1),
+            ("eval-every", spec.eval_every, 1),
+            ("trial", spec.trial, 0),
+            ("draw", spec.draw, 0),
+        ):
             if value is None or value < least:
                 raise UserError(f"--{option} is {value}; expected a whole number of at least {least}.")
         return spec

@@ -103,9 +103,15 @@ class WandB:
         for path in (folder / "wandb").glob("offline-run-*"):
             shutil.rmtree(path, ignore_errors=True)
         self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "aidgn"), id=_kept_id(folder / "wandb.id", uuid.uuid4().hex),
-            name=folder.name, config=dict(about), dir=str(folder), resume="allow", reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True))
+            project=os.environ.get("WANDB_PROJECT", "aidgn"),
+            id=_kept_id(folder / "wandb.id", uuid.uuid4().hex),
+            name=folder.name,
+            config=dict(about),
+            dir=str(folder),
+            resume="allow",
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
+        )
         self.known = self.run.starting_step  # the next one: steps before it are there
         for record in records:
             self.record(record)
@@ -169,15 +175,19 @@ class MLflow:
 
 
 TRACKERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow]] = {
-    "tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
 
 
 def find_tracker(name: str) -> type[TensorBoard] | type[WandB] | type[MLflow]:
     if name not in TRACKERS:
         raise UserError(f"--track {name} is not one of {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
     if importlib.util.find_spec(TRACKERS[name].package) is None:
-        raise UserError(f"--track {name} needs {TRACKERS[name].package}, which is not installed: "
-                        "pip install 'aidgn[trackers]'.")
+        raise UserError(
+            f"--track {name} needs {TRACKERS[name].package}, which is not installed: pip install 'aidgn[trackers]'."
+        )
     return TRACKERS[name]
 
 
@@ -188,8 +198,9 @@ class Tracking:
     """The trackers of one run, by name or of one's own, each in its thread."""
 
     def __init__(self, trackers: Sequence[str | Tracker], folder: RunFolder):
-        self.trackers: list[Tracker] = [find_tracker(each)() if isinstance(each, str) else each
-                                        for each in dict.fromkeys(trackers)]
+        self.trackers: list[Tracker] = [
+            find_tracker(each)() if isinstance(each, str) else each for each in dict.fromkeys(trackers)
+        ]
         self.folder = folder
         self.work: list[tuple[str, threading.Thread, SimpleQueue[Record | str]]] = []
         self.warned: set[str] = set()
@@ -205,13 +216,20 @@ class Tracking:
             if name in _last and _last[name].is_alive():
                 self.warn(name, "it still hangs since an earlier run")
                 continue
-            _last[name] = thread = threading.Thread(target=self.follow, args=(tracker, name, queue, about, records),
-                                                    name=name, daemon=True)
+            _last[name] = thread = threading.Thread(
+                target=self.follow, args=(tracker, name, queue, about, records), name=name, daemon=True
+            )
             thread.start()
             self.work.append((name, thread, queue))
 
-    def follow(self, tracker: Tracker, name: str, queue: "SimpleQueue[Record | str]", about: Mapping[str, Any],
-               records: Sequence[Record]) -> None:
+    def follow(
+        self,
+        tracker: Tracker,
+        name: str,
+        queue: "SimpleQueue[Record | str]",
+        about: Mapping[str, Any],
+        records: Sequence[Record],
+    ) -> None:
         try:
             tracker.start(self.folder.path, about, records)
             while not isinstance(news := queue.get(), str):
@@ -224,8 +242,9 @@ class Tracking:
         for _, _, queue in self.work:
             queue.put(record)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         how = "finished" if kind is None else "interrupted" if getattr(error, "exit_code", 2) == 130 else "failed"
         for _, _, queue in self.work:
             queue.put(how)
