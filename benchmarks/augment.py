@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms
 
-from aidgn.data.augment import MEAN, STD, UNIFORMS, augment, clean
+from aidgn.data.transforms import MEAN, STD, UNIFORMS, augment, clean
 
 
 def milliseconds(step: Callable[[], object], device: torch.device, repeats: int) -> float:

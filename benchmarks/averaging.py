@@ -18,13 +18,14 @@ from typing import Any
 from torch import Tensor
 
 from aidgn.files import write_text
-from aidgn.identity import folder_name
-from aidgn.training import RunSpec, run
+from aidgn.runs.run_id import folder_name
+from aidgn.training import RunSpec
+from aidgn.training import trainer as run
 from aidgn.training.averaging import AVERAGES
-from aidgn.training.loop import Run
+from aidgn.training.loop import Trainer
 
 
-class AlsoAveraged(Run):
+class AlsoAveraged(Trainer):
     """A run that measures averages of its weights beside them."""
 
     averages: tuple[str, ...] = ("sma",)
@@ -33,10 +34,10 @@ class AlsoAveraged(Run):
     def __init__(self, spec: RunSpec, *others: Any):
         super().__init__(spec, *others)
         *others, args = others
-        self.beside: dict[str, Run] = {}
+        self.beside: dict[str, Trainer] = {}
         for name in self.averages:
             averaged = replace(spec, average=name)
-            self.beside[name] = Run(averaged, *others, {**args, "algorithm": averaged.label()})
+            self.beside[name] = Trainer(averaged, *others, {**args, "algorithm": averaged.label()})
         self.records: dict[str, list[dict[str, Any]]] = {name: [] for name in self.averages}
         AlsoAveraged.latest = self
 
@@ -77,7 +78,7 @@ class AlsoAveraged(Run):
 
 def train(spec: RunSpec, out: str | Path, **options: Any) -> Path:
     """`aidgn.training.train`, with the averages."""
-    AlsoAveraged.latest, run.Run = None, AlsoAveraged  # type: ignore[misc]
+    AlsoAveraged.latest, run.Trainer = None, AlsoAveraged  # type: ignore[misc]
     folder = plain_train(spec, out, **options)
     trained = AlsoAveraged.latest
     if trained is None:  # it was finished before

@@ -15,12 +15,12 @@ import torch
 
 from aidgn.algorithms import create
 from aidgn.data import Dataset
-from aidgn.data.batches import Images
 from aidgn.data.cache import prepare
+from aidgn.data.loader import DeviceImageStore
+from aidgn.runs.spec import RunSpec
 from aidgn.training.evaluation import Splits
 from aidgn.training.featurizer import featurizer
 from aidgn.training.loop import Run
-from aidgn.training.spec import RunSpec
 
 
 def dataset(images: int, size: int) -> Dataset:
@@ -59,7 +59,7 @@ def loop(data: Dataset, backbone: str, batch_size: int) -> Run:
         hyper_parameters={"batch_size": batch_size},
     ).resolved(data)
     algorithm = create("AIDGN", featurizer(backbone, "none", 3, "float32", device), 5, 3, **spec.hyper_parameters)
-    return Run(spec, algorithm, Images(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0, {})
+    return Run(spec, algorithm, DeviceImageStore(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0, {})
 
 
 def seconds(action, times: int) -> float:

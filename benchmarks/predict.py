@@ -37,9 +37,9 @@ from aidgn.algorithms import find
 from aidgn.algorithms.base import class_vectors
 from aidgn.cli.predict import _as_csv
 from aidgn.data.cache import usable_cores
-from aidgn.data.decoding import shrunk
-from aidgn.data.streaming import Pixels, pin
-from aidgn.inference import Launched, Model, find_images
+from aidgn.data.decode_pool import shrunk
+from aidgn.inference.image_stream import Pixels, pin
+from aidgn.inference.model import Model, PendingBatch, find_images
 from aidgn.novelty import MOST, Novelty
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
 
@@ -130,7 +130,7 @@ def main() -> int:
                 model.network.predict(batch[: images - start]).cpu()
 
         def from_memory() -> None:
-            launched: deque[Launched] = deque()
+            launched: deque[PendingBatch] = deque()
             for _ in range(0, images, model.batch_size):
                 launched.append(model.launch(pixels))
                 if len(launched) > model.in_flight:

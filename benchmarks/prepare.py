@@ -22,7 +22,7 @@ from PIL import Image
 
 from aidgn.data import Dataset, load_dataset
 from aidgn.data.cache import prepare, usable_cores
-from aidgn.data.decoding import shrunk
+from aidgn.data.decode_pool import shrunk
 
 
 def generate(root: Path, count: int, size: int) -> None:

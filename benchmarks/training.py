@@ -29,13 +29,13 @@ from torchvision import transforms as T
 from aidgn import backbones
 from aidgn.algorithms import create
 from aidgn.data import load_dataset, split
-from aidgn.data.augment import MEAN, STD
-from aidgn.data.batches import Draws, Images
 from aidgn.data.cache import prepare
+from aidgn.data.loader import BatchSampler, DeviceImageStore
+from aidgn.data.transforms import MEAN, STD
+from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
 from aidgn.training.evaluation import Splits, measure
 from aidgn.training.featurizer import choose_device, choose_precision, featurizer
-from aidgn.training.folder import RunFolder
 from aidgn.training.loop import transforms
 
 
@@ -134,7 +134,7 @@ def parts(dataset, arguments, device):
     """Seconds of our step, of its input pipeline and of an evaluation, each alone."""
     precision = choose_precision(arguments.precision, device)
     prepared = prepare(dataset)
-    images = Images(prepared, device)
+    images = DeviceImageStore(prepared, device)
     splits = Splits.of(prepared.dataset, 0)
     target = dataset.find_domain(arguments.target)
     sources = [d for d in range(len(dataset.domains)) if d != target]
@@ -144,7 +144,7 @@ def parts(dataset, arguments, device):
         len(dataset.classes),
         len(sources),
     ).to(device)
-    draws = Draws([splits.inside[d] for d in sources], arguments.batch_size, 0)
+    draws = BatchSampler([splits.inside[d] for d in sources], arguments.batch_size, 0)
     augmented, clean = transforms(dataset.image_size, dataset.augment, images.exact_fit, device.type == "cuda")
     indices, uniforms = draws.steps(0, 20)
     uniforms = uniforms.to(device)

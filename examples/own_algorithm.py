@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join, split
-from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform, uniform
+from aidgn.algorithms.search_space import SearchSpace, log_uniform, uniform
 
 
 class SmoothNorms(Algorithm):

@@ -11,8 +11,8 @@ from scipy.stats import binom
 
 from aidgn.data import load_dataset
 from aidgn.data.splits import split
-from aidgn.errors import UserError
-from aidgn.inference import Model, load_model
+from aidgn.errors import AidgnError
+from aidgn.inference.model import Model, load_model
 from aidgn.novelty import MOST, Novelty
 from aidgn.training import RunSpec, train
 
@@ -131,7 +131,7 @@ def test_kept_with_the_selected_weights(run: Path, model: Model, tmp_path: Path)
 
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
     (copy / "novelty.json").write_text('{"version": 1, "norms": [1], "angles": []}')
-    with pytest.raises(UserError, match=r"novelty\.json"):
+    with pytest.raises(AidgnError, match=r"novelty\.json"):
         load_model(copy)
     (copy / "novelty.json").unlink()  # as a run of an older version
     assert load_model(copy, device="cpu").predict(DIGITS.pixels[:2]).warnings is None

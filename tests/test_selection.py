@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import aidgn.reading
-from aidgn.errors import UserError
+import aidgn.runs.reader
+from aidgn.errors import AidgnError
 from aidgn.selection import load_records, read_runs, select
 
 Record = dict[str, Any]
@@ -251,12 +251,12 @@ def test_source_out_accuracies_suffice() -> None:
     ours = {"env0_out_acc": 0.1, "env1_out_acc": 0.5, "env2_out_acc": 0.7, "env1_in_acc": 0.4}
     (row,) = select([record(50, ours, targets=(1,))], "training")
     assert row["accuracy"] == 0.4
-    with pytest.raises(UserError, match="env1_in_acc"):
+    with pytest.raises(AidgnError, match="env1_in_acc"):
         select([record(50, {key: ours[key] for key in ours if key != "env1_in_acc"}, targets=(1,))], "training")
 
 
 def test_unknown_method_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"trainig.*Did you mean training\?"):
+    with pytest.raises(AidgnError, match=r"trainig.*Did you mean training\?"):
         select([], "trainig")
 
 
@@ -354,7 +354,7 @@ def test_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
         lines[1].replace(b'"step": 10', b'"step": 1.2.3'),
     ):
         (tmp_path / "results.jsonl").write_bytes(b"".join([lines[0], broken, *lines[2:]]))
-        with pytest.raises(UserError, match=r"results\.jsonl, line 2 is broken"):
+        with pytest.raises(AidgnError, match=r"results\.jsonl, line 2 is broken"):
             select(read_runs(tmp_path))
 
 
@@ -363,12 +363,12 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
         run = some_run()
         for one in run:
             del one["args"][key]
-        with pytest.raises(UserError, match=rf"results\.jsonl, line 1: the record has no valid args\.{key}"):
+        with pytest.raises(AidgnError, match=rf"results\.jsonl, line 1: the record has no valid args\.{key}"):
             read_runs(write(tmp_path, run))
     for key in ("args", "hparams", "step"):
         run = some_run()
         del run[2][key]
-        with pytest.raises(UserError, match=rf"line 3: the record has no valid {key}"):
+        with pytest.raises(AidgnError, match=rf"line 3: the record has no valid {key}"):
             read_runs(write(tmp_path, run))
     for key, value in (
         ("test_envs", [-1]),
@@ -380,9 +380,9 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
         run = some_run()
         for one in run:
             one["args"][key] = value
-        with pytest.raises(UserError, match=rf"line 1: the record has no valid args\.{key} "):
+        with pytest.raises(AidgnError, match=rf"line 1: the record has no valid args\.{key} "):
             read_runs(write(tmp_path, run))
-    with pytest.raises(UserError, match="Record 0: the record has no valid args"):
+    with pytest.raises(AidgnError, match="Record 0: the record has no valid args"):
         select([{"step": 1}])
 
 
@@ -397,11 +397,11 @@ def test_accuracies_that_are_none_are_refused(tmp_path: Path, value: str, colon:
             lines[line] = re.sub(rf'"{key}": [^,}}]+', f'"{key}"{colon}{value}', lines[line])
             write(tmp_path, [])
             (tmp_path / "results.jsonl").write_text("".join(text + "\n" for text in lines))
-            with pytest.raises(UserError) as refused:
+            with pytest.raises(AidgnError) as refused:
                 read_runs(tmp_path)
             assert f"results.jsonl, line {line + 1}: {key} is " in str(refused.value)
             assert json.dumps(json.loads(value)) in str(refused.value)
-    with pytest.raises(UserError, match=r"Record 3: env0_uda_acc is "):
+    with pytest.raises(AidgnError, match=r"Record 3: env0_uda_acc is "):
         select([json.loads(text) for text in lines])
 
 
@@ -421,31 +421,31 @@ def test_booleans_are_no_numbers(tmp_path: Path) -> None:
     for line in (0, 1, 3):
         run = some_run()
         run[line]["step"] = True
-        with pytest.raises(UserError, match=rf"line {line + 1}: the record has no valid step = true"):
+        with pytest.raises(AidgnError, match=rf"line {line + 1}: the record has no valid step = true"):
             read_runs(write(tmp_path, run))
     for key, value in (("trial_seed", True), ("hparams_seed", False), ("test_envs", [True])):
         run = some_run()
         for one in run:
             one["args"][key] = value
-        with pytest.raises(UserError, match=rf"line 1: the record has no valid args\.{key} = "):
+        with pytest.raises(AidgnError, match=rf"line 1: the record has no valid args\.{key} = "):
             read_runs(write(tmp_path, run))
     run = some_run(comment="a true story", converged=True)
     assert list(read_runs(write(tmp_path, run))) == run
 
 
 def test_records_of_a_later_version_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"version 2.*Install a newer aidgn"):
+    with pytest.raises(AidgnError, match=r"version 2.*Install a newer aidgn"):
         read_runs(write(tmp_path, some_run(version=2)))
 
 
 def test_folders_without_records(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("trials: 3")
-    with pytest.raises(UserError, match=r"sweep.yaml is no results.jsonl. Give the folder"):
+    with pytest.raises(AidgnError, match=r"sweep.yaml is no results.jsonl. Give the folder"):
         read_runs(tmp_path / "sweep.yaml")
     (tmp_path / "sweep.yaml").unlink()
-    with pytest.raises(UserError, match=r"nowhere does not exist"):
+    with pytest.raises(AidgnError, match=r"nowhere does not exist"):
         read_runs(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"There is no results\.jsonl"):
+    with pytest.raises(AidgnError, match=r"There is no results\.jsonl"):
         read_runs(tmp_path)
     write(tmp_path / "empty", [])
     assert len(read_runs(tmp_path)) == 0 and read_runs(tmp_path).unfinished == [tmp_path / "empty"]
@@ -509,7 +509,7 @@ def test_unfinished_runs_are_known(tmp_path: Path) -> None:
     assert {row["args"]["hparams_seed"] for row in records.finished()} == {1, 4}
     assert select(read_runs(half), "training")[0]["target_name"] == "a"
     (half / "run.json").write_text("{")
-    with pytest.raises(UserError, match=r"half/run\.json cannot be read"):
+    with pytest.raises(AidgnError, match=r"half/run\.json cannot be read"):
         read_runs(tmp_path)
 
 
@@ -531,7 +531,7 @@ def test_runs_on_other_images_do_not_compete(tmp_path: Path) -> None:
         about["identity"]["data"] = data
         (folder / "run.json").write_text(json.dumps(about))
     assert len(select(read_runs(tmp_path / "after", tmp_path / "another trial"))) == 2
-    with pytest.raises(UserError, match=r"after and .*before were trained on different images of PACS"):
+    with pytest.raises(AidgnError, match=r"after and .*before were trained on different images of PACS"):
         select(read_runs(tmp_path))
 
 
@@ -539,20 +539,20 @@ def test_many_files_are_read_by_all_cores_alike(tmp_path: Path, monkeypatch: pyt
     for number, run in enumerate(random_sweep(0)):
         write(tmp_path / f"{number:03d}", run)
     alone = read_runs(tmp_path)
-    monkeypatch.setattr(aidgn.reading, "CHUNK", 20)
+    monkeypatch.setattr(aidgn.runs.reader, "CHUNK", 20)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     together = read_runs(tmp_path)
     assert all(run.rest is None for run in together.runs)  # read again where asked for
     assert list(together) == list(alone)
     assert select(together) == select(alone) and len(select(alone)) == 12
     (tmp_path / "077" / "results.jsonl").write_text("{\n{}\n")
-    with pytest.raises(UserError, match="line 1 is broken"):
+    with pytest.raises(AidgnError, match="line 1 is broken"):
         read_runs(tmp_path)
-    with pytest.raises(UserError, match=r"077/results\.jsonl"):
+    with pytest.raises(AidgnError, match=r"077/results\.jsonl"):
         list(together)
     shutil.rmtree(tmp_path)
     assert len(select(alone)) == 12  # these were few and are in memory
-    with pytest.raises(UserError, match=r"results\.jsonl cannot be read"):
+    with pytest.raises(AidgnError, match=r"results\.jsonl cannot be read"):
         select(together)
 
 

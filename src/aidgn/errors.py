@@ -5,10 +5,53 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class UserError(Exception):
+class AidgnError(Exception):
     """Names the file or option at fault, what was expected and what to do. The command line prints it as it is."""
 
     exit_code = 2
+
+
+UserError = AidgnError  # its name in 0.1.0, for algorithms that users wrote then
+
+
+class ParameterError(AidgnError):
+    """A parameter has a value that cannot be used.
+
+    Args:
+        parameter: Name in the Python interface, such as `eval_every`. The command line prints `--eval-every`.
+        value: The value that was given.
+        expected: What would be accepted, such as "a whole number of at least 1".
+    """
+
+    def __init__(self, parameter: str, value: object, expected: str):
+        super().__init__(f"{parameter} is {value}; expected {expected}.")
+        self.parameter = parameter
+        self.value = value
+        self.expected = expected
+
+
+class UnknownNameError(AidgnError):
+    """There is nothing of this name.
+
+    Args:
+        kind: What was looked for, such as "algorithm".
+        name: The name that was given.
+        known: Names that exist.
+        advice: A sentence that says how to list or give names.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], advice: str = ""):
+        names = list(known)
+        super().__init__(f"There is no {kind} {name}.{did_you_mean(name, names)} {advice}".rstrip())
+        self.kind = kind
+        self.name = name
+        self.known = names
+
+
+class Interrupted(AidgnError):
+    """Stopped by Ctrl-C or SIGTERM after saving; the same command goes on."""
+
+    exit_code = 130
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
-class StorageError(UserError):
+class StorageError(AidgnError):
     """Something could not be written: the disk is full, the folder read-only. It concerns all that write there."""
 
 
@@ -28,7 +28,7 @@ def open_no_link(path: Path, mode: str, **options: Any) -> IO[Any]:
 
 
 @contextmanager
-def written_aside(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path; rename it to `path` if the block succeeds, remove it if not.
 
     The data reaches the disk before the name does (fsync), so that `path` holds either its old content or the new.
@@ -58,23 +58,23 @@ def written_aside(path: Path) -> Iterator[Path]:
 def written_at_last(path: Path) -> Iterator[IO[str]]:
     """A text file that becomes `path` if the block succeeds, for what takes long: until then it has no name, so that
     a process that is killed leaves nothing."""
-    as_text: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
-    with written_aside(path) as target:
+    normalize_unicode: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    with atomic_write(path) as target:
         if target == path:  # a device or a pipe
-            with path.open("w", **as_text) as file:
+            with path.open("w", **normalize_unicode) as file:
                 yield file
             return
-        with target.open("w+", **as_text) as file:
+        with target.open("w+", **normalize_unicode) as file:
             target.unlink()
             yield file
             file.seek(0)
-            with target.open("w", **as_text) as whole:
+            with target.open("w", **normalize_unicode) as whole:
                 shutil.copyfileobj(file, whole)
 
 
 def write_text(path: Path, text: str) -> None:
     """In UTF-8; of names of files that are no text, a question mark for what is none."""
-    with written_aside(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
 

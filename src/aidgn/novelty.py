@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms import Algorithm
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 RATE = 0.01  # of false alarms: the share of images like the sources' that get a warning
 MOST = 4000  # images kept; with them a rate of 1 % is 1 +- 0.16 %
@@ -41,7 +41,7 @@ class Novelty:
         """From features [n, features] of images set aside, their predicted classes [n] or logits [n, C], and the
         classifier's class vectors [features, C]."""
         vectors = None if weight is None else as_array(weight)
-        norms, angles = map(as_array, measures(features, predicted, vectors))
+        norms, angles = map(as_array, norms_and_angles(features, predicted, vectors))
         finite = np.isfinite(norms)
         norms, angles = norms[finite], angles[finite]
         if len(norms) > MOST:
@@ -60,7 +60,7 @@ class Novelty:
 
     def p_values(self, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray) -> np.ndarray:
         """p of every image, float64 [N], from its feature and predicted class (or logits); small: unlike the n."""
-        norms, angles = measures(features, predicted, self.weight)
+        norms, angles = norms_and_angles(features, predicted, self.weight)
         return self.p_values_of(as_array(norms), as_array(angles))
 
     def p_values_of(self, norms: np.ndarray, angles: np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ class Novelty:
         self, features: Tensor | np.ndarray, predicted: Tensor | np.ndarray, rate: float = RATE
     ) -> list[str | None]:
         """For every image None, or in words what is unusual about it, at this rate of false alarms."""
-        norms, angles = measures(features, predicted, self.weight)
+        norms, angles = norms_and_angles(features, predicted, self.weight)
         return self.warnings_of(as_array(norms), as_array(angles), rate)
 
     def warnings_of(self, norms: np.ndarray, angles: np.ndarray, rate: float = RATE) -> list[str | None]:
@@ -139,7 +139,7 @@ class Novelty:
                 raise ValueError("version or shapes")
             by_angle = bool(values["by_angle"])
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
+            raise AidgnError(
                 f"novelty.json cannot be used ({type(error).__name__}: {error}): it was changed, or "
                 "written by another version of aidgn. Move it away to do without warnings."
             ) from None
@@ -160,7 +160,7 @@ def unusual(norms: np.ndarray, angles: np.ndarray, quantiles: np.ndarray) -> np.
     )
 
 
-def measures(
+def norms_and_angles(
     features: Tensor | np.ndarray, predicted: Tensor | np.ndarray, weight: Tensor | np.ndarray | None
 ) -> tuple[Tensor, Tensor]:
     """Norms [N] and angles [N] to the vector of the predicted class, float64, where the features are; of a feature

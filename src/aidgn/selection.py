@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aidgn.differences import check_same_images
-from aidgn.errors import UserError, did_you_mean
-from aidgn.reading import load_records, read_runs
-from aidgn.records import Floats, Integers, Record, Records, Run, as_records, domain_names
+from aidgn.errors import AidgnError, did_you_mean
+from aidgn.runs.differences import check_same_images
+from aidgn.runs.reader import load_records, read_runs
+from aidgn.runs.records import Floats, Integers, Record, Records, RunRecords, as_records, domain_names
 
 __all__ = [
     "METHODS",
     "Record",
     "Records",
-    "Run",
+    "RunRecords",
     "as_records",
     "choose",
     "domain_names",
@@ -30,11 +30,11 @@ class Candidate(NamedTuple):
 
     validation: float
     hparams_seed: int
-    run: Run
+    run: RunRecords
     record: int
 
 
-def _best(run: Run, positions: Integers, validation: Floats) -> Iterator[Candidate]:
+def _best(run: RunRecords, positions: Integers, validation: Floats) -> Iterator[Candidate]:
     """Of these records, in the order of their steps, the first of highest validation accuracy, if any has one."""
     known = np.where(np.isnan(validation), -np.inf, validation)
     if len(known) and known.max() > -np.inf:
@@ -42,20 +42,22 @@ def _best(run: Run, positions: Integers, validation: Floats) -> Iterator[Candida
         yield Candidate(float(known[i]), run.args["hparams_seed"], run, int(positions[i]))
 
 
-def _training(target: int, runs: list[Run]) -> Iterator[Candidate]:
+def _training(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
     """Validation accuracy = mean of the source *out* accuracies."""
     for run in runs:
         if run.targets == [target]:
             sources = [domain for domain in run.domains if domain != target]
             if not sources:
-                raise UserError(f"The records of {run} have no accuracy on a source domain's out split (env*_out_acc).")
+                raise AidgnError(
+                    f"The records of {run} have no accuracy on a source domain's out split (env*_out_acc)."
+                )
             curves = np.stack([run.curve(f"env{domain}_out_acc") for domain in sources], axis=1)
             yield from _best(run, run.order, curves.mean(axis=1))
 
 
-def _leave_one_out(target: int, runs: list[Run]) -> Iterator[Candidate]:
+def _leave_one_out(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
     """Validation accuracy = mean over source domains of their *in* accuracy in the run that held them out as well."""
-    settings: dict[str, list[Run]] = {}
+    settings: dict[str, list[RunRecords]] = {}
     for run in runs:
         settings.setdefault(run.setting, []).append(run)
     for members in settings.values():
@@ -76,7 +78,7 @@ def _leave_one_out(target: int, runs: list[Run]) -> Iterator[Candidate]:
             yield from _best(run, run.order[np.isin(steps, common)], np.stack(curves, axis=1).mean(axis=1))
 
 
-def _oracle(target: int, runs: list[Run]) -> Iterator[Candidate]:
+def _oracle(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
     """Validation accuracy = the target's *out* accuracy at the last step; no step is chosen."""
     for run in runs:
         if run.targets == [target]:
@@ -87,7 +89,7 @@ def _oracle(target: int, runs: list[Run]) -> Iterator[Candidate]:
 METHODS = {"training": _training, "leave-one-out": _leave_one_out, "oracle": _oracle}
 
 
-def choose(target: int, runs: list[Run], method: str = "training") -> Candidate | None:
+def choose(target: int, runs: list[RunRecords], method: str = "training") -> Candidate | None:
     """The best that these runs have to offer; of runs with equal validation accuracy the one of the highest draw."""
     return max(METHODS[method](target, runs), key=lambda candidate: candidate[:2], default=None)
 
@@ -96,10 +98,10 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
     """Per (data set, algorithm, target, trial) the accuracy on the target's *in* split of the run and step chosen.
     `target` is the number of the domain."""
     if method not in METHODS:
-        raise UserError(
+        raise AidgnError(
             f"There is no selection method {method}.{did_you_mean(method, METHODS)} Choose one of {', '.join(METHODS)}."
         )
-    groups: dict[tuple[str, str, int, int], list[Run]] = {}
+    groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
     for run in as_records(records).runs:
         for target in run.targets:
             key = run.args["dataset"], run.args["algorithm"], target, run.args["trial_seed"]

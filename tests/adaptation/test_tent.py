@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from aidgn import backbones
 from aidgn.adaptation import Tent, TentBN, TentC
 from aidgn.algorithms import create
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.training.featurizer import Featurizer
 
 SIZES = (8, 8, 8, 3)  # the last batch is smaller
@@ -157,10 +157,10 @@ def test_tent_runs_its_copy_not_code_compiled_for_the_trained_network(toy: Simpl
 def test_tent_needs_batch_norm(toy: SimpleNamespace) -> None:
     algorithm = toy.trained("ERM", updates=0)
     algorithm.featurizer = backbones.create(backbones.SMALL)
-    with pytest.raises(UserError, match=r"this backbone has none\. Tent-C and Tent-BN do"):
+    with pytest.raises(AidgnError, match=r"this backbone has none\. Tent-C and Tent-BN do"):
         Tent(algorithm)
     algorithm.featurizer = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False))
-    with pytest.raises(UserError, match="this backbone has none"):
+    with pytest.raises(AidgnError, match="this backbone has none"):
         Tent(algorithm)
 
 

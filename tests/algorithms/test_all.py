@@ -10,8 +10,8 @@ import torch
 
 from aidgn.algorithms import ALGORITHMS, Algorithm, create
 from aidgn.algorithms.base import domain_ids
-from aidgn.algorithms.hyper_parameters import Distribution, uniform
-from aidgn.errors import UserError
+from aidgn.algorithms.search_space import Distribution, uniform
+from aidgn.errors import AidgnError
 
 NAMES = list(ALGORITHMS)
 
@@ -319,12 +319,12 @@ def test_small_images_and_domainnet() -> None:
 )
 def test_values_out_of_range(toy: SimpleNamespace, name: str, given: dict[str, object]) -> None:
     ((key, value),) = given.items()
-    with pytest.raises(UserError, match=f"{name}: {key}={value}.*(expected|is not) "):
+    with pytest.raises(AidgnError, match=f"{name}: {key}={value}.*(expected|is not) "):
         create(name, toy.network(), 4, 3, **given)
 
 
 def test_unknown_hyper_parameter_suggests_the_nearest(toy: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="Did you mean mmd_gamma"):
+    with pytest.raises(AidgnError, match="Did you mean mmd_gamma"):
         create("CORAL", toy.network(), 4, 3, mmd_gama=1.0)
 
 
@@ -336,7 +336,7 @@ def test_bounds_in_words() -> None:
 
 
 def test_as_many_batches_as_domains(toy: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="made for 3 source domains"):
+    with pytest.raises(AidgnError, match="made for 3 source domains"):
         toy.make("ERM").update(toy.batches(0)[:2])
 
 

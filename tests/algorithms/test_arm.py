@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.training.featurizer import Compiled, Featurizer
 
 
@@ -74,11 +74,11 @@ def test_batch_size_is_8_except_for_small_images(toy: SimpleNamespace) -> None:
 
 
 def test_a_featurizer_for_images_alone_is_refused(toy: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match=r"images of 3 channels its first convolution must take 4, not 3"):
+    with pytest.raises(AidgnError, match=r"images of 3 channels its first convolution must take 4, not 3"):
         toy.make("ARM", toy.image_network(3)).update(toy.batches(0, shape=(3, 6, 6)))
-    with pytest.raises(UserError, match=r"images of 1 channels its first convolution must take 2, not 1"):
+    with pytest.raises(AidgnError, match=r"images of 1 channels its first convolution must take 2, not 1"):
         toy.make("ARM", toy.image_network(1))
-    with pytest.raises(UserError, match=r"images of 3 channels its first convolution must take 4, not 2"):
+    with pytest.raises(AidgnError, match=r"images of 3 channels its first convolution must take 4, not 2"):
         toy.make("ARM", toy.image_network(2)).predict(torch.randn(2, 3, 6, 6, dtype=torch.float64))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
 def naive_coral(a, b):
@@ -70,11 +70,11 @@ def test_mmd_of_near_features_in_float32(toy: SimpleNamespace) -> None:
 
 
 def test_covariance_needs_two_samples_and_pairs_two_domains(toy: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="at least 2 samples"):
+    with pytest.raises(AidgnError, match="at least 2 samples"):
         toy.make("CORAL").update(toy.batches(0, sizes=(1, 4, 4)))
     toy.make("MMD").update(toy.batches(0, sizes=(1, 4, 4)))
     for name in ("CORAL", "MMD"):
-        with pytest.raises(UserError, match="at least 2 source domains"):
+        with pytest.raises(AidgnError, match="at least 2 source domains"):
             toy.make(name, domains=1)
 
 

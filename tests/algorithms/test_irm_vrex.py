@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aidgn.algorithms.irm import scale_gradients
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
 @pytest.mark.parametrize("anneal", [0, 2, 100])
@@ -63,12 +63,12 @@ def test_irm_penalty_is_an_unbiased_estimate_of_the_squared_gradient() -> None:
 
 
 def test_irm_needs_two_samples_of_each_domain(toy: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="at least 2 samples"):
+    with pytest.raises(AidgnError, match="at least 2 samples"):
         toy.make("IRM").update(toy.batches(0, sizes=(4, 1, 4)))
 
 
 def test_vrex_needs_two_domains(toy: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="at least 2 source domains"):
+    with pytest.raises(AidgnError, match="at least 2 source domains"):
         toy.make("VREx", domains=1)
 
 

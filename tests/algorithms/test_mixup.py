@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aidgn.algorithms.base import random_cycle
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
 def test_updates(toy: SimpleNamespace) -> None:
@@ -43,5 +43,5 @@ def test_every_domain_is_first_once_and_second_once_and_never_beside_itself() ->
 
 
 def test_needs_two_domains(toy: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="at least 2 source domains"):
+    with pytest.raises(AidgnError, match="at least 2 source domains"):
         toy.make("Mixup", domains=1)

@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 
 from aidgn.analysis.diagnosis import Diagnosis, compare, diagnose
 from aidgn.analysis.features import Features
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 Make = Callable[..., Features]
 
@@ -320,14 +320,14 @@ def test_two_domains_and_two_targets(synthetic: Make) -> None:
     ],
 )
 def test_questions_that_cannot_be_asked(synthetic: Make, change: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(AidgnError, match=message):
         diagnose(replace(synthetic(), **change))
 
 
 def test_too_few_images_and_broken_features(synthetic: Make) -> None:
-    with pytest.raises(UserError, match="too few images"):
+    with pytest.raises(AidgnError, match="too few images"):
         diagnose(synthetic(images=4))
     features = synthetic()
     features.features[5, 0] = np.nan
-    with pytest.raises(UserError, match="NaN"):
+    with pytest.raises(AidgnError, match="NaN"):
         diagnose(features)

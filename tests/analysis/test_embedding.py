@@ -7,7 +7,7 @@ import pytest
 
 from aidgn.analysis.embedding import subsample, tsne
 from aidgn.analysis.features import Features
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 Make = Callable[..., Features]
 
@@ -30,7 +30,7 @@ def test_few_or_equal_vectors() -> None:
         (np.ones((9, 3)), "all feature vectors are the same"),
         (np.full((9, 3), np.nan), "finite"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(AidgnError, match=message):
             tsne(values)
 
 

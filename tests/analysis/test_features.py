@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from aidgn.analysis.features import KEPT, Features, extract
 from aidgn.cli import app
 from aidgn.data import load_dataset
-from aidgn.errors import UserError
-from aidgn.inference import load_model
+from aidgn.errors import AidgnError
+from aidgn.inference.model import load_model
+from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
-from aidgn.training.folder import RunFolder
 
 DigitsRun = Callable[..., Path]
 DIGITS = load_dataset("digits")
@@ -142,7 +142,7 @@ def test_kept_features_are_read_back_while_the_model_is_theirs(copy: Path, featu
     tensors = load_file(copy / "model.safetensors")
     tensors["classifier.weight"] = -tensors["classifier.weight"]
     save_file(tensors, copy / "model.safetensors", metadata={"aidgn": json.dumps({"algorithm": "AIDGN", "step": 3})})
-    with pytest.raises(UserError, match=r"features of another model \(AIDGN on digits, chalk unseen, trial 1"):
+    with pytest.raises(AidgnError, match=r"features of another model \(AIDGN on digits, chalk unseen, trial 1"):
         Features.load(copy / KEPT, copy)
     found = extract(copy, device="cpu")
     np.testing.assert_allclose(found.logits, -features.logits, rtol=1e-5, atol=1e-5)
@@ -158,21 +158,21 @@ def test_features_that_cannot_be_kept_are_said_not_to_be(copy: Path, features: F
     (copy / KEPT).unlink(missing_ok=True)
     (copy / KEPT).mkdir()  # in the way, as a full disk or a folder of someone else's is
     found = CliRunner().invoke(app, ["features", str(copy)])
-    assert isinstance(found.exception, UserError) and str(copy / KEPT) in str(found.exception) and not found.output
+    assert isinstance(found.exception, AidgnError) and str(copy / KEPT) in str(found.exception) and not found.output
     elsewhere = CliRunner().invoke(app, ["features", str(copy), "--out", str(tmp_path / "z.npz")])
     assert elsewhere.exit_code == 0
     np.testing.assert_array_equal(Features.load(tmp_path / "z.npz").features, features.features)
 
 
 def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"no feature file .*missing\.npz"):
+    with pytest.raises(AidgnError, match=r"no feature file .*missing\.npz"):
         Features.load(tmp_path / "missing.npz")
     for name in ("text.npz", "text.parquet"):
         (tmp_path / name).write_text("hello")
-        with pytest.raises(UserError, match=f"{name} is not a feature file"):
+        with pytest.raises(AidgnError, match=f"{name} is not a feature file"):
             Features.load(tmp_path / name)
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    with pytest.raises(UserError, match=r"other\.npz is not a feature file"):
+    with pytest.raises(AidgnError, match=r"other\.npz is not a feature file"):
         Features.load(tmp_path / "other.npz")
     for change in (
         {"labels": features.labels + 1},
@@ -181,15 +181,15 @@ def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.Mon
         {"logits": features.logits[:, 1:]},
     ):
         replace(features, **change).save(tmp_path / "own.npz")  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=r"own\.npz is not a feature file"):
+        with pytest.raises(AidgnError, match=r"own\.npz is not a feature file"):
             Features.load(tmp_path / "own.npz")
     np.savez(tmp_path / "pickled.npz", features=np.array([{}], dtype=object))
-    with pytest.raises(UserError, match=r"pickled\.npz is not a feature file"):
+    with pytest.raises(AidgnError, match=r"pickled\.npz is not a feature file"):
         Features.load(tmp_path / "pickled.npz")
-    with pytest.raises(UserError, match=r"a\.csv should end in \.npz or \.parquet"):
+    with pytest.raises(AidgnError, match=r"a\.csv should end in \.npz or \.parquet"):
         features.save(tmp_path / "a.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pip install 'aidgn\[parquet\]'"):
+    with pytest.raises(AidgnError, match=r"pip install 'aidgn\[parquet\]'"):
         features.save(tmp_path / "b.parquet")
     assert not (tmp_path / "b.parquet").exists()
 
@@ -197,19 +197,19 @@ def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_that_is_not_finished_or_none(copy: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").unlink()
     with pytest.raises(
-        UserError,
+        AidgnError,
         match=r"is not finished.*`aidgn report .*` shows its curves so far\. The `aidgn "
         "train` command that started it goes on",
     ):
         extract(copy, device="cpu")
     (copy / "results.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"is not finished.*It has no records yet either\. The `aidgn train` command"):
+    with pytest.raises(AidgnError, match=r"is not finished.*It has no records yet either\. The `aidgn train` command"):
         extract(copy, device="cpu")
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(AidgnError, match="does not exist"):
         extract(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="holds 1 run: give one, such as"):
+    with pytest.raises(AidgnError, match="holds 1 run: give one, such as"):
         extract(copy.parent)
-    with pytest.raises(UserError, match="is a file: give the folder"):
+    with pytest.raises(AidgnError, match="is a file: give the folder"):
         extract(copy / "run.json")
 
 
@@ -252,16 +252,16 @@ def test_the_folder_of_the_images_is_remembered_and_can_be_told(photos: Path) ->
     assert first.files[0] == "a/dark/0.png" and len(first) == 30
     (run / KEPT).unlink()
     moved = photos.rename(photos.with_name("moved"))
-    with pytest.raises(UserError, match=r"images of .* are not here: .*photos.* --data DIR"):
+    with pytest.raises(AidgnError, match=r"images of .* are not here: .*photos.* --data DIR"):
         extract(run, device="cpu")
     np.testing.assert_array_equal(extract(run, data=moved, device="cpu").logits, first.logits)
     (run / KEPT).unlink()
     Image.new("RGB", (30, 40)).save(moved / "a" / "dark" / "0.png")
-    with pytest.raises(UserError, match=r"images in .*moved are not those that .* was trained on"):
+    with pytest.raises(AidgnError, match=r"images in .*moved are not those that .* was trained on"):
         extract(run, data=moved, device="cpu")
     shutil.rmtree(moved)
     (run / KEPT).write_bytes(b"")
-    with pytest.raises(UserError, match="moved does not exist"):
+    with pytest.raises(AidgnError, match="moved does not exist"):
         extract(run, data=moved, device="cpu")
 
 
@@ -289,7 +289,7 @@ def test_a_published_data_set_is_found_by_name_wherever_it_lies(photos: Path, mo
     del about["root"]
     (run / "run.json").write_text(json.dumps(about))
     monkeypatch.chdir(run)
-    with pytest.raises(UserError, match=r"PACS is not on this disk.* with --data or"):
+    with pytest.raises(AidgnError, match=r"PACS is not on this disk.* with --data or"):
         extract(run, device="cpu")
     for ways in ({"data_dir": pacs.parent}, {"data": pacs.parent}, {"data": pacs}):
         found = extract(run, device="cpu", **ways)  # type: ignore[arg-type]
@@ -311,7 +311,7 @@ def test_images_that_the_run_left_out_stay_out(photos: Path) -> None:
 
 def test_an_algorithm_that_predicts_by_its_own_way(photos: Path, own: str) -> None:
     run = photos_run(photos, algorithm=own)
-    with pytest.raises(UserError, match="an algorithm of your own: say where its class is"):
+    with pytest.raises(AidgnError, match="an algorithm of your own: say where its class is"):
         extract(run, device="cpu")
     found = extract(run, device="cpu", algorithm=own)
     bias = load_file(run / "model.safetensors")["classifier.bias"].numpy()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from aidgn.analysis.features import Features, extract
 from aidgn.cli import app
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.training import RunSpec, train
 
 
@@ -120,11 +120,11 @@ def test_a_feature_file_and_the_same_numbers(
 def test_an_unfinished_run_shows_its_curves(runs: dict[str, Path], tmp_path: Path) -> None:
     for name in ("run.json", "results.jsonl"):
         shutil.copy(runs["AIDGN"] / name, tmp_path)
-    with pytest.raises(UserError, match=r"not finished.*curves so far are in"):
+    with pytest.raises(AidgnError, match=r"not finished.*curves so far are in"):
         aidgn(tmp_path)
     assert (tmp_path / "figures/curves.png").is_file()
     (tmp_path / "results.jsonl").unlink()
-    with pytest.raises(UserError, match="no records yet"):
+    with pytest.raises(AidgnError, match="no records yet"):
         aidgn(tmp_path)
 
 
@@ -133,16 +133,16 @@ def test_features_of_another_model_and_other_mistakes(runs: dict[str, Path], tmp
     for name in ("run.json", "model.safetensors"):
         shutil.copy(runs["ERM"] / name, tmp_path)
     shutil.copy(runs["AIDGN"] / "features.npz", tmp_path)
-    with pytest.raises(UserError, match="features of another model"):
+    with pytest.raises(AidgnError, match="features of another model"):
         aidgn(tmp_path / "features.npz", "--no-figures")
     for name, why in (("nowhere.npz", "does not exist"), ("run.json", "is something else")):
-        with pytest.raises(UserError, match=rf"{name} {why}: expected .* or a file of features \(.npz or .parquet\)"):
+        with pytest.raises(AidgnError, match=rf"{name} {why}: expected .* or a file of features \(.npz or .parquet\)"):
             aidgn(tmp_path / name)
-    with pytest.raises(UserError, match=r"[Gg]ive one|holds 2 runs"):
+    with pytest.raises(AidgnError, match=r"[Gg]ive one|holds 2 runs"):
         aidgn(runs["ERM"].parent)
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"PK\x03\x04 not a feature file")
-    with pytest.raises(UserError, match="not a feature file"):
+    with pytest.raises(AidgnError, match="not a feature file"):
         aidgn(broken)
     alone = tmp_path / "elsewhere/alone.npz"
     features = Features.load(runs["AIDGN"] / "features.npz")
@@ -155,5 +155,5 @@ def test_features_of_another_model_and_other_mistakes(runs: dict[str, Path], tmp
         domain_names=["chalk"],
         files=["x"] * int(one.sum()),
     ).save(alone)
-    with pytest.raises(UserError, match="single domain"):
+    with pytest.raises(AidgnError, match="single domain"):
         aidgn(alone)

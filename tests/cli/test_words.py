@@ -24,9 +24,9 @@ from aidgn.cli.predict import Rows
 from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.serve import name_of
 from aidgn.cli.sweep import finished_tables, say_end
-from aidgn.errors import UserError
-from aidgn.report.forms import Cell, Row, Table
-from aidgn.sweep.folder import Item, SweepFolder
+from aidgn.errors import AidgnError
+from aidgn.report.table_formats import Cell, Row, Table
+from aidgn.sweeps.store import PlannedRun, SweepFolder
 from aidgn.training import RunSpec
 
 
@@ -197,7 +197,7 @@ def test_a_narrow_terminal_cuts_no_name_off() -> None:
         50,
         """if True:
         import sys
-        from aidgn.report.forms import Cell, Row, Table
+        from aidgn.report.table_formats import Cell, Row, Table
         cells = [Cell(12.34 * n, 10.0, 3) for n in range(1, 7)]
         print(Table("T", list("ACPSTU"), [Row("AIDGN-noD", cells), Row("AIDGN-noR", cells)]).to_terminal())
         from aidgn.cli import main
@@ -236,7 +236,7 @@ def test_a_sweep_ends_with_its_table_beside_the_paper_s(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_while_something_is_imported_waits_for_it_unless_repeated(times: int, tmp_path: Path) -> None:
-    SweepFolder(tmp_path).write([Item("key", "digits", "ERM", ["ink"], 0, 0, 4, "")], 2, "")
+    SweepFolder(tmp_path).write([PlannedRun("key", "digits", "ERM", ["ink"], 0, 0, 4, "")], 2, "")
     code = f"""if True:
         import signal, sys
         from aidgn.cli import main
@@ -261,5 +261,5 @@ def test_ctrl_c_while_something_is_imported_waits_for_it_unless_repeated(times: 
 
 def test_a_batch_size_is_given_once() -> None:
     assert parse_settings(("lr=1",), 8) == {"lr": "1", "batch_size": "8"}
-    with pytest.raises(UserError, match=r"--batch-size 8 and --set batch_size=9 differ: give one\."):
+    with pytest.raises(AidgnError, match=r"--batch-size 8 and --set batch_size=9 differ: give one\."):
         parse_settings(("batch_size=9",), 8)

@@ -21,10 +21,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from aidgn.data import Dataset, cache, checking, decoding, load_dataset
-from aidgn.data.cache import Index, Prepared, cache_folder, line_of, prepare
-from aidgn.data.checking import pixel_digests
-from aidgn.errors import UserError, amount
+from aidgn.data import Dataset, cache, load_dataset
+from aidgn.data import decode_pool as decoding
+from aidgn.data import validate as checking
+from aidgn.data.cache import DecodedDataset, Index, cache_folder, line_of, prepare
+from aidgn.data.validate import pixel_digests
+from aidgn.errors import AidgnError, amount
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +86,7 @@ def many(root: Path, count: int = 12, side: int = 9, seed: int = 0) -> Dataset:
     )
 
 
-def check_exact(prepared: Prepared) -> None:
+def check_exact(prepared: DecodedDataset) -> None:
     """Every image is in its slot as Pillow decodes it, and nothing else is."""
     root = prepared.dataset.root
     assert root is not None and len(prepared.rows) == len(prepared.geometry) == len(prepared.dataset)
@@ -324,7 +326,7 @@ def test_broken_files(tmp_path: Path) -> None:
     dataset = fill(
         tmp_path / "d", {"a/x/cut.jpg": whole[: len(whole) // 2], "b/x/empty.png": b"", "b/y/text.png": b"hello"}
     )
-    with pytest.raises(UserError, match=r"(?s)3 of 15 images .*--skip-broken") as caught:
+    with pytest.raises(AidgnError, match=r"(?s)3 of 15 images .*--skip-broken") as caught:
         prepare(dataset)
     assert all(f"\n  {file} is " in str(caught.value) for file in ("a/x/cut.jpg", "b/x/empty.png", "b/y/text.png"))
     assert "0 bytes" in str(caught.value)
@@ -349,17 +351,17 @@ def test_what_is_broken_for_one_pillow_is_tried_with_another(tmp_path: Path, mon
 
 def test_ten_broken_files_are_named(tmp_path: Path) -> None:
     dataset = fill(tmp_path / "d", {f"{'ab'[i % 2]}/{'xy'[i // 2 % 2]}/{i}.png": b"?" for i in range(16)})
-    with pytest.raises(UserError, match="and 6 more") as caught:
+    with pytest.raises(AidgnError, match="and 6 more") as caught:
         prepare(dataset)
     assert str(caught.value).count("\n  ") == 11
-    with pytest.raises(UserError, match="16 of 16"):
+    with pytest.raises(AidgnError, match="16 of 16"):
         prepare(dataset, skip_broken=True)
 
 
 def test_a_vanished_file_is_named(tmp_path: Path) -> None:
     dataset = many(tmp_path / "d")
     (tmp_path / "d" / dataset.files[3]).unlink()
-    with pytest.raises(UserError, match=rf"{dataset.files[3]} cannot be read: No such file"):
+    with pytest.raises(AidgnError, match=rf"{dataset.files[3]} cannot be read: No such file"):
         prepare(dataset)
     check_exact(prepare(dataset, skip_broken=True))
     check_exact(prepare(many(tmp_path / "d")))
@@ -484,7 +486,7 @@ def test_links_in_the_cache_are_not_followed(tmp_path: Path, name: str) -> None:
     before = everything_in(tmp_path)[victim]
     dataset = many(tmp_path / "d", 20)
     if name == "lock-256":
-        with pytest.raises(UserError, match="symbolic link"):
+        with pytest.raises(AidgnError, match="symbolic link"):
             prepare(dataset)
     else:
         check_exact(prepare(dataset))
@@ -497,19 +499,19 @@ def test_a_folder_of_someone_else_is_refused(tmp_path: Path, monkeypatch: pytest
     user = os.getuid()
     with monkeypatch.context() as other:
         other.setattr(os, "getuid", lambda: user + 1)
-        with pytest.raises(UserError, match=r"another user.*AIDGN_CACHE"):
+        with pytest.raises(AidgnError, match=r"another user.*AIDGN_CACHE"):
             prepare(dataset)
     folder = folder_of(tmp_path / "d")
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"is a link.*AIDGN_CACHE"):
+    with pytest.raises(AidgnError, match=r"is a link.*AIDGN_CACHE"):
         prepare(dataset)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     dataset = many(tmp_path / "d")
     (tmp_path / "cache").write_text("in the way")
-    with pytest.raises(UserError, match=r"cannot be stored in .*AIDGN_CACHE"):
+    with pytest.raises(AidgnError, match=r"cannot be stored in .*AIDGN_CACHE"):
         prepare(dataset)
 
 
@@ -526,7 +528,7 @@ def test_a_folder_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_disk_too_small_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
-    with pytest.raises(UserError, match=r"need 2\.92 kB in .*cache/d-\w+, where 1 kB are free.*AIDGN_CACHE"):
+    with pytest.raises(AidgnError, match=r"need 2\.92 kB in .*cache/d-\w+, where 1 kB are free.*AIDGN_CACHE"):
         prepare(many(tmp_path / "d"))
 
 
@@ -557,7 +559,7 @@ def test_files_that_cannot_be_read_need_no_space(tmp_path: Path, monkeypatch: py
     Image.new("RGB", (9, 9)).save(tmp_path / "d" / "nowhere.png")
     (tmp_path / "d" / "a/x/dead.png").unlink()
     (tmp_path / "d" / "a/x/dead.png").symlink_to("../../nowhere.png")
-    with pytest.raises(UserError, match=r"need 243 bytes in .* 0 bytes are free"):
+    with pytest.raises(AidgnError, match=r"need 243 bytes in .* 0 bytes are free"):
         prepare(dataset, skip_broken=True)
 
 
@@ -573,7 +575,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", pwrite)
-        with pytest.raises(UserError, match="disk is full"):
+        with pytest.raises(AidgnError, match="disk is full"):
             prepare(dataset)
     prepared = prepare(dataset)
     assert prepared.decoded == 8  # the third chunk of 16
@@ -581,7 +583,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_worthless_workers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--workers 0"):
+    with pytest.raises(AidgnError, match="--workers 0"):
         prepare(many(tmp_path / "d"), workers=0)
 
 
@@ -690,7 +692,7 @@ def test_damage_to_images_that_are_gone_is_an_error(tmp_path: Path) -> None:
     [pixels] = folder_of(tmp_path / "d").glob("pixels*")
     pixels.write_bytes(bytes(12 * 243))
     (tmp_path / "d" / dataset.files[3]).unlink()
-    with pytest.raises(UserError, match=dataset.files[3]):
+    with pytest.raises(AidgnError, match=dataset.files[3]):
         prepare(dataset)
 
 
@@ -719,7 +721,7 @@ def test_a_worker_that_dies_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as deadly:
         deadly.setattr(decoding, "start_workers", start_and_kill_one)
-        with pytest.raises(UserError, match=r"ended unexpectedly \(exit code -9\).*fewer cores: taskset"):
+        with pytest.raises(AidgnError, match=r"ended unexpectedly \(exit code -9\).*fewer cores: taskset"):
             prepare(dataset, workers=2)
     assert len(started) == 2 and not any(Path(f"/proc/{process}").exists() for process in started)
     check_exact(prepare(dataset, workers=2))

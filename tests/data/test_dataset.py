@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn.data.catalogue import CATALOGUE
-from aidgn.data.checking import check, compare, same_images
 from aidgn.data.dataset import load_dataset, short_names
+from aidgn.data.registry import DATASETS
 from aidgn.data.splits import split
-from aidgn.errors import UserError
+from aidgn.data.validate import check, compare, same_images
+from aidgn.errors import AidgnError
 
 
 def write(path, seed=None):
@@ -30,7 +30,7 @@ def make(root, domains=("camera", "phone"), classes=("cat", "dog"), images=3):
 
 
 def error_of(*arguments, **options):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(AidgnError) as caught:
         load_dataset(*arguments, **options)
     return str(caught.value)
 
@@ -140,12 +140,12 @@ def test_find_domain(tmp_path):
     assert dataset.find_domain("Camera") == dataset.find_domain("camera") == dataset.find_domain("c") == 0
     assert dataset.find_domain("P") == dataset.find_domain("p") == 1  # a name goes before a letter
     assert dataset.find_domain("PHONE") == 2
-    with pytest.raises(UserError, match=r"own has no domain phnoe. Did you mean phone\? .*Camera \(C\), P"):
+    with pytest.raises(AidgnError, match=r"own has no domain phnoe. Did you mean phone\? .*Camera \(C\), P"):
         dataset.find_domain("phnoe")
 
 
 def make_pacs(root):
-    return make(root, domains=CATALOGUE["PACS"].domains, classes=CATALOGUE["PACS"].classes, images=1)
+    return make(root, domains=DATASETS["PACS"].domains, classes=DATASETS["PACS"].classes, images=1)
 
 
 def test_a_known_data_set_by_name_and_by_folder(tmp_path, monkeypatch):
@@ -417,7 +417,7 @@ def test_check_compares_with_the_published_counts(tmp_path):
 
 
 def test_check_accepts_both_copies_of_terra_incognita(tmp_path):
-    entry = CATALOGUE["TerraIncognita"]
+    entry = DATASETS["TerraIncognita"]
     make(tmp_path / "terra_incognita", domains=entry.domains, classes=entry.classes, images=1)
     dataset = load_dataset(tmp_path / "terra_incognita")
     for counts, words in (
@@ -426,7 +426,7 @@ def test_check_accepts_both_copies_of_terra_incognita(tmp_path):
     ):
         table = np.zeros((4, 10), dtype=np.int64)
         table[:, 3] = [counts[domain] for domain in entry.domains]
-        expected, differences = compare(dataset, table, CATALOGUE.get(dataset.name))
+        expected, differences = compare(dataset, table, DATASETS.get(dataset.name))
         assert expected == f"the copy of TerraIncognita {words}"
         assert differences == []
 

@@ -26,14 +26,14 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import rotate
 
-from aidgn.data import fetch
-from aidgn.data.catalogue import CATALOGUE, Entry
 from aidgn.data.dataset import load_dataset
 from aidgn.data.download import download, manual_steps
-from aidgn.data.fetch import ATTEMPTS, CHUNK, File
-from aidgn.data.sources import MNIST, SOURCES, VLCS, Mirror, Source, hugging_face
-from aidgn.data.unpack import ARRANGE
-from aidgn.errors import UserError
+from aidgn.data.download import http as fetch
+from aidgn.data.download.archives import ARRANGE
+from aidgn.data.download.http import ATTEMPTS, CHUNK, File
+from aidgn.data.download.mirrors import MNIST, SOURCES, VLCS, Mirror, Source, hugging_face
+from aidgn.data.registry import DATASETS, DatasetInfo
+from aidgn.errors import AidgnError
 
 Answer = Callable[["Handler"], None]
 
@@ -158,9 +158,9 @@ def picture(seed: int, size: int = 4) -> bytes:
     return buffer.getvalue()
 
 
-def small(name: str, classes: tuple[str, ...] | None = None) -> Entry:
+def small(name: str, classes: tuple[str, ...] | None = None) -> DatasetInfo:
     """The catalogue's entry with 1, 2, 3, ... images in the classes of the first domain, one more in the next, ..."""
-    entry = CATALOGUE[name]
+    entry = DATASETS[name]
     classes = classes or entry.classes
     class_counts = {domain: tuple(1 + i + j for j in range(len(classes))) for i, domain in enumerate(entry.domains)}
     return replace(
@@ -174,7 +174,7 @@ def small(name: str, classes: tuple[str, ...] | None = None) -> Entry:
 
 
 def images_of(
-    entry: Entry, pattern: str = "{domain}/{label}/pic_{number:03d}.png", names: Mapping[str, str] | None = None
+    entry: DatasetInfo, pattern: str = "{domain}/{label}/pic_{number:03d}.png", names: Mapping[str, str] | None = None
 ) -> dict[str, bytes]:
     """As many images as the entry says, by their names in an archive."""
     result: dict[str, bytes] = {}
@@ -209,7 +209,7 @@ def tarred(files: Mapping[str, bytes | tarfile.TarInfo], mode: str = "w:gz") -> 
     return buffer.getvalue()
 
 
-def source_of(entry: Entry, *mirrors: Mirror, unpacked: int = 1_000_000) -> dict[str, Source]:
+def source_of(entry: DatasetInfo, *mirrors: Mirror, unpacked: int = 1_000_000) -> dict[str, Source]:
     return {entry.name: Source(entry, mirrors, unpacked, "https://example.org/data")}
 
 
@@ -369,7 +369,7 @@ def test_wrong_bytes_from_the_first_address_are_fetched_from_the_second(server: 
 
 def test_a_file_of_another_size_is_not_downloaded(server: Server, tmp_path: Path) -> None:
     url = server.serve("/PACS.zip", ARCHIVE)
-    with pytest.raises(UserError, match=f"has {len(ARCHIVE)} bytes, expected 77"):
+    with pytest.raises(AidgnError, match=f"has {len(ARCHIVE)} bytes, expected 77"):
         get(source_of(ENTRY, Mirror("other", (File("PACS.zip", (url,), size=77),))), tmp_path)
     assert not list(tmp_path.rglob("*.part"))
 
@@ -389,7 +389,7 @@ def test_a_page_that_asks_to_confirm_is_confirmed(server: Server, tmp_path: Path
     assert [request.range for request in server.requests("/download?id=a+b&confirm=t")] == [None, "bytes=1000-"]
 
     other = server.serve("/uc?id=2", b"<title>Quota exceeded</title>", kind="text/html")
-    with pytest.raises(UserError, match=r"a web page instead of the file \(Quota exceeded\)"):
+    with pytest.raises(AidgnError, match=r"a web page instead of the file \(Quota exceeded\)"):
         get(source_of(ENTRY, Mirror("drive", (File("PACS.zip", (other,)),))), tmp_path / "second")
 
 
@@ -405,10 +405,10 @@ def test_killed_in_the_middle_it_fetches_only_the_rest(server: Server, tmp_path:
 import sys
 sys.path[:0] = {sys.path!r}
 from dataclasses import replace
-from aidgn.data.catalogue import CATALOGUE
+from aidgn.data.registry import CATALOGUE
 from aidgn.data.download import download
-from aidgn.data.fetch import File
-from aidgn.data.sources import Mirror, Source
+from aidgn.data.download.http import File
+from aidgn.data.download.mirrors import Mirror, Source
 entry = replace(CATALOGUE["PACS"], counts={dict(ENTRY.counts)!r}, class_counts={dict(ENTRY.class_counts)!r})
 print("ready", flush=True)
 download("PACS", {str(tmp_path)!r}, sources={{"PACS": Source(entry, (Mirror("m", (File("PACS.zip", ({url!r},)),)),),
@@ -476,7 +476,7 @@ def test_when_all_fails_it_says_what_was_tried_and_what_to_do(server: Server, tm
         Mirror("another", (File("b.zip", (f"http://127.0.0.1:{closed}/b.zip",)),)),
         Mirror("nowhere", (File("c.zip", ("http://no-such-host.invalid/c.zip",)),)),
     )
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(AidgnError) as caught:
         get(source_of(ENTRY, *mirrors), tmp_path)
     lines = str(caught.value).splitlines()
     assert lines[0] == "PACS could not be downloaded. Tried:"
@@ -491,7 +491,7 @@ def test_when_all_fails_it_says_what_was_tried_and_what_to_do(server: Server, tm
 @pytest.mark.parametrize("name", SOURCES)
 def test_manual_steps_name_page_layout_and_check(name: str) -> None:
     text = manual_steps(name, "/my/data")
-    entry = CATALOGUE[name]
+    entry = DATASETS[name]
     assert all(domain in text for domain in entry.domains) and SOURCES[name].page in text
     assert f"/my/data/{entry.folder}/<domain>/<class>/<image>" in text and f"aidgn data check {name}" in text
 
@@ -500,7 +500,7 @@ def test_a_missing_image_is_named_by_domain_and_class(server: Server, tmp_path: 
     images = images_of(ENTRY, "kfold/{domain}/{label}/pic_{number:03d}.png")
     del images["kfold/photo/guitar/pic_000.png"]
     url = server.serve("/PACS.zip", zipped(images))
-    with pytest.raises(UserError, match=r"photo: 41 images, expected 42; photo/guitar: 5 images, expected 6\."):
+    with pytest.raises(AidgnError, match=r"photo: 41 images, expected 42; photo/guitar: 5 images, expected 6\."):
         get(source_of(ENTRY, Mirror("m", (File("PACS.zip", (url,)),))), tmp_path)
     assert not (tmp_path / "PACS").exists()
 
@@ -508,7 +508,7 @@ def test_a_missing_image_is_named_by_domain_and_class(server: Server, tmp_path: 
 def test_a_damaged_archive_is_fetched_anew_the_next_time(server: Server, tmp_path: Path) -> None:
     url = server.serve("/PACS.zip", ARCHIVE[:2000])
     sources = source_of(ENTRY, Mirror("m", (File("PACS.zip", (url,)),)))
-    with pytest.raises(UserError, match=r"PACS\.zip, which is damaged or no archive"):
+    with pytest.raises(AidgnError, match=r"PACS\.zip, which is damaged or no archive"):
         get(sources, tmp_path)
     server.serve("/PACS.zip", ARCHIVE)
     assert contents(get(sources, tmp_path)) == IMAGES
@@ -519,7 +519,7 @@ def test_what_is_there_is_never_overwritten(server: Server, tmp_path: Path) -> N
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"mine")
     _, mirror = simple(server)
-    with pytest.raises(UserError, match=f"{tmp_path}/PACS is there, but is not PACS as published"):
+    with pytest.raises(AidgnError, match=f"{tmp_path}/PACS is there, but is not PACS as published"):
         get(source_of(ENTRY, mirror), tmp_path)
     assert mine.read_bytes() == b"mine" and not server.log
 
@@ -527,14 +527,14 @@ def test_what_is_there_is_never_overwritten(server: Server, tmp_path: Path) -> N
 def test_a_full_disk_is_seen_before(server: Server, tmp_path: Path) -> None:
     route, mirror = simple(server)
     route.first = [lambda handler: handler.status(200, Content_Length=str(10**15))]
-    with pytest.raises(UserError, match="The disk is full"):
+    with pytest.raises(AidgnError, match="The disk is full"):
         get(source_of(ENTRY, mirror), tmp_path)
 
 
 def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     _, mirror = simple(server)
-    with pytest.raises(UserError, match=f"{tmp_path}/file/data/.downloads/PACS could not be written"):
+    with pytest.raises(AidgnError, match=f"{tmp_path}/file/data/.downloads/PACS could not be written"):
         get(source_of(ENTRY, mirror), tmp_path / "file" / "data")
 
 
@@ -542,14 +542,14 @@ def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
 def test_a_read_only_folder(server: Server, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     _, mirror = simple(server)
-    with pytest.raises(UserError, match="--data-dir"):
+    with pytest.raises(AidgnError, match="--data-dir"):
         get(source_of(ENTRY, mirror), tmp_path)
 
 
 def test_what_is_not_a_data_set_to_download(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Did you mean PACS"):
+    with pytest.raises(AidgnError, match="Did you mean PACS"):
         download("PACSS", tmp_path)
-    with pytest.raises(UserError, match="comes with the package"):
+    with pytest.raises(AidgnError, match="comes with the package"):
         download("digits", tmp_path)
 
 
@@ -590,7 +590,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_an_unsafe_archive_is_refused(server: Server, tmp_path: Path, name: str) -> None:
     url = server.serve(f"/{name}", HOSTILE[name])
-    with pytest.raises(UserError, match="refused"):
+    with pytest.raises(AidgnError, match="refused"):
         get(source_of(ENTRY, Mirror("m", (File(name, (url,)),))), tmp_path / "data")
     assert not list(tmp_path.rglob("evil*"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
@@ -607,7 +607,7 @@ def test_a_bomb_is_stopped(server: Server, tmp_path: Path, name: str) -> None:
         files = {f"photo/dog/{number}.png": b"x" for number in range(2000)}
     body = zipped(files, zipfile.ZIP_DEFLATED) if name.endswith(".zip") else tarred(files)
     url = server.serve(f"/{name}", body)
-    with pytest.raises(UserError, match="holds far more than the data set"):
+    with pytest.raises(AidgnError, match="holds far more than the data set"):
         get(source_of(ENTRY, Mirror("m", (File(name, (url,)),)), unpacked=5_000_000), tmp_path)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*.png"))
     assert len(body) < 300_000 and written <= 10_000_000
@@ -691,7 +691,9 @@ def test_domain_net_takes_what_the_lists_name(server: Server, tmp_path: Path) ->
     assert load_dataset("DomainNet", tmp_path).classes == ["The_Eiffel_Tower", "t-shirt"]
 
 
-def camera_traps(server: Server, entry: Entry, left_out: int, zipped_json: bool) -> tuple[Mirror, dict[str, bytes]]:
+def camera_traps(
+    server: Server, entry: DatasetInfo, left_out: int, zipped_json: bool
+) -> tuple[Mirror, dict[str, bytes]]:
     """Images of six locations with eleven categories, annotated in COCO camera-traps form; and what is to be taken."""
     images = images_of(entry)
     categories = [*entry.classes, "car"]
@@ -756,7 +758,7 @@ def test_terra_incognita_is_cut_out_of_camera_traps(
     mirror, expected = camera_traps(server, small("TerraIncognita"), left_out, zipped_json)
     total, said = sum(entry.counts.values()), list[str]()
     if left_out == 4:
-        with pytest.raises(UserError, match=r"location_100: 51 images, expected 52\."):
+        with pytest.raises(AidgnError, match=r"location_100: 51 images, expected 52\."):
             get(source_of(entry, mirror), tmp_path)
         return
     folder = get(source_of(entry, mirror), tmp_path, on_message=said.append)
@@ -778,7 +780,7 @@ def test_an_image_with_two_categories_lies_in_both(server: Server, tmp_path: Pat
             {"image_id": 1, "category_id": 2},
         ],
     }
-    entry = Entry(
+    entry = DatasetInfo(
         "TerraIncognita", "terra_incognita", ("location_38",), ("L38",), 2, {"location_38": 3}, classes=("cat", "dog")
     )
     files = (
@@ -798,14 +800,14 @@ def test_annotations_that_are_none(server: Server, tmp_path: Path) -> None:
         File("i.tar.gz", (server.serve("/i.tar.gz", tarred({"a/0.png": b"x"})),)),
         File("a.json.zip", (server.serve("/a.json.zip", zipped({"a.json": b'{"images": [{}]}'})),)),
     )
-    with pytest.raises(UserError, match="not in COCO camera-traps form"):
+    with pytest.raises(AidgnError, match="not in COCO camera-traps form"):
         get(source_of(small("TerraIncognita"), Mirror("m", files, arrange="camera_traps")), tmp_path)
 
 
 # Hugging Face -------------------------------------------------------------------------------------------------------
 
 
-def hub(server: Server, entry: Entry, tables: list[bytes], wrong_oid: bool = False) -> Mirror:
+def hub(server: Server, entry: DatasetInfo, tables: list[bytes], wrong_oid: bool = False) -> Mirror:
     """The API and the files of a repository, at the addresses of the real mirror below another host."""
     real = hugging_face("someone/data", "main")
     listing = [{"type": "file", "path": "README.md", "size": 5, "oid": "x"}]
@@ -872,11 +874,11 @@ def test_parquet_rows_become_files(server: Server, tmp_path: Path, numbered: boo
 
 def test_parquet_with_wrong_checksum_or_columns(server: Server, tmp_path: Path) -> None:
     table = table_of([{"image": {"bytes": b"x", "path": "a.png"}, "label": 0}], {})
-    with pytest.raises(UserError, match="sha256 checksum"):
+    with pytest.raises(AidgnError, match="sha256 checksum"):
         get(source_of(ENTRY, hub(server, ENTRY, [table], wrong_oid=True)), tmp_path)
-    with pytest.raises(UserError, match="not a table of image, domain and label"):
+    with pytest.raises(AidgnError, match="not a table of image, domain and label"):
         get(source_of(ENTRY, hub(server, ENTRY, [table])), tmp_path)
-    with pytest.raises(UserError, match="not a table of image, domain and label"):
+    with pytest.raises(AidgnError, match="not a table of image, domain and label"):
         get(source_of(ENTRY, hub(server, ENTRY, [b"no parquet"])), tmp_path)
 
 
@@ -885,7 +887,7 @@ def test_without_pyarrow_the_next_mirror_is_tried(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     parquet = hub(server, ENTRY, [b"x"])
-    with pytest.raises(UserError, match="pip install pyarrow"):
+    with pytest.raises(AidgnError, match="pip install pyarrow"):
         get(source_of(ENTRY, parquet), tmp_path)
     _, good = simple(server)
     assert contents(get(source_of(ENTRY, parquet, good), tmp_path)) == IMAGES
@@ -926,8 +928,8 @@ def mnist(server: Server, arrange: str, **changed: bytes) -> Mirror:
     )
 
 
-def mnist_entry(name: str) -> Entry:
-    entry = CATALOGUE[name]
+def mnist_entry(name: str) -> DatasetInfo:
+    entry = DATASETS[name]
     return replace(entry, counts=dict.fromkeys(entry.domains, (TRAIN + TEST) // len(entry.domains)))
 
 
@@ -990,10 +992,10 @@ def test_idx_files_are_read_strictly(server: Server, tmp_path: Path) -> None:
         (gzip.compress(whole)[:-9], "damaged"),
         (whole, "damaged"),
     ):
-        with pytest.raises(UserError, match=problem):
+        with pytest.raises(AidgnError, match=problem):
             get(source_of(mnist_entry("RotatedMNIST"), mnist(server, "rotated_mnist", train_images=body)), tmp_path)
     for wrong in (labels[: TRAIN - 1], labels[:TRAIN] + 10):
-        with pytest.raises(UserError, match="labels that do not belong to the images"):
+        with pytest.raises(AidgnError, match="labels that do not belong to the images"):
             get(
                 source_of(mnist_entry("RotatedMNIST"), mnist(server, "rotated_mnist", train_labels=idx(wrong))),
                 tmp_path / str(wrong[0]),
@@ -1004,9 +1006,9 @@ def test_idx_files_are_read_strictly(server: Server, tmp_path: Path) -> None:
 
 
 def test_sources_are_well_formed() -> None:
-    assert set(SOURCES) == set(CATALOGUE) - {"digits"}
+    assert set(SOURCES) == set(DATASETS) - {"digits"}
     for name, source in SOURCES.items():
-        assert source.entry is CATALOGUE[name]
+        assert source.entry is DATASETS[name]
         files: dict[str, File] = {}
         for mirror in source.mirrors:
             assert mirror.arrange in ARRANGE

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from aidgn.data.images import MAX_PIXELS, read_image
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (20, 32, 3), dtype=np.uint8)
@@ -309,7 +309,7 @@ def test_at_least_leaves_other_formats_alone(tmp_path):
 
 
 def expect_error(path, *words, at_least=None):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(AidgnError) as caught:
         read_image(path, at_least)
     assert str(path) in str(caught.value)
     for word in words:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aidgn.cli import app
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.training import RunSpec, train
 
 
@@ -69,7 +69,7 @@ def test_a_sweep_from_features_to_table_and_figure(here: Path) -> None:
 
 
 def mistake(*arguments: str) -> str:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(AidgnError) as caught:
         aidgn(*arguments)
     return str(caught.value)
 

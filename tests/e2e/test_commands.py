@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn.sweep.folder import Item, SweepFolder
+from aidgn.sweeps.store import PlannedRun, SweepFolder
 
 AIDGN = [sys.executable, "-m", "aidgn"]
 Aidgn = Callable[..., subprocess.CompletedProcess]  # the fixture, in conftest.py
@@ -49,7 +49,7 @@ def test_help_is_quick_and_imports_nothing_heavy(aidgn: Aidgn) -> None:
 
 def test_what_reads_files_alone_does_not_wait_for_torch(tmp_path: Path, digits_run: Callable[..., Path]) -> None:
     folder = digits_run(tmp_path / "runs").parent
-    SweepFolder(folder).write([Item("another", "digits", "ERM", ["ink"], 0, 0, 4, "")], 2, "")
+    SweepFolder(folder).write([PlannedRun("another", "digits", "ERM", ["ink"], 0, 0, 4, "")], 2, "")
     for arguments in (["status", str(folder)], ["table", str(folder)], ["data", "list"]):
         done = subprocess.run(
             [sys.executable, "-X", "importtime", *AIDGN[1:], *arguments], capture_output=True, text=True, check=True

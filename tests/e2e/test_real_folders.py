@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn import fit
+from aidgn import fitting as fit
 from aidgn.cli import app
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.training import RunSpec, train
 
 DOMAINS, CLASSES, EACH = ("barn", "field"), ("dark", "light"), 6
@@ -275,10 +275,10 @@ def test_each_ends_well_or_in_a_clear_sentence(
 
     if case.stops:
         for command in (("data", "check"), ("fit",)):
-            with pytest.raises(UserError, match=case.stops):
+            with pytest.raises(AidgnError, match=case.stops):
                 run(*command, str(root))
     elif case.check:
-        with pytest.raises(UserError, match="is not in order"):
+        with pytest.raises(AidgnError, match="is not in order"):
             run("data", "check", str(root))
         assert case.check in capfd.readouterr().out
     else:
@@ -291,13 +291,13 @@ def test_each_ends_well_or_in_a_clear_sentence(
         assert len(prepared.dataset) == case.images
         try:
             said = " ".join(fit.survey(prepared))
-        except UserError as error:
+        except AidgnError as error:
             said = f"ERROR {error}"
         assert case.fit in said
 
     expected = case.images if case.predicted is None else case.predicted
     if not expected:
-        with pytest.raises(UserError, match="No image found"):
+        with pytest.raises(AidgnError, match="No image found"):
             run("predict", str(model), str(root))
         return
     run("predict", str(model), str(root), "--csv", "-", "--device", "cpu")
@@ -312,7 +312,7 @@ def test_results_do_not_lie_among_the_images(
 ) -> None:
     root = good_folder(tmp_path / "pictures")
     monkeypatch.chdir(root)
-    with pytest.raises(UserError, match=r"would lie in \., among the images"):
+    with pytest.raises(AidgnError, match=r"would lie in \., among the images"):
         run(command[0], ".", *command[1:])
     assert sorted(path.name for path in root.iterdir() if path.name != ".aidgn-cache") == ["barn", "field"]
 
@@ -320,11 +320,11 @@ def test_results_do_not_lie_among_the_images(
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from aidgn import fit
+from aidgn import fitting as fit
 from aidgn.data.cache import prepare
 from aidgn.data import check, load_dataset
-from aidgn.errors import UserError
-from aidgn.data.streaming import decode
+from aidgn.errors import AidgnError
+from aidgn.inference.image_stream import decode
 import PIL.PngImagePlugin
 root, cache = map(Path, sys.argv[1:])
 if os.geteuid() == 0:

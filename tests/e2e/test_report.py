@@ -20,7 +20,7 @@ from PIL import Image
 
 from aidgn.analysis.embedding import subsample
 from aidgn.analysis.features import Features
-from aidgn.data import CATALOGUE, load_dataset
+from aidgn.data import DATASETS, load_dataset
 from aidgn.report.page import write_report
 from aidgn.selection import load_records, select
 from aidgn.training import RunSpec, train
@@ -523,7 +523,7 @@ def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browse
 @pytest.mark.slow
 def test_a_sweep_of_pacs_is_under_ten_megabytes_and_opens_in_two_seconds(tmp_path: Path, browser: Any) -> None:
     """Three algorithms, four targets, three trials, six draws of 100 records; 2000 photograph-like images."""
-    entry, rng = CATALOGUE["PACS"], np.random.default_rng(0)
+    entry, rng = DATASETS["PACS"], np.random.default_rng(0)
     for domain in entry.domains:
         for name in entry.classes:
             (tmp_path / "PACS" / domain / name).mkdir(parents=True)

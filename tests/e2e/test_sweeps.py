@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from aidgn.cli import app
 from aidgn.cli.sweep import stopping
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.selection import read_runs, select
-from aidgn.sweep import plan
+from aidgn.sweeps.grid import plan
 from aidgn.training import train
 
 SMALL = ["--steps", "4", "--eval-every", "2", "--batch-size", "4", "--workers", "1"]
@@ -24,7 +24,7 @@ def aidgn(*arguments: str, ok: bool = True) -> Result:
     result = CliRunner().invoke(app, list(arguments), standalone_mode=False)
     if ok and result.exception:
         raise result.exception
-    assert ok or isinstance(result.exception, UserError), result.output
+    assert ok or isinstance(result.exception, AidgnError), result.output
     return result
 
 
@@ -205,7 +205,7 @@ def test_when_the_first_runs_fail_alike_the_others_are_not_tried() -> None:
     on_event = stopping(lambda number, kind, what: seen.append(number))
     for number in range(4):
         on_event(number, "failed", "Traceback ...\nno network")
-    with pytest.raises(UserError, match=r"first 5 runs failed alike.*no network"):
+    with pytest.raises(AidgnError, match=r"first 5 runs failed alike.*no network"):
         on_event(4, "failed", "Traceback of another line ...\nno network")
     assert seen == [0, 1, 2, 3, 4]
     on_event = stopping(lambda *_: None)

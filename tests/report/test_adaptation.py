@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, load_adaptation, write_lines
-from aidgn.report.forms import Table
 from aidgn.report.paper import paper, paper_ablation
 from aidgn.report.table import tables
+from aidgn.report.table_formats import Table
 from aidgn.selection import read_runs
 
 PACS = ["art_painting", "cartoon", "photo", "sketch"]
@@ -130,7 +130,7 @@ def test_mean_and_spread_over_trials(tmp_path: Path) -> None:
     assert "mean over 3 trials" in table.notes[0] and any("labels choose nothing" in note for note in table.notes)
     for form in (table.to_terminal, table.to_markdown, table.to_latex, table.to_html):
         assert "T3A" in form()
-    with pytest.raises(UserError, match="no spread std"):
+    with pytest.raises(AidgnError, match="no spread std"):
         adaptation_tables(lines, "std")
 
 
@@ -177,7 +177,7 @@ def test_the_papers_numbers_beside_ours(tmp_path: Path) -> None:
 def test_over_data_sets_as_the_papers_figure_3(tmp_path: Path) -> None:
     for dataset in ("PACS", "VLCS", "OfficeHome", "TerraIncognita"):
         for target in TARGETS:
-            from aidgn.data.catalogue import CATALOGUE
+            from aidgn.data.registry import DATASETS
 
             write_run(
                 tmp_path,
@@ -186,7 +186,7 @@ def test_over_data_sets_as_the_papers_figure_3(tmp_path: Path) -> None:
                 0,
                 {"none": 0.7, "Tent-C": 0.6},
                 dataset=dataset,
-                domains=list(CATALOGUE[dataset].domains),
+                domains=list(DATASETS[dataset].domains),
             )
     *_, table = adaptation_tables(load_adaptation([tmp_path])[0], paper=True)
     assert table.columns == ["PACS", "VLCS", "OfficeHome", "TerraIncognita", "Avg"]
@@ -235,7 +235,9 @@ def test_of_several_draws_the_one_that_validation_chooses(tmp_path: Path) -> Non
     assert texts(table)["ERM + T3A"][0] == "60.0"
     given = sorted(tmp_path.glob("*"))[0]
     assert chosen_runs([given]) == ([given], [])  # a run is taken as it is
-    with pytest.raises(UserError, match=r"-0-0-0 and .*-0-1-1 are runs of the same algorithm, unseen domain and trial"):
+    with pytest.raises(
+        AidgnError, match=r"-0-0-0 and .*-0-1-1 are runs of the same algorithm, unseen domain and trial"
+    ):
         chosen_runs(sorted(tmp_path.glob("*")))
 
 
@@ -256,14 +258,14 @@ def test_what_other_weights_gave_is_left_out(tmp_path: Path) -> None:
 
 def test_nothing_to_show(tmp_path: Path) -> None:
     run = write_run(tmp_path, "ERM", 0, 0, None)
-    with pytest.raises(UserError, match=r"None of the 1 runs .* has been adapted\. `aidgn adapt "):
+    with pytest.raises(AidgnError, match=r"None of the 1 runs .* has been adapted\. `aidgn adapt "):
         load_adaptation([tmp_path])
     for text in ("{", '{"method": "T3A"}', '{"dataset": 3}'):
         (run / "adaptation.jsonl").write_text(text + "\n")
-        with pytest.raises(UserError, match=r"adaptation\.jsonl cannot be read .* Remove it"):
+        with pytest.raises(AidgnError, match=r"adaptation\.jsonl cannot be read .* Remove it"):
             load_adaptation([tmp_path])
     (run / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"(?s)no finished run with one unseen domain and its model.*no model\.safet"):
+    with pytest.raises(AidgnError, match=r"(?s)no finished run with one unseen domain and its model.*no model\.safet"):
         chosen_runs([tmp_path])
 
 
@@ -292,7 +294,7 @@ ABLATION = {"AIDGN": 0.98, "AIDGN-noR": 0.97, "AIDGN-noD": 0.96, "AIDGN-noRD": 0
 
 
 def test_the_papers_table_2_beside_ours(tmp_path: Path) -> None:
-    from aidgn.data.catalogue import CATALOGUE
+    from aidgn.data.registry import DATASETS
 
     for algorithm, accuracy in ABLATION.items():
         for target in TARGETS:
@@ -304,7 +306,7 @@ def test_the_papers_table_2_beside_ours(tmp_path: Path) -> None:
                 0,
                 {"none": accuracy},
                 dataset="VLCS",
-                domains=list(CATALOGUE["VLCS"].domains),
+                domains=list(DATASETS["VLCS"].domains),
             )
     (vlcs,) = tables(read_runs(tmp_path / "vlcs"), paper=True)
     assert [row.head for row in vlcs.rows] == [
@@ -341,7 +343,7 @@ def test_mixed_settings_of_adapted_runs_are_noted(tmp_path: Path) -> None:
     assert [note for note in notes if "differ in steps: 5 (1 run: trial 1); 10 (1 run: trial 0)." in note]
     lines = tmp_path / "PACS-ERM-art_painting-0-0-0" / "adaptation.jsonl"
     lines.write_text(lines.read_text().replace("0.9", "1.9"))
-    with pytest.raises(UserError, match=r"adaptation\.jsonl cannot be read \(source_accuracy is 1\.9"):
+    with pytest.raises(AidgnError, match=r"adaptation\.jsonl cannot be read \(source_accuracy is 1\.9"):
         load_adaptation([tmp_path])
 
 

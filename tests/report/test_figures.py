@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from aidgn.analysis.features import Features
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.report import figures
 
 
@@ -227,7 +227,7 @@ def test_bars_are_means_over_data_sets_of_means_over_targets() -> None:
     labels = [text.get_text() for text in figure.axes[0].texts]
     # ERM: targets 0.70 and 0.80, trials +0 and +0.02, the other data set 0.2 lower: 0.66; AIDGN 0.01 above.
     assert labels == ["66.0"] * 5 + ["67.0"] * 5
-    with pytest.raises(UserError, match="aidgn adapt"):
+    with pytest.raises(AidgnError, match="aidgn adapt"):
         figures.adaptation_bars([row for row in rows if not row["selected"]])
 
 
@@ -280,7 +280,7 @@ def test_confusions_are_shares_of_the_unseen_domain() -> None:
     here = (features.domains == 3) & (features.labels == 2)
     assert shares[2, 2] == pytest.approx((predicted[here] == 2).mean())
     np.testing.assert_allclose(shares.sum(1), 1)
-    with pytest.raises(UserError, match="no unseen domain"):
+    with pytest.raises(AidgnError, match="no unseen domain"):
         figures.confusion_matrix(make(targets=()))
 
 
@@ -293,7 +293,7 @@ def test_curves_show_every_recorded_term_and_need_records() -> None:
         "terms of the loss",
         "accuracy (%)",
     ]
-    with pytest.raises(UserError, match="no records"):
+    with pytest.raises(AidgnError, match="no records"):
         figures.training_curves([])
 
 

@@ -21,13 +21,13 @@ from PIL import Image
 from aidgn.analysis.diagnosis import diagnose
 from aidgn.analysis.features import Features
 from aidgn.data import load_dataset
-from aidgn.errors import UserError
-from aidgn.report import rerun
-from aidgn.report.latent import packed
+from aidgn.errors import AidgnError
+from aidgn.report import reproduce as rerun
+from aidgn.report.latent_view import packed
 from aidgn.report.page import as_json, write_report
 from aidgn.report.paper import paper
 from aidgn.selection import read_runs
-from aidgn.sweep.planfile import read_plans
+from aidgn.sweeps.plan_file import read_plans
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 DOMAINS, CLASSES = ["day", "dusk", "night"], ["cat & dog", "<b>bird</b>"]
@@ -307,8 +307,10 @@ def test_algorithms_are_compared_in_the_trials_that_both_have(tmp_path: Path, im
 
 
 def test_an_average_of_different_trials_says_so(tmp_path: Path, images: Path) -> None:
-    holes = {("ERM", target, trial): 0.5 + 0.3 * trial for target, trial in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))}
-    found = made_up(tmp_path / "sweep", images, holes)
+    missing_runs = {
+        ("ERM", target, trial): 0.5 + 0.3 * trial for target, trial in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))
+    }
+    found = made_up(tmp_path / "sweep", images, missing_runs)
     # The targets' means are 65, 50 and 65 %: 60 % on average. The one trial with all of them has 50 %.
     assert found["bars"]["ERM"]["mean"] == pytest.approx(60) and found["bars"]["ERM"]["values"] == []
     assert found["answer"].startswith(
@@ -377,11 +379,11 @@ def test_no_picture_from_outside_the_data_set_gets_into_the_page(tmp_path: Path,
 def test_the_second_report_computes_nothing_anew(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(tmp_path / "sweep", images, "ERM", 0)
     first = payload(report(tmp_path, folder))
-    monkeypatch.setattr("aidgn.report.latent.tsne", lambda *_, **__: pytest.fail("t-SNE ran again"))
+    monkeypatch.setattr("aidgn.report.latent_view.tsne", lambda *_, **__: pytest.fail("t-SNE ran again"))
     assert payload(report(tmp_path, folder)) == first
     changed = made_features(images, "ERM", 1, 0)
     (folder / "embedding.npz").write_bytes(b"PK\x03\x04broken")
-    monkeypatch.setattr("aidgn.report.latent.tsne", lambda values, seed: np.arange(2 * len(values)).reshape(-1, 2))
+    monkeypatch.setattr("aidgn.report.latent_view.tsne", lambda values, seed: np.arange(2 * len(values)).reshape(-1, 2))
     changed.save(folder / "features.npz")
     assert payload(report(tmp_path, folder))["views"][0]["xy"] != first["views"][0]["xy"]
 
@@ -459,7 +461,7 @@ def test_only_unfinished_runs_still_make_a_report(tmp_path: Path, images: Path) 
     empty = tmp_path / "empty" / "run"
     empty.mkdir(parents=True)
     (empty / "run.json").write_text(json.dumps({"steps": 4}))
-    with pytest.raises(UserError, match="no record yet"):
+    with pytest.raises(AidgnError, match="no record yet"):
         report(tmp_path, empty)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.report.figures import save
 from aidgn.report.sensitivity import curves, sensitivity
 
@@ -94,9 +94,9 @@ def test_other_settings_that_differ_are_told(caplog: pytest.LogCaptureFixture) -
 
 
 def test_nothing_varied_or_several_algorithms_are_mistakes() -> None:
-    with pytest.raises(UserError, match="several values"):
+    with pytest.raises(AidgnError, match="several values"):
         sensitivity(records([{}]))
     mixed = records([{}])
     mixed[0]["args"]["algorithm"] = "ERM"
-    with pytest.raises(UserError, match="one algorithm on one data set"):
+    with pytest.raises(AidgnError, match="one algorithm on one data set"):
         curves(mixed)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aidgn.differences import differences
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.report.export import all_records_csv
-from aidgn.report.forms import Cell, Row, Table
 from aidgn.report.table import tables
+from aidgn.report.table_formats import Cell, Row, Table
+from aidgn.runs.differences import differences
 from aidgn.selection import read_runs, select
 
 Record = dict[str, Any]
@@ -245,7 +245,7 @@ def test_own_data_sets_show_the_names_of_their_domains() -> None:
         ]
     )
     assert table.columns == ["A", "C", "P", "R", "Avg"]
-    with pytest.raises(UserError, match=r"cameras are of different domains"):
+    with pytest.raises(AidgnError, match=r"cameras are of different domains"):
         tables(
             [*grid("cameras", "ERM", [[0.5]], domains=["a", "b"]), *grid("cameras", "IRM", [[0.5]], domains=["b", "c"])]
         )
@@ -328,7 +328,7 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path) -> None:
     assert any("cut in half by a crash, ignored: 2" in note for note in table.notes)
     (tmp_path / "half" / "begun").mkdir()
     (tmp_path / "half" / "begun" / "run.json").write_text('{"steps": 100}')
-    with pytest.raises(UserError, match=r"yet: 0 of 5 runs are finished\.$"):
+    with pytest.raises(AidgnError, match=r"yet: 0 of 5 runs are finished\.$"):
         tables(read_runs(tmp_path / "half"))
 
 
@@ -479,7 +479,7 @@ def test_rows_with_more_draws_to_choose_from_are_told(tmp_path: Path) -> None:
 def test_a_row_over_different_images_is_refused(tmp_path: Path, place: dict[str, int]) -> None:
     one = write_run(tmp_path)
     other = write_run(tmp_path, data="changed", **place)
-    with pytest.raises(UserError, match="different images of PACS") as refused:
+    with pytest.raises(AidgnError, match="different images of PACS") as refused:
         tables(read_runs(tmp_path))
     assert str(one) in str(refused.value) and str(other) in str(refused.value)
 
@@ -498,11 +498,11 @@ def test_runs_without_identity_are_compared_in_what_is_known(tmp_path: Path) -> 
 
 def test_nothing_to_tabulate() -> None:
     one = record("PACS", "ERM", 0, 0, 0.5)
-    with pytest.raises(UserError, match="trained on all domains, which leaves none unseen"):
+    with pytest.raises(AidgnError, match="trained on all domains, which leaves none unseen"):
         tables([{**one, "args": {**one["args"], "test_envs": []}}])
-    with pytest.raises(UserError, match="each pair of domains"):
+    with pytest.raises(AidgnError, match="each pair of domains"):
         tables(grid("PACS", "ERM", [[0.5]]), "leave-one-out")
-    with pytest.raises(UserError, match=r"no spread std\. Did you mean sd\?"):
+    with pytest.raises(AidgnError, match=r"no spread std\. Did you mean sd\?"):
         tables([], spread="std")
 
 
@@ -615,7 +615,7 @@ def test_all_records_as_csv(tmp_path: Path) -> None:
 def test_all_records_as_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = grid("RotatedMNIST", "ERM", [[0.5, 0.25]])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pip install .aidgn\[parquet\]"):
+    with pytest.raises(AidgnError, match=r"pip install .aidgn\[parquet\]"):
         all_records_csv(records, tmp_path / "all.parquet")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()

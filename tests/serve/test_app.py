@@ -18,10 +18,10 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from aidgn.data import load_dataset
-from aidgn.inference import Model, load_model
+from aidgn.inference.model import Model, load_model
 from aidgn.serve.app import create_app
 from aidgn.serve.engine import DECODED, DECODERS, Engine, Limits
-from aidgn.serve.latent import LatentSpace
+from aidgn.serve.neighbors import LatentSpace
 from aidgn.training import RunSpec, train
 
 DIGITS = load_dataset("digits")

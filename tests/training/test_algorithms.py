@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from aidgn.algorithms import ALGORITHMS
-from aidgn.checkpoints import read_weights
+from aidgn.runs.checkpoints import read_weights
+from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
-from aidgn.training.folder import RunFolder
 
 # Settings under which everything that can change in four updates does.
 BUSY: dict[str, dict[str, Any]] = {
@@ -85,7 +85,7 @@ def test_continued_average_is_uninterrupted(
     algorithm: str, average: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With steps enough for both averages to begin, the valley's at its third evaluation, and cuts before and after."""
-    from aidgn.training.averaging import RunningAverage
+    from aidgn.training.averaging import SMA
 
-    monkeypatch.setattr(RunningAverage, "start", 2)
+    monkeypatch.setattr(SMA, "start", 2)
     check(algorithm, (3, 7, 9), tmp_path, average=average, steps=10)

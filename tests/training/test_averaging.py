@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from aidgn import training
-from aidgn.checkpoints import read_weights
-from aidgn.errors import UserError
-from aidgn.inference import load_model
-from aidgn.training.averaging import RunningAverage, Valley, find_average
-from aidgn.training.folder import RunFolder
+from aidgn.errors import AidgnError
+from aidgn.inference.model import load_model
+from aidgn.runs.checkpoints import read_weights
+from aidgn.runs.folder import RunFolder
+from aidgn.training.averaging import SMA, SWAD, find_average
 
 
 def walk(steps: int) -> tuple[nn.Module, list[np.ndarray]]:
@@ -43,7 +43,7 @@ def test_running_average_is_the_mean_from_the_start_on() -> None:
 
 @pytest.mark.parametrize("name", ["ema", "sma:", "sma:0", "sma:-3", "sma:1.5", "sma:05", "swad:3", ":3"])
 def test_other_averages_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"--average {name} is not one of sma, swad, or sma:N"):
+    with pytest.raises(AidgnError, match=f"--average {name} is not one of sma, swad, or sma:N"):
         find_average(name)
 
 
@@ -79,7 +79,7 @@ def test_swad_averages_every_step_of_the_valley(seed: int, noise: float) -> None
         np.concatenate([np.linspace(2, 1, 4), np.ones(4), np.linspace(1, 2.5, 14)]) + rng.uniform(0, noise, 22)
     ).tolist()
     module, path = walk(3 * len(losses))
-    average = Valley(module)
+    average = SWAD(module)
     for number, loss in enumerate(losses):
         for step in range(3 * number, 3 * number + 3):
             put(module, path[step])
@@ -91,8 +91,8 @@ def test_swad_averages_every_step_of_the_valley(seed: int, noise: float) -> None
             np.testing.assert_allclose(module.weight.detach().numpy(), expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [RunningAverage, Valley])
-def test_saved_and_loaded_goes_on_alike(kind: type[RunningAverage], tmp_path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("kind", [SMA, SWAD])
+def test_saved_and_loaded_goes_on_alike(kind: type[SMA], tmp_path) -> None:  # type: ignore[no-untyped-def]
     losses = [3, 2, 1, 1.1, 1.2, 1.5, 1.0, 1.9, 1.9]
     module, path = walk(2 * len(losses))
     results = []
@@ -117,9 +117,9 @@ def test_saved_and_loaded_goes_on_alike(kind: type[RunningAverage], tmp_path) ->
 def test_the_benchmark_measures_what_training_with_the_option_measures(
     digits_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunningAverage, "start", 1)
+    monkeypatch.setattr(SMA, "start", 1)
     alone = [digits_run(tmp_path / "alone", "ERM", average=average) for average in (None, "sma")]
-    monkeypatch.setattr(training.run, "Run", training.run.Run)  # the benchmark puts its own there
+    monkeypatch.setattr(training.run, "Trainer", training.run.Trainer)  # the benchmark puts its own there
     benchmark = run_path(str(Path(__file__).parents[2] / "benchmarks" / "averaging.py"))
     spec = training.RunSpec("digits", "ERM", "chalk", steps=4, eval_every=2, hyper_parameters={"batch_size": 8})
     benchmark["train"](spec, tmp_path / "together", device="cpu")

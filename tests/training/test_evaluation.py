@@ -11,15 +11,15 @@ from torch import Tensor
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS, Algorithm, create
 from aidgn.data import load_dataset
-from aidgn.data.batches import Images
 from aidgn.data.cache import prepare
+from aidgn.data.loader import DeviceImageStore
 from aidgn.training.evaluation import CPU_BATCH, measure
 from aidgn.training.loop import transforms
 
 
 @pytest.fixture(scope="module")
-def images() -> Images:
-    return Images(prepare(load_dataset("digits")), torch.device("cpu"))
+def images() -> DeviceImageStore:
+    return DeviceImageStore(prepare(load_dataset("digits")), torch.device("cpu"))
 
 
 def build(name: str, **hyper_parameters: object) -> Algorithm:
@@ -33,7 +33,7 @@ def build(name: str, **hyper_parameters: object) -> Algorithm:
     return algorithm
 
 
-def pixels_of(images: Images, group: np.ndarray) -> Tensor:
+def pixels_of(images: DeviceImageStore, group: np.ndarray) -> Tensor:
     """The network's input by the definition: (pixel / 255 - mean) / deviation, channels first."""
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     data = images.prepared.dataset.pixels
@@ -41,7 +41,7 @@ def pixels_of(images: Images, group: np.ndarray) -> Tensor:
     return torch.from_numpy(((data[group] / 255 - mean) / deviation).transpose(0, 3, 1, 2)).float()
 
 
-def expected(predict: Callable[[Tensor], Tensor], images: Images, groups: list[np.ndarray]) -> np.ndarray:
+def expected(predict: Callable[[Tensor], Tensor], images: DeviceImageStore, groups: list[np.ndarray]) -> np.ndarray:
     """Accuracy and mean cross entropy of every group, sample by sample in float64; [2, groups]."""
     results = []
     for group in groups:
@@ -59,7 +59,9 @@ def groups_of(sizes: tuple[int, ...]) -> list[np.ndarray]:
     return np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
 
 
-def check(algorithm: Algorithm, images: Images, sizes: tuple[int, ...], predict: Callable[[Tensor], Tensor]) -> None:
+def check(
+    algorithm: Algorithm, images: DeviceImageStore, sizes: tuple[int, ...], predict: Callable[[Tensor], Tensor]
+) -> None:
     groups = groups_of(sizes)
     _, clean = transforms(28, False, images.exact_fit, False)
     found = measure(algorithm, images, groups, clean)
@@ -72,7 +74,7 @@ def check(algorithm: Algorithm, images: Images, sizes: tuple[int, ...], predict:
     assert len({*found[0]}) > 1 and max(found[0]) > 0
 
 
-def test_single_images(images: Images) -> None:
+def test_single_images(images: DeviceImageStore) -> None:
     """Groups that share batches, one of a single image, one longer than a batch."""
     algorithm = build("ERM", resnet_dropout=0.5)
     check(algorithm, images, (31, 1, 150, 64, 7), lambda x: torch.cat([algorithm.predict(each[None]) for each in x]))
@@ -83,7 +85,7 @@ def test_single_images(images: Images) -> None:
     [("ARM", {"batch_size": 8}, 8), ("ARM", {"batch_size": 7}, 7), ("ARM", {"batch_size": 70}, 70), ("MTL", {}, 64)],
 )
 def test_images_that_are_predicted_together_are_of_one_group(
-    images: Images, name: str, given: dict[str, int], together: int
+    images: DeviceImageStore, name: str, given: dict[str, int], together: int
 ) -> None:
     """Consecutive images of one group, `together` at a time from its first; never of two groups, whatever the batch."""
     algorithm = build(name, **given)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from aidgn.cli import app
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
+from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, trackers, train
-from aidgn.training.folder import RunFolder
 
 NAMES = ["tensorboard", "wandb", "mlflow"]
 SPEC = RunSpec("digits", "ERM", "ink", steps=12, eval_every=2, hyper_parameters={"batch_size": 4})
@@ -201,13 +201,13 @@ def test_an_interrupted_and_a_failed_run_are_told_as_such(tmp_path: Path) -> Non
             os.kill(os.getpid(), signal.SIGTERM)
 
     watching = Watching()
-    with pytest.raises(UserError, match="Stopped at step"):
+    with pytest.raises(AidgnError, match="Stopped at step"):
         train(SPEC, tmp_path, device="cpu", trackers=[watching], on_progress=stop)
     assert watching.heard == [[], 2, 4, 6, "interrupted"]
     train(SPEC, tmp_path, device="cpu", trackers=[again := Watching()])
     assert again.heard == [[2, 4, 6], 8, 10, 12, "finished"]
     failing = RunSpec("digits", "ERM", "ink", steps=4, hyper_parameters={"batch_size": 4, "lr": 1e30})
-    with pytest.raises(UserError, match="NaN"):
+    with pytest.raises(AidgnError, match="NaN"):
         train(failing, tmp_path, device="cpu", trackers=[fails := Watching()])
     assert fails.heard[-1] == "failed"
 
@@ -250,9 +250,9 @@ def test_the_switch_of_the_command_line(tmp_path: Path) -> None:
 def test_an_unknown_or_absent_tracker_is_said_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"--track wandbb is not one of .* Did you mean wandb"):
+    with pytest.raises(AidgnError, match=r"--track wandbb is not one of .* Did you mean wandb"):
         train(SPEC, tmp_path, device="cpu", trackers=["wandbb"])
     monkeypatch.setattr(trackers.MLflow, "package", "no_such_package")
-    with pytest.raises(UserError, match=r"pip install 'aidgn\[trackers\]'"):
+    with pytest.raises(AidgnError, match=r"pip install 'aidgn\[trackers\]'"):
         train(SPEC, tmp_path, device="cpu", trackers=["mlflow"])
     assert not list(tmp_path.iterdir())

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from aidgn.data import augment
+from aidgn.data import transforms as augment
 from aidgn.training import loop
-from aidgn.training.loop import Checked
+from aidgn.training.loop import VerifiedCompile
 
 SIZE = 16
 
@@ -24,7 +24,9 @@ def batch(images: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def checked(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, int], Tensor]) -> tuple[Checked, list[int]]:
+def checked(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, int], Tensor]
+) -> tuple[VerifiedCompile, list[int]]:
     """A transform whose compiler makes `fault` of what should come out, by the number of the call; the batch sizes that
     the code as written ran with."""
     written: list[int] = []
@@ -39,7 +41,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, int], Tens
         "compiled_by_shape",
         lambda _function: lambda *tensors, **settings: fault(augment.augment(*tensors, **settings), next(calls)),
     )
-    return Checked(plain), written
+    return VerifiedCompile(plain), written
 
 
 def test_the_first_calls_of_every_shape_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +98,7 @@ def test_on_a_gpu_both_transforms_are_checked(monkeypatch: pytest.MonkeyPatch) -
         train, clean = loop.transforms(SIZE, augmented=True, exact_fit=False, compiled=True)
         for transform, function in ((train, augment.augment), (clean, augment.clean)):
             inner = transform.func  # type: ignore[attr-defined]
-            assert isinstance(inner, Checked) and inner.plain is function
+            assert isinstance(inner, VerifiedCompile) and inner.plain is function
         pixels, geometry, uniforms = batch()
         torch.testing.assert_close(train(pixels, geometry, uniforms), augment.augment(pixels, geometry, uniforms, SIZE))
         torch.testing.assert_close(clean(pixels, geometry), augment.clean(pixels, geometry, SIZE))

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from aidgn.adaptation.stream import check, entropy, evaluating, features
+from aidgn.adaptation.common import check, entropy, evaluating, features
 from aidgn.algorithms.base import Algorithm, class_vectors
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.objective import normalized
 
 
@@ -23,7 +23,7 @@ class T3A:
     def __init__(self, algorithm: Algorithm, filter_k: int | Literal["all"] | None = 20):
         check(algorithm)
         if filter_k not in (None, "all") and (not isinstance(filter_k, int) or filter_k < 1):
-            raise UserError(
+            raise AidgnError(
                 f'filter_k must be a whole number of supports per class, at least 1, or "all"; got {filter_k!r}.'
             )
         self.algorithm = algorithm
@@ -77,7 +77,7 @@ def weight_vectors(classifier: nn.Module) -> Tensor:
     vectors = class_vectors(classifier)
     if vectors is not None:
         return vectors.T
-    raise UserError(
+    raise AidgnError(
         f"T3A starts from one weight vector per class, which a classifier {type(classifier).__name__} does "
         "not have: it needs nn.Linear or AngularClassifier. Tent-C takes any classifier."
     )

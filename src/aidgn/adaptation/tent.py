@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from aidgn.adaptation.stream import check, entropy, features
+from aidgn.adaptation.common import check, entropy, features
 from aidgn.algorithms.base import Algorithm
 from aidgn.backbones import unfold
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
 class EntropyMinimization:
@@ -27,9 +27,9 @@ class EntropyMinimization:
     def __init__(self, algorithm: Algorithm, rate: float = 1.0, updates: int = 1):
         check(algorithm)
         if not 0 < rate < math.inf:
-            raise UserError(f"rate multiplies the training's learning rate and must be above 0; got {rate}.")
+            raise AidgnError(f"rate multiplies the training's learning rate and must be above 0; got {rate}.")
         if not isinstance(updates, int) or updates < 1:
-            raise UserError(f"updates per batch must be a whole number, at least 1; got {updates}.")
+            raise AidgnError(f"updates per batch must be a whole number, at least 1; got {updates}.")
         self.algorithm, self.rate, self.updates = algorithm, rate, updates
         self.reset()
 
@@ -45,7 +45,7 @@ class EntropyMinimization:
     @torch.enable_grad()  # whatever the caller's mode
     def minimize(self, batch: Tensor) -> Tensor:
         if len(batch) < self.min_batch:
-            raise UserError(
+            raise AidgnError(
                 f"{type(self).__name__} needs at least {self.min_batch} images per batch, got "
                 f"{len(batch)}. `aidgn.adaptation.batches` makes batches that fit."
             )
@@ -82,8 +82,8 @@ class TentBN(TentC):
         # Not always the featuriser's number: MTL's classifier sees the domain's mean beside the features.
         width = next(
             (
-                int(layer.in_features)
-                for layer in classifier.modules()  # type: ignore[arg-type]
+                int(layer.in_features)  # type: ignore[arg-type]
+                for layer in classifier.modules()
                 if hasattr(layer, "in_features")
             ),
             self.algorithm.num_features,
@@ -111,7 +111,7 @@ class Tent(EntropyMinimization):
         for parameter in self.parameters:
             parameter.requires_grad_()
         if not self.parameters:
-            raise UserError(
+            raise AidgnError(
                 "Tent adapts the scales and shifts of the backbone's BatchNorm2d, and this backbone has "
                 "none. Tent-C and Tent-BN do without."
             )

@@ -9,6 +9,7 @@ from aidgn.algorithms.arm import ARM
 from aidgn.algorithms.base import Algorithm
 from aidgn.algorithms.cdann import CDANN
 from aidgn.algorithms.coral import CORAL
+from aidgn.algorithms.custom import is_custom, load_custom
 from aidgn.algorithms.dann import DANN
 from aidgn.algorithms.eqrm import EQRM
 from aidgn.algorithms.erm import ERM
@@ -19,12 +20,11 @@ from aidgn.algorithms.mixup import Mixup
 from aidgn.algorithms.mldg import MLDG
 from aidgn.algorithms.mmd import MMD
 from aidgn.algorithms.mtl import MTL
-from aidgn.algorithms.own import is_own, load_own
 from aidgn.algorithms.rsc import RSC
 from aidgn.algorithms.sagnet import SagNet
 from aidgn.algorithms.sd import SD
 from aidgn.algorithms.vrex import VREx
-from aidgn.errors import UserError, did_you_mean
+from aidgn.errors import AidgnError, did_you_mean
 
 __all__ = ["ALGORITHMS", "Algorithm", "canonical", "create", "find"]
 
@@ -60,22 +60,24 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 def find(name: str) -> type[Algorithm]:
     """The algorithm of this name, in any case, or the user's own if it is path/to/file.py:Class."""
     known = {each.casefold(): algorithm for each, algorithm in ALGORITHMS.items()}
-    if is_own(name):
-        own = load_own(name)
+    if is_custom(name):
+        own = load_custom(name)
         if own.name().casefold() in known:
-            raise UserError(
+            raise AidgnError(
                 f"{name} calls itself {own.name()}, as an algorithm of the package does, and records could "
                 "not tell them apart. Give the class another name."
             )
         return own
     if name.casefold() not in known:
-        raise UserError(f"There is no algorithm {name}.{did_you_mean(name, ALGORITHMS)} `aidgn algorithms` lists them.")
+        raise AidgnError(
+            f"There is no algorithm {name}.{did_you_mean(name, ALGORITHMS)} `aidgn algorithms` lists them."
+        )
     return known[name.casefold()]
 
 
 def canonical(name: str) -> str:
     """The name as records have it; where the user's own is stays as it is."""
-    return name if is_own(name) else find(name).name()
+    return name if is_custom(name) else find(name).name()
 
 
 def create(name: str, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any) -> Algorithm:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join, split
-from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, one_of, uniform
-from aidgn.errors import UserError
+from aidgn.algorithms.search_space import SearchSpace, fixed, one_of, uniform
+from aidgn.errors import AidgnError
 from aidgn.objective import RELEASE_LEAST_NORM, AngularClassifier, loss_and_margins
 
 NONE = (0.0, fixed(0.0, most=0.0))  # of a term that an ablation leaves out
@@ -58,7 +58,7 @@ class AIDGN(Algorithm):
 
     def build(self) -> None:
         if self.hyper_parameters.get("ratio") == "exact" and self.number("beta") == 0:
-            raise UserError(f"{self.name()}: ratio=exact divides by beta times a mean norm and needs beta above 0.")
+            raise AidgnError(f"{self.name()}: ratio=exact divides by beta times a mean norm and needs beta above 0.")
 
     def build_classifier(self) -> AngularClassifier:
         return AngularClassifier(self.num_features, self.num_classes, kappa=self.number("kappa"))

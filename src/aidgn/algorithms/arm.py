@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, COMMON_SMALL, Algorithm, Minibatches, join
-from aidgn.algorithms.hyper_parameters import SearchSpace, fixed
-from aidgn.errors import UserError
+from aidgn.algorithms.search_space import SearchSpace, fixed
+from aidgn.errors import AidgnError
 
 
 class ARM(Algorithm):
@@ -76,7 +76,7 @@ def image_channels(featurizer: nn.Module) -> int:
 def check_channels(featurizer: nn.Module, channels: int) -> None:
     taken, needed = first_channels(featurizer), channels + ARM.extra_channels
     if taken not in (None, needed):
-        raise UserError(
+        raise AidgnError(
             f"ARM gives the featurizer its context as one more channel: with images of {channels} channels "
             f"its first convolution must take {needed}, not {taken}. backbones.create(..., "
             f"in_channels={needed}) makes such a network."

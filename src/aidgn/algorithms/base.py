@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from aidgn.algorithms.hyper_parameters import (
+from aidgn.algorithms.search_space import (
     SearchSpace,
     Value,
     draw_all,
@@ -19,8 +19,8 @@ from aidgn.algorithms.hyper_parameters import (
     one_of,
     resolve,
 )
-from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE
-from aidgn.errors import UserError, plural
+from aidgn.data.registry import DATASETS, SMALL_SIDE
+from aidgn.errors import AidgnError, plural
 from aidgn.objective import AngularClassifier
 
 Minibatches = Sequence[tuple[Tensor, Tensor]]
@@ -62,12 +62,12 @@ class Algorithm(nn.Module):
     def __init__(self, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any):
         super().__init__()
         if num_domains < self.min_domains:
-            raise UserError(
+            raise AidgnError(
                 f"{self.name()} needs at least {plural(self.min_domains, 'source domain')}, not {num_domains}."
             )
         self.hyper_parameters = resolve(self.name(), self.search_space, self.implied(hyper_parameters))
         if not hasattr(featurizer, "num_features"):
-            raise UserError("The featurizer needs an attribute num_features: how many numbers it gives for an image.")
+            raise AidgnError("The featurizer needs an attribute num_features: how many numbers it gives for an image.")
         self.num_features = int(featurizer.num_features)  # type: ignore[arg-type]
         self.num_classes = num_classes
         self.num_domains = num_domains
@@ -103,7 +103,7 @@ class Algorithm(nn.Module):
         except AttributeError as error:  # nn.Module would say instead that there are no `optimizers`
             raise RuntimeError(f"build_optimizers of {self.name()}: {error}") from error
         if not (isinstance(made, dict) and all(isinstance(each, torch.optim.Optimizer) for each in made.values())):
-            raise UserError(f"{self.name()}: `build_optimizers` must return a dict of optimisers by name, not {made}.")
+            raise AidgnError(f"{self.name()}: `build_optimizers` must return a dict of optimisers by name, not {made}.")
         return made
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ class Algorithm(nn.Module):
             self.check_trained()
         for name in optimizers:
             if name not in self.optimizers:
-                raise UserError(
+                raise AidgnError(
                     f"{self.name()}: `build_optimizers` gives no optimiser {name}; it has {', '.join(self.optimizers)}."
                 )
             self.optimizers[name].step()
@@ -181,13 +181,13 @@ class Algorithm(nn.Module):
 
     def check(self, minibatches: Minibatches) -> None:
         if len(minibatches) != self.num_domains:
-            raise UserError(
+            raise AidgnError(
                 f"{self.name()} was made for {self.num_domains} source domains and needs one batch of "
                 f"each; got {len(minibatches)}."
             )
         smallest = min(len(y) for _, y in minibatches)
         if smallest < self.min_batch:
-            raise UserError(
+            raise AidgnError(
                 f"{self.name()} needs at least {self.min_batch} samples per domain, got {smallest}: "
                 "raise the batch size."
             )
@@ -206,7 +206,7 @@ class Algorithm(nn.Module):
             if parameter.grad is not None and id(parameter) not in trained
         ]
         if left:
-            raise UserError(
+            raise AidgnError(
                 f"{self.name()}: the loss depends on {left[0]}, but no optimiser trains it. Put it into "
                 "`build_optimizers`, or keep it as it is by `requires_grad_(False)`."
             )
@@ -215,7 +215,7 @@ class Algorithm(nn.Module):
         """That an objective or update, which may be a user's, has given what it is to give."""
         if not isinstance(terms, Mapping) or "loss" not in terms:
             given = f"a dict of {list(terms)}" if isinstance(terms, Mapping) else type(terms).__name__
-            raise UserError(
+            raise AidgnError(
                 f"{self.name()}: `{method}` must return a dict of scalar tensors with `loss` among them; "
                 f"it gave {given}."
             )
@@ -223,9 +223,9 @@ class Algorithm(nn.Module):
             number = method == "update" and isinstance(term, int | float)
             if not number and (not isinstance(term, Tensor) or term.dim()):
                 given = str(list(term.shape)) if isinstance(term, Tensor) else type(term).__name__
-                raise UserError(f"{self.name()}: `{name}` of `{method}` must be a scalar tensor, not {given}.")
+                raise AidgnError(f"{self.name()}: `{name}` of `{method}` must be a scalar tensor, not {given}.")
         if method == "objective" and not terms["loss"].requires_grad:
-            raise UserError(
+            raise AidgnError(
                 f"{self.name()}: the loss of `objective` has no gradient: it was detached, or does not "
                 "depend on the network."
             )
@@ -273,7 +273,7 @@ class Algorithm(nn.Module):
     def space(cls, dataset: str, small: bool | None = None) -> SearchSpace:
         """The search space on a data set: defaults for 224 pixels, or for small images trained from scratch."""
         if small is None:
-            small = dataset in CATALOGUE and CATALOGUE[dataset].image_size <= SMALL_SIDE
+            small = dataset in DATASETS and DATASETS[dataset].image_size <= SMALL_SIDE
         space = dict(cls.search_space)
         if small:
             space.update({key: value for key, value in COMMON_SMALL.items() if space[key] == COMMON[key]})

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, risks, split
-from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
 class CORAL(Algorithm):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, RATE, SMALL_RATE, Algorithm, Minibatches, domain_ids, join
-from aidgn.algorithms.hyper_parameters import SearchSpace, fixed, floor_power, log_uniform, one_of
+from aidgn.algorithms.search_space import SearchSpace, fixed, floor_power, log_uniform, one_of
 
 
 class DANN(Algorithm):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.base import COMMON, Minibatches, risks
-from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform, uniform
+from aidgn.algorithms.search_space import SearchSpace, log_uniform, uniform
 
 PARTS, ROUNDS = 16, 8  # the quantile is found as by 32 bisections, in a quarter of the kernels
 

@@ -8,7 +8,7 @@ from torch.nn.functional import one_hot, pad, softmax
 
 from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON, Minibatches, join, risks, split
-from aidgn.algorithms.hyper_parameters import SearchSpace, floor_uniform, log_uniform, uniform
+from aidgn.algorithms.search_space import SearchSpace, floor_uniform, log_uniform, uniform
 
 
 class Fishr(AnnealedPenalty):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
-from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
 class Mixup(Algorithm):

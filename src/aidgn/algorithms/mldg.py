@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
-from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform, one_of
+from aidgn.algorithms.search_space import SearchSpace, log_uniform, one_of
 
 
 class MLDG(Algorithm):
@@ -37,8 +37,8 @@ class MLDG(Algorithm):
         return [(domain, test[k % len(test)]) for k, domain in enumerate(order[:train])]
 
     @cached_property
-    def inner(self) -> "FreshAdam":
-        return FreshAdam(
+    def inner(self) -> "InnerAdam":
+        return InnerAdam(
             [parameter for group in self.optimizers["main"].param_groups for parameter in group["params"]],
             self.number("weight_decay"),
         )
@@ -86,7 +86,7 @@ class MLDG(Algorithm):
         return {"loss": total_loss}
 
 
-class FreshAdam(torch.optim.Adam):
+class InnerAdam(torch.optim.Adam):
     """Makes the first step of an Adam and takes it back. A first step remembers none: with betas of zero each is one,
     w - lr g / (|g| + eps), g the gradient with weight decay. It keeps its room from update to update: to make a tensor
     for every parameter takes longer than a GPU takes to fill them."""

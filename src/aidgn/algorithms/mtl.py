@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, split
-from aidgn.algorithms.hyper_parameters import SearchSpace, one_of
+from aidgn.algorithms.search_space import SearchSpace, one_of
 
 TEST_BATCH = 64  # images whose mean stands for the unseen domain
 

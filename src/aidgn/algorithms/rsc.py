@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
-from aidgn.algorithms.hyper_parameters import SearchSpace, uniform
+from aidgn.algorithms.search_space import SearchSpace, uniform
 
 
 class RSC(Algorithm):

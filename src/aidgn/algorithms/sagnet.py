@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
-from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 EPSILON = 1e-5  # under the square root of the variance
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
-from aidgn.algorithms.hyper_parameters import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
 class SD(Algorithm):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON, Minibatches, join, risks
-from aidgn.algorithms.hyper_parameters import SearchSpace, floor_power, log_uniform
+from aidgn.algorithms.search_space import SearchSpace, floor_power, log_uniform
 
 
 class VREx(AnnealedPenalty):

@@ -41,7 +41,7 @@ from aidgn.analysis.description import (
 )
 from aidgn.analysis.features import Features
 from aidgn.analysis.statistics import LARGE, LEVEL, Pairs, Shift, chordal, group_means, holm, shift
-from aidgn.errors import UserError, some
+from aidgn.errors import AidgnError, some
 from aidgn.files import for_json, write_text
 
 KEPT = "diagnosis.json"
@@ -320,7 +320,7 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
     from_sources: Pairs = {(min(t, s), max(t, s)) for t in targets for s in sources}
     among_sources: Pairs = {(a, b) for a in sources for b in sources if a < b}
     if not distances or not any({(a, b) for a in here for b in here} & from_sources for here in cells.values()):
-        raise UserError(
+        raise AidgnError(
             f"There are too few images to compare: no class has {MINIMUM} images in the unseen domain and "
             f"{MINIMUM} that were set aside in a source. More images per class are needed."
         )
@@ -389,21 +389,23 @@ def check(features: Features) -> None:
     """Refuse features of which the question cannot be asked."""
     where = f"{features.algorithm} on {features.dataset}"
     if len(features.domain_names) < 2:
-        raise UserError(
+        raise AidgnError(
             f"{where} has a single domain, {', '.join(features.domain_names)}: a diagnosis compares an "
             "unseen domain with others."
         )
     if not features.targets:
-        raise UserError(
+        raise AidgnError(
             f"{where} was trained on all domains: none is left to compare with what was seen. Diagnose a "
             "run with a --target."
         )
     if len({*features.domain_names} - {*features.targets}) < 1:
-        raise UserError(f"{where}: every domain is a target, so there is no source to compare with.")
+        raise AidgnError(f"{where}: every domain is a target, so there is no source to compare with.")
     if len(np.unique(features.labels)) < 2:
-        raise UserError(f"{where} has a single class: distances between domains are measured by those between classes.")
+        raise AidgnError(
+            f"{where} has a single class: distances between domains are measured by those between classes."
+        )
     if not np.isfinite(features.features).all():
-        raise UserError(
+        raise AidgnError(
             f"{where}: some features are NaN or infinite. The network diverged; train it with a smaller learning rate."
         )
 
@@ -453,8 +455,9 @@ def compare(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, list[str]]]:
         (
             "angle between classes, unseen (sources)",
             [
-                f"{mean(one, one.targets, 'between_classes', '.0f')}° ({mean(one, one.sources, 'between_classes', '.0f')}°)"
-                for one in diagnoses
+                f"{mean(diagnosis, diagnosis.targets, 'between_classes', '.0f')}° "
+                f"({mean(diagnosis, diagnosis.sources, 'between_classes', '.0f')}°)"
+                for diagnosis in diagnoses
             ],
         ),
         ("accuracy on the unseen domain", [mean(one, one.targets, "accuracy", ".1%") for one in diagnoses]),

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aidgn.analysis.features import Features
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 COMPONENTS = 50  # principal ones, in which neighbours are looked for
 ITERATIONS, ITERATIONS_OF_FEW, FEW = 750, 500, 3_000  # few points settle sooner
@@ -20,9 +20,11 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
 
     values = np.asarray(values, dtype=np.float32)
     if values.ndim != 2 or len(values) < 4 or not np.isfinite(values).all():
-        raise UserError(f"t-SNE needs at least 4 feature vectors of finite numbers; got an array {list(values.shape)}.")
+        raise AidgnError(
+            f"t-SNE needs at least 4 feature vectors of finite numbers; got an array {list(values.shape)}."
+        )
     if not np.ptp(values, axis=0).any():
-        raise UserError("t-SNE has nothing to show: all feature vectors are the same.")
+        raise AidgnError("t-SNE has nothing to show: all feature vectors are the same.")
     with threadpool_limits(THREADS):
         components = min(COMPONENTS, *values.shape)
         reduced = PCA(components, svd_solver="randomized", random_state=seed).fit_transform(values)

@@ -18,19 +18,20 @@ from torch import Tensor
 
 from aidgn.algorithms import Algorithm, find
 from aidgn.algorithms.base import class_vectors
-from aidgn.algorithms.own import source_of
-from aidgn.data import CATALOGUE, Dataset, augment, load_dataset
-from aidgn.data.batches import Images
+from aidgn.algorithms.custom import source_of
+from aidgn.data import DATASETS, Dataset, load_dataset
+from aidgn.data import transforms as augment
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import load_folder
+from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import split
-from aidgn.errors import UserError
-from aidgn.files import written_aside
-from aidgn.inference import load_model, path_to_run
+from aidgn.errors import AidgnError
+from aidgn.files import atomic_write
+from aidgn.inference.model import load_model, path_to_run
 from aidgn.novelty import outputs
 from aidgn.training.evaluation import rows_of
 from aidgn.training.featurizer import choose_device
-from aidgn.training.run import resident_or_streamed
+from aidgn.training.trainer import load_images
 
 KEPT = "features.npz"
 VERSION = 1
@@ -95,8 +96,8 @@ class Features:
         """One open file without objects: .npz, or .parquet with one row per image."""
         path = Path(path)
         if path.suffix not in (".npz", ".parquet"):
-            raise UserError(f"{path} should end in .npz or .parquet, the two forms that features are written in.")
-        with written_aside(path) as temporary:
+            raise AidgnError(f"{path} should end in .npz or .parquet, the two forms that features are written in.")
+        with atomic_write(path) as temporary:
             if path.suffix == ".parquet":
                 _write_parquet(self, temporary)
                 return path
@@ -112,11 +113,11 @@ class Features:
         """Features from a file; with `run`, an error if they are not of the model of that run."""
         path = Path(path)
         if not path.is_file():
-            raise UserError(f"There is no feature file {path}. `aidgn features RUN` makes one.")
+            raise AidgnError(f"There is no feature file {path}. `aidgn features RUN` makes one.")
         try:
             found = _read_parquet(path) if path.suffix == ".parquet" else _read_npz(path)
             if int(found.pop("version")) > VERSION:
-                raise UserError(f"{path} was written by a later aidgn. Install a newer one, or make the file anew.")
+                raise AidgnError(f"{path} was written by a later aidgn. Install a newer one, or make the file anew.")
             features = cls(**{"weight": None, "kappa": None, **found})
             for name, (dimensions, kind) in ARRAYS.items():
                 array = getattr(features, name)
@@ -128,11 +129,11 @@ class Features:
             if features.logits.shape[1] != len(features.class_names) or {*features.targets} - {*features.domain_names}:
                 raise ValueError("logits of other classes or targets of other domains than it names")
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError(
+            raise AidgnError(
                 f"{path} is not a feature file of aidgn, or it is damaged ({error}). `aidgn features RUN` makes one."
             ) from None
         if run is not None and features.model != model_digest(Path(run)):
-            raise UserError(
+            raise AidgnError(
                 f"{path} holds features of another model ({features.algorithm} on {features.dataset}, "
                 f"{', '.join(features.targets) or 'nothing'} unseen, trial {features.trial}, weights "
                 f"{features.model[:8]}) than that of {run}. Make its own with `aidgn features {run}`."
@@ -166,7 +167,7 @@ def extract(
         try:
             if (known := Features.load(kept)).model == digest:
                 return known
-        except UserError as error:
+        except AidgnError as error:
             log.warning("%s They are computed anew.", error)
     report = on_progress or (lambda *_: None)
     images = open_images(run, about, data=data, data_dir=data_dir, device=device, on_progress=report)
@@ -204,7 +205,7 @@ def extract(
     found = replace(found, features=features)
     try:
         found.save(kept)
-    except UserError as error:  # a folder of someone else's, or a full disk
+    except AidgnError as error:  # a folder of someone else's, or a full disk
         if must_keep:
             raise
         log.warning("%s The features are not kept.", error)
@@ -212,7 +213,9 @@ def extract(
 
 
 @torch.no_grad()
-def compute(network: Algorithm, images: Images, rows: Sequence[Tensor]) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+def compute(
+    network: Algorithm, images: DeviceImageStore, rows: Sequence[Tensor]
+) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """For every row of image indices: the row, features and logits, on the device in float32."""
     network.eval()
     transform = clean_transform(images)
@@ -221,7 +224,7 @@ def compute(network: Algorithm, images: Images, rows: Sequence[Tensor]) -> Itera
         yield row.numpy(), z.float(), logits.float()
 
 
-def clean_transform(images: Images) -> Callable[[Tensor, Tensor], Tensor]:
+def clean_transform(images: DeviceImageStore) -> Callable[[Tensor, Tensor], Tensor]:
     """That of evaluation; on a GPU without compiling, which would take longer than the work."""
     return partial(augment.clean, size=images.prepared.dataset.image_size, exact_fit=images.exact_fit)
 
@@ -232,7 +235,7 @@ def clean_transform(images: Images) -> Callable[[Tensor, Tensor], Tensor]:
 def read_about(run: Path) -> dict[str, Any]:
     """run.json of a finished run."""
     if run.is_file():
-        raise UserError(f"{run} is a file: give the folder of a finished run.")
+        raise AidgnError(f"{run} is a file: give the folder of a finished run.")
     path = path_to_run(run, run / "model.safetensors")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -240,11 +243,11 @@ def read_about(run: Path) -> dict[str, Any]:
             key for key in ("dataset", "algorithm", "target", "trial", "draw", "data") if key not in about["identity"]
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
+        raise AidgnError(
             f"{path} does not describe a run ({error}). It was changed, or written by another version of aidgn."
         ) from None
     if missing:
-        raise UserError(f"{path} does not say the run's {missing[0]}: it was written by another version of aidgn.")
+        raise AidgnError(f"{path} does not say the run's {missing[0]}: it was written by another version of aidgn.")
     return about
 
 
@@ -277,7 +280,7 @@ def open_images(
     data_dir: str | Path | None,
     device: str,
     on_progress: Progress,
-) -> Images:
+) -> DeviceImageStore:
     """The very images a run was trained on, on the device."""
     dataset = find_dataset(run, about, data, data_dir)
     prepared = prepare(
@@ -286,24 +289,24 @@ def open_images(
         on_progress=lambda done, total: on_progress("decoding images", done, total),
     )
     if about["identity"]["data"] != f"{prepared.dataset.fingerprint[:32]}-{prepared.content}":
-        raise UserError(
+        raise AidgnError(
             f"The images in {dataset.root or dataset.name} are not those that {run} was trained on: files "
             "were added, removed or changed. Say where the right ones are with --data DIR."
         )
-    return resident_or_streamed(prepared, choose_device(device))
+    return load_images(prepared, choose_device(device))
 
 
 def find_dataset(run: Path, about: dict[str, Any], data: str | Path | None, data_dir: str | Path | None) -> Dataset:
     """The data set in `data`, else where the training found it, else where data sets of its name are looked for."""
     name = about["identity"]["dataset"]
-    entry = CATALOGUE.get(name)
+    entry = DATASETS.get(name)
     root = about.get("root")
 
     def named(place: str | Path | None) -> Dataset:  # `place` is a folder that data sets are in
         try:
             return load_dataset(name, place)
-        except UserError as error:  # says what the option for it is called in other commands
-            raise UserError(str(error).replace("--data-dir", "--data")) from None
+        except AidgnError as error:  # says what the option for it is called in other commands
+            raise AidgnError(str(error).replace("--data-dir", "--data")) from None
 
     if entry is not None and entry.name == "digits":
         dataset = load_dataset(name)
@@ -317,7 +320,7 @@ def find_dataset(run: Path, about: dict[str, Any], data: str | Path | None, data
         dataset = named(data_dir)
     else:
         was = f"{root}, where they were, does not exist" if root else "the model does not say where they were"
-        raise UserError(f"The images of {run} are not here: {was}. Say where the folder of {name} is with --data DIR.")
+        raise AidgnError(f"The images of {run} are not here: {was}. Say where the folder of {name} is with --data DIR.")
     return replace(dataset, image_size=int(about["image_size"]))
 
 
@@ -354,7 +357,7 @@ def _arrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise UserError(
+        raise AidgnError(
             "Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or choose a "
             "file name that ends in .npz."
         ) from None

@@ -26,7 +26,7 @@ from aidgn.cli.status import status
 from aidgn.cli.sweep import sweep
 from aidgn.cli.table import table
 from aidgn.cli.train import train
-from aidgn.errors import UserError, did_you_mean
+from aidgn.errors import AidgnError, did_you_mean
 
 CONTINUED = ("demo", "train", "sweep", "adapt", "fit", "data download", "data prepare")  # others start anew
 
@@ -102,7 +102,7 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except UserError as error:
+    except AidgnError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         click.echo(f"Error: {said}" if error.exit_code == 2 else said, err=True)
         sys.exit(error.exit_code)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from aidgn.errors import UserError, short
+from aidgn.errors import AidgnError, short
 
 NAMES = {"t3a": "T3A", "tent-c": "Tent-C", "tent-bn": "Tent-BN", "tent": "Tent"}
 
@@ -49,16 +49,16 @@ def adapt(
 ) -> None:
     """Adapt finished runs to their unseen domain while they classify it. Of a SWEEP, the runs that training-domain
     validation chooses; the runs themselves are never changed."""
-    from aidgn.adaptation.runs import DEFAULT, SETTINGS
-    from aidgn.adaptation.runs import adapt as adapt_run
+    from aidgn.adaptation.evaluate import DEFAULT, SETTINGS
+    from aidgn.adaptation.evaluate import adapt as adapt_run
     from aidgn.cli.display import RunDisplay
-    from aidgn.reading import ADAPTATION
     from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, read_lines
+    from aidgn.runs.reader import ADAPTATION
 
     names = list(dict.fromkeys(NAMES[method] for method in methods)) or list(DEFAULT)
     runs, notes = chosen_runs(folders)
     if features is not None and len(runs) != 1:
-        raise UserError(f"--features {features} is of one model, but there are {len(runs)} runs to adapt.")
+        raise AidgnError(f"--features {features} is of one model, but there are {len(runs)} runs to adapt.")
     lines: list[dict[str, Any]] = []
     failed: list[str] = []
     each = sum(len(SETTINGS[name]) for name in names)
@@ -83,7 +83,7 @@ def adapt(
                     on_message=messages.append,
                 )
                 lines += [line for line in read_lines(run) if line["method"] in ("none", *names)]
-            except UserError as error:
+            except AidgnError as error:
                 failed.append(f"{run}: {error}" if len(runs) > 1 else str(error))
     for message in messages:
         click.echo(message, err=True)
@@ -102,7 +102,7 @@ def adapt(
             err=True,
         )
     if failed:
-        raise UserError("\n".join(failed))
+        raise AidgnError("\n".join(failed))
 
 
 def _one_run(lines: Sequence[dict[str, Any]]) -> str:

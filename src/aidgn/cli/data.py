@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from aidgn.errors import UserError, plural, some
+from aidgn.errors import AidgnError, plural, some
 
 
 @click.group(
@@ -27,7 +27,7 @@ def list_() -> None:
     from rich.table import Table
 
     from aidgn.cli.display import NARROW, wide_console
-    from aidgn.data import CATALOGUE
+    from aidgn.data import DATASETS
 
     console = wide_console(160)
     heads = ["name", "domains", "images", "classes", "steps", "eval every", "halve lr at"]
@@ -35,7 +35,7 @@ def list_() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         table.add_column(head, overflow="fold")
-    for entry in CATALOGUE.values():
+    for entry in DATASETS.values():
         domains = ", ".join(
             f"{name} ({letter})" if letter != name else name
             for name, letter in zip(entry.domains, entry.letters, strict=True)
@@ -111,7 +111,7 @@ def check(folder: str, data_dir: str | None) -> None:
             (len(found.contradictions), "image{} in several classes"),
             (len(found.differences), "difference{} from the published counts"),
         ]
-        raise UserError(
+        raise AidgnError(
             f"{dataset.name} is not in order: "
             + ", ".join(f"{number} {words.format('s' * (number != 1))}" for number, words in wrong if number)
             + "."

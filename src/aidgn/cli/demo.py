@@ -4,7 +4,7 @@ from shlex import quote
 
 import click
 
-from aidgn.errors import UserError, plural
+from aidgn.errors import AidgnError, plural
 
 ALGORITHMS = ("ERM", "AIDGN")
 RATE = 2e-3  # for both, so that it is the objectives that are compared
@@ -33,8 +33,8 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     from aidgn.report.page import write_report
     from aidgn.report.table import tables
     from aidgn.selection import read_runs
-    from aidgn.sweep import plan
-    from aidgn.sweep.local import run_all
+    from aidgn.sweeps.grid import plan
+    from aidgn.sweeps.launchers.local import run_all
 
     dataset = load_dataset("digits")
     specs = plan(["digits"], ALGORITHMS, trials=trials, steps=steps, hyper_parameters={"lr": RATE})
@@ -47,7 +47,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     with SweepDisplay(specs) as display:
         failed = run_all(specs, out, workers=min(usable_cores(), 8), on_event=display.update, device="cpu")
     if failed:
-        raise UserError(f"{plural(len(failed), 'run')} failed; the first: {next(iter(failed.values()))}")
+        raise AidgnError(f"{plural(len(failed), 'run')} failed; the first: {next(iter(failed.values()))}")
 
     folders = sorted(display.folders.values())
     for table in tables(read_runs(*folders), "training", "sd", False):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 if TYPE_CHECKING:
     from aidgn.analysis.diagnosis import Diagnosis
@@ -92,13 +92,13 @@ def open_features(
         of_run = (given.parent / "run.json").is_file() and (given.parent / "model.safetensors").is_file()
         return Features.load(given, given.parent if of_run else None), given.parent if of_run else given.with_suffix("")
     if not given.is_dir():
-        raise UserError(
+        raise AidgnError(
             f"{given} {'is something else' if given.exists() else 'does not exist'}: expected the folder "
             "of a finished run, or a file of features (.npz or .parquet) that `aidgn features` wrote."
         )
     if draw and (given / "run.json").is_file() and not (given / "model.safetensors").is_file():
         curves = draw_curves(given)
-        raise UserError(
+        raise AidgnError(
             f"The run {given} is not finished, so it has no features to diagnose. "
             + (f"Its curves so far are in {curves[0]}. " if curves else "It has no records yet either. ")
             + "The `aidgn train` command that started it goes on with it."
@@ -113,7 +113,7 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
 
     from aidgn.analysis.diagnosis import compare
     from aidgn.cli.display import Output
-    from aidgn.differences import differences
+    from aidgn.runs.differences import differences
     from aidgn.selection import read_runs
 
     columns = min(shutil.get_terminal_size((120, 24)).columns, 120)
@@ -153,9 +153,9 @@ def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Pat
     """The figures of each run into its folder, and where there are several with the same unseen domain, their latent
     spaces side by side."""
     from aidgn.analysis.embedding import subsample, tsne
-    from aidgn.reading import read_adaptation
     from aidgn.report import figures
     from aidgn.report.adaptation import comparable
+    from aidgn.runs.reader import read_adaptation
 
     written, spaces, adapted = [], [], []
     for folder, features in runs:

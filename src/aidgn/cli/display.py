@@ -129,8 +129,8 @@ class SweepDisplay(Display):
         return f"{self.done_before + len(self.folders)}/{self.done_before + len(self.specs)} runs"
 
     def update(self, number: int, kind: str, what: Any) -> None:
-        from aidgn.sweep.attempts import last_line
-        from aidgn.sweep.timing import in_words
+        from aidgn.sweeps.journal import last_line
+        from aidgn.sweeps.timing import in_words
 
         spec = self.specs[number]
         doing = f"{spec.algorithm}, " + (f"{', '.join(spec.target)} unseen" if spec.target else "all domains")

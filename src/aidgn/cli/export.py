@@ -20,7 +20,7 @@ model.safetensors is all that `aidgn predict` and `aidgn serve` need; nothing in
 @click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
 def export(model: str, out: str | None, no_onnx: bool, data: str | None, algorithm: str | None) -> None:
     """Write MODEL, the folder of a finished run, as files for use elsewhere."""
-    from aidgn.export import export as write
+    from aidgn.inference.export import export as write
 
     written = write(
         model,

@@ -22,10 +22,10 @@ def features(run: str, out: str | None, data: str | None, algorithm: str | None,
     """Compute what the classifier of RUN, a finished run, sees of every image of every domain."""
     from aidgn.analysis.features import KEPT, extract
     from aidgn.cli.display import RunDisplay
-    from aidgn.errors import UserError
+    from aidgn.errors import AidgnError
 
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):
-        raise UserError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
+        raise AidgnError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
     with RunDisplay() as display:
         found = extract(
             run, data=data, device=device, algorithm=algorithm, must_keep=out is None, on_progress=display.update

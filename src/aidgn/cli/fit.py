@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from aidgn.cli.options import parse_settings
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
 @click.command(
@@ -97,21 +97,21 @@ def fit(
     model on all of them."""
     from dataclasses import replace
 
-    from aidgn import fit as fitting
+    from aidgn import fitting
     from aidgn.algorithms import find
     from aidgn.cli.display import RunDisplay, SweepDisplay
     from aidgn.data import load_dataset
     from aidgn.data.cache import prepare
-    from aidgn.data.dataset import check_apart
-    from aidgn.sweep.attempts import last_line
-    from aidgn.sweep.local import run_all
+    from aidgn.data.dataset import check_outside
+    from aidgn.sweeps.journal import last_line
+    from aidgn.sweeps.launchers.local import run_all
     from aidgn.training.featurizer import choose_device
 
     find(algorithm)
     choose_device(device)
     dataset = load_dataset(folder, data_dir)
     place = Path(out or f"runs/fit-{dataset.name}")
-    check_apart(dataset, place)
+    check_outside(dataset, place)
     fitting.check_place(place, dataset)
     size = image_size or fitting.choose_size(dataset)
     dataset = replace(dataset, image_size=fitting.quick_size(size, device) if quick and not image_size else size)
@@ -152,7 +152,7 @@ def fit(
                 on_event=lambda run, kind, what: progress.update(first + run, kind, what),
             )
             if failed:
-                raise UserError(
+                raise AidgnError(
                     f"{len(failed)} of {number} runs failed, with what they said in "
                     f"{place / 'runs' / '.sweep'}; the first: {last_line(next(iter(failed.values())))}"
                 )
@@ -200,6 +200,6 @@ def _report(place: Path, runs: list[str], data_dir: str | None, device: str, alg
                 permutations=199,
                 on_progress=display.update,
             )
-    except (UserError, ImportError) as error:
+    except (AidgnError, ImportError) as error:
         click.echo(f"The report page was not made: {error}", err=True)
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,11 +135,11 @@ def parse_settings(settings: tuple[str, ...], batch_size: int | None) -> dict[st
     for setting in settings:
         name, separator, value = setting.partition("=")
         if not separator or not name.strip() or not value.strip():
-            raise UserError(f"--set {setting} is not of the form NAME=VALUE, for example --set lr=1e-5.")
+            raise AidgnError(f"--set {setting} is not of the form NAME=VALUE, for example --set lr=1e-5.")
         if values.setdefault(name.strip(), value.strip()) != value.strip():
-            raise UserError(
+            raise AidgnError(
                 f"--set {name.strip()} is given twice, {values[name.strip()]} and {value.strip()}: give one."
             )
     if batch_size is not None and values.setdefault("batch_size", str(batch_size)) != str(batch_size):
-        raise UserError(f"--batch-size {batch_size} and --set batch_size={values['batch_size']} differ: give one.")
+        raise AidgnError(f"--batch-size {batch_size} and --set batch_size={values['batch_size']} differ: give one.")
     return values

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import click
 
-from aidgn.errors import UserError, plural, some
+from aidgn.errors import AidgnError, plural, some
 from aidgn.files import written_at_last
 
 # Files, each with its most probable classes and, from a model that can tell, '' or what is unlike the training images.
@@ -65,13 +65,13 @@ def predict(
     """Classify IMAGES with MODEL: what `aidgn fit`, `train` or `export` made. IMAGES are files, folders, quoted
     patterns, or - for a list of files on standard input."""
     if csv == "-" and as_json:
-        raise UserError("--csv - and --json both print to standard output: choose one, or give --csv a file.")
+        raise AidgnError("--csv - and --json both print to standard output: choose one, or give --csv a file.")
     if csv and Path(csv).is_dir():
-        raise UserError(f"--csv {csv} is a folder: name a file in it.")
+        raise AidgnError(f"--csv {csv} is a folder: name a file in it.")
 
     from aidgn.cli.display import RunDisplay
-    from aidgn.inference import find_images, load_model
-    from aidgn.training.run import Interrupted
+    from aidgn.errors import Interrupted
+    from aidgn.inference.model import find_images, load_model
 
     ignored: list[str] = []
     files = find_images(
@@ -79,7 +79,7 @@ def predict(
     )
     passed_over = f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}." if ignored else ""
     if not files:
-        raise UserError(
+        raise AidgnError(
             f"No image found in {', '.join(images)}: expected the model, then image files, folders with "
             f"some, or quoted patterns. {passed_over}".rstrip()
         )
@@ -103,7 +103,7 @@ def predict(
         if display:
             display.update("predicting", 0, len(files))
 
-        def skip(_: Any, error: UserError) -> None:
+        def skip(_: Any, error: AidgnError) -> None:
             nonlocal broken
             broken += 1
             click.echo(f"left out: {error}", err=True)
@@ -125,7 +125,7 @@ def predict(
         if passed_over:
             click.echo(passed_over, err=True)
         if not done:
-            raise UserError(
+            raise AidgnError(
                 f"None of the {broken} images could be read." if broken > 1 else "The image could not be read."
             )
     click.echo(

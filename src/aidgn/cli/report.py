@@ -38,13 +38,13 @@ def report(
     """One self-contained HTML page of the runs below each folder: tables, curves, the latent space, the diagnosis of
     both assumptions, adaptation, and what is needed to run it all again. It loads nothing from anywhere."""
     from aidgn.cli.display import RunDisplay
-    from aidgn.errors import UserError
+    from aidgn.errors import AidgnError
     from aidgn.report.page import write_report
 
     first = Path(folders[0])
     path = Path(out) if out else (first if first.is_dir() else first.parent) / "report.html"
     if path.is_dir():
-        raise UserError(f"--out {path} is a folder: name a file in it, such as {path / 'report.html'}.")
+        raise AidgnError(f"--out {path} is a folder: name a file in it, such as {path / 'report.html'}.")
     with RunDisplay() as display:
         write_report(
             folders, path, data=data, device=device, algorithm=algorithm, points=points, on_progress=display.update

@@ -10,7 +10,7 @@ from types import FrameType
 
 import click
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
 @click.command(
@@ -116,7 +116,9 @@ def serve(
     if not any(importlib.util.find_spec(name) for name in ("python_multipart", "multipart")):
         missing.append("python-multipart")
     if missing:
-        raise UserError(f"`aidgn serve` needs {' and '.join(missing)}, not installed here: pip install 'aidgn[serve]'.")
+        raise AidgnError(
+            f"`aidgn serve` needs {' and '.join(missing)}, not installed here: pip install 'aidgn[serve]'."
+        )
     listening = listen(host, port)
     try:
         run(
@@ -162,10 +164,10 @@ def run(
     import uvicorn
 
     from aidgn.cli.display import RunDisplay
-    from aidgn.inference import find_model, load_model
+    from aidgn.inference.model import find_model, load_model
     from aidgn.serve.app import create_app
     from aidgn.serve.engine import Limits
-    from aidgn.serve.latent import latent_space
+    from aidgn.serve.neighbors import latent_space
 
     path = find_model(model)
     loaded = load_model(path, device, algorithm)
@@ -174,7 +176,7 @@ def run(
         try:
             with RunDisplay() as display:
                 space = latent_space(path, loaded, count, data, display.update)
-        except UserError as error:
+        except AidgnError as error:
             if data is not None:
                 raise
             note = "they are not at hand; the server's terminal says why."  # which may name folders of this machine
@@ -220,7 +222,7 @@ def listen(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        raise UserError(
+        raise AidgnError(
             f"Port {port} of {host} cannot be used: {error.strerror}. Choose another with --port or "
             "--host; --port 0 takes a free one."
         ) from None

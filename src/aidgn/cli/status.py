@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import click
 
-from aidgn.errors import UserError, plural
+from aidgn.errors import AidgnError, plural
 
 
 @click.command(
@@ -40,7 +40,7 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
     """How the sweep in the folder SWEEP (runs, if none is given) stands."""
     if verifying:
         if watch:
-            raise UserError("--verify reads all files once and --watch reads none: choose one of them.")
+            raise AidgnError("--verify reads all files once and --watch reads none: choose one of them.")
         verify_files(sweep)
         return
 
@@ -48,8 +48,8 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
     from rich.live import Live
     from rich.text import Text
 
-    from aidgn.sweep.folder import SweepFolder
-    from aidgn.sweep.status import lines, look
+    from aidgn.sweeps.status import lines, look
+    from aidgn.sweeps.store import SweepFolder
 
     folder = SweepFolder(sweep)
     shown = sys.maxsize if everything else 10
@@ -73,8 +73,8 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
 
 def verify_files(folder: str) -> None:
     """Print which files below the folder are damaged; show progress once it takes two seconds."""
-    from aidgn.checkpoints import verify
     from aidgn.cli.display import RunDisplay
+    from aidgn.runs.checkpoints import verify
 
     began = time.monotonic()
     with ExitStack() as stack:

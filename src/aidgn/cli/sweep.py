@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aidgn.cli.options import launcher_options, parse_settings, run_options
-from aidgn.errors import UserError, plural
+from aidgn.errors import AidgnError, plural
 
 if TYPE_CHECKING:
-    from aidgn.report.forms import Table
-    from aidgn.sweep.agenda import Agenda
-    from aidgn.sweep.planfile import Plan
+    from aidgn.report.table_formats import Table
+    from aidgn.sweeps.plan import SweepPlan
+    from aidgn.sweeps.plan_file import Plan
     from aidgn.training import RunSpec
 
 LONG = 15 * 60  # seconds: what takes longer is asked about
@@ -90,12 +90,12 @@ def sweep(
 
     PLAN.yaml holds the same as the options do. Without DATA, the sweep in --out is continued."""
     from aidgn.cli.display import RunDisplay, SweepDisplay
-    from aidgn.sweep.agenda import agenda
+    from aidgn.sweeps.plan import agenda
     from aidgn.training.featurizer import choose_device, choose_precision
     from aidgn.training.trackers import find_tracker
 
     if retries < 0:
-        raise UserError(f"--retries is {retries}; expected a whole number of at least 0.")
+        raise AidgnError(f"--retries is {retries}; expected a whole number of at least 0.")
     explicit = ctx.get_parameter_source("out") is not click.core.ParameterSource.DEFAULT
     plans, places = find_plans(data, plan_file, out if explicit else None, given)
     out = out if explicit else places.get("out", out)
@@ -106,7 +106,7 @@ def sweep(
         find_tracker(tracker)
     precision = plans[0].precision
     if any(one.precision != precision for one in plans):
-        raise UserError(f"The plans have different precisions, {precision} and others; a sweep has one.")
+        raise AidgnError(f"The plans have different precisions, {precision} and others; a sweep has one.")
     if launcher == "local" and not dry_run:
         precision = choose_precision(precision, choose_device(device))
     with RunDisplay() as display:
@@ -159,12 +159,12 @@ def sweep(
         todo.look(retries)
     say_end(todo, out)
     if todo.count("failed"):
-        raise UserError(failures(todo, out))
+        raise AidgnError(failures(todo, out))
 
 
 def stopping(update: Callable[[int, str, Any], None]) -> Callable[[int, str, Any], None]:
     """`update` for a launcher, that ends the sweep if the first runs all fail in the same way, as all others would."""
-    from aidgn.sweep.attempts import last_line
+    from aidgn.sweeps.journal import last_line
 
     errors: list[str] | None = []
 
@@ -176,7 +176,7 @@ def stopping(update: Callable[[int, str, Any], None]) -> Callable[[int, str, Any
         elif kind == "failed" and errors is not None:
             errors.append(last_line(what))
             if errors == errors[:1] * ALIKE:
-                raise UserError(
+                raise AidgnError(
                     f"The first {ALIKE} runs failed alike, so the others were not started: {errors[0]}\n"
                     "Once that is mended, the same command with --retry-failed goes on."
                 )
@@ -190,7 +190,7 @@ def find_plans(
     """The plans of a file, of the sweep folder or of the options alone, with the options over them."""
     from dataclasses import replace
 
-    from aidgn.sweep.planfile import Plan, read_plans
+    from aidgn.sweeps.plan_file import Plan, read_plans
 
     settings, batch_size = given.pop("settings"), given.pop("batch_size")
     hyper_parameters = {name: number(value) for name, value in parse_settings(settings, batch_size).items()}
@@ -200,18 +200,18 @@ def find_plans(
     files = [name for name in data if name.endswith((".yaml", ".yml"))] + ([plan_file] if plan_file else [])
     names = tuple(name for name in data if name not in files)
     if len(files) > 1:
-        raise UserError(f"Give one plan, not {' and '.join(files)}.")
+        raise AidgnError(f"Give one plan, not {' and '.join(files)}.")
     if not files and not names:
         path = Path(out or "runs") / "sweep.yaml"
         if not path.exists():
-            raise UserError(
+            raise AidgnError(
                 f"Say which data sets, or give a plan: {path.parent} has no sweep.yaml to continue. For "
                 "example: aidgn sweep digits --algorithm ERM --algorithm AIDGN"
             )
         files = [str(path)]
     if not files:
         if "algorithms" not in options:
-            raise UserError("Say which algorithms with --algorithm NAME; `aidgn algorithms` lists them.")
+            raise AidgnError("Say which algorithms with --algorithm NAME; `aidgn algorithms` lists them.")
         return [Plan(datasets=names, **options, hyper_parameters=hyper_parameters)], {}
     path = Path(files[0])
     plans, places = read_plans(path)
@@ -239,10 +239,10 @@ def find_launcher(name: str, settings: dict[str, Any], dry_run: bool) -> Any:
     import inspect
     from importlib import import_module
 
-    module = import_module(f"aidgn.sweep.{name}")
+    module = import_module(f"aidgn.sweeps.launchers.{name}")
     for setting in settings:
         if setting not in inspect.signature(module.run_all).parameters:
-            raise UserError(f"--{setting.replace('_', '-')} is not for --launcher {name}.")
+            raise AidgnError(f"--{setting.replace('_', '-')} is not for --launcher {name}.")
     if name != "local" and not dry_run:
         module.check()
     return module.run_all
@@ -250,15 +250,15 @@ def find_launcher(name: str, settings: dict[str, Any], dry_run: bool) -> Any:
 
 def count_workers(launcher: str, device: str, workers: int | None, specs: "list[RunSpec]") -> int:
     """How many runs are trained at once, as far as it is known beforehand."""
-    from aidgn.sweep.local import choose_places
+    from aidgn.sweeps.launchers.local import choose_places
 
     return len(choose_places(device, workers, specs)) if launcher == "local" and specs else workers or 1
 
 
-def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) -> float | None:
+def say_plan(todo: "SweepPlan", numbers: list[int], workers: int, dry_run: bool) -> float | None:
     """How many runs, how many of them are finished, how long it takes. Returns the seconds, None if not known."""
     from aidgn.algorithms import find
-    from aidgn.sweep.timing import GPU, STEP_MS, in_words
+    from aidgn.sweeps.timing import GPU, STEP_MS, in_words
 
     specs = todo.specs
     kinds = [
@@ -317,7 +317,7 @@ def say_plan(todo: "Agenda", numbers: list[int], workers: int, dry_run: bool) ->
     return seconds
 
 
-def partly_set(todo: "Agenda") -> dict[str, list[str]]:
+def partly_set(todo: "SweepPlan") -> dict[str, list[str]]:
     """Hyper-parameters that were given for all and that not all algorithms have, with those that do."""
     from aidgn.algorithms import find
 
@@ -336,7 +336,7 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
-def say_end(todo: "Agenda", out: str) -> None:
+def say_end(todo: "SweepPlan", out: str) -> None:
     done = todo.count("done")
     verb, them = ("is", "it") if len(todo.specs) == 1 else ("are", "them")
     shown = f" `aidgn table {quote(out)}` shows {them}." if done else ""
@@ -374,14 +374,14 @@ def finished_tables(out: str) -> "list[Table]":
         records = read_runs(out)
         paper = any(run.args["dataset"] in dataset_order() for run in records.runs)
         made = tables(records, paper=paper)
-    except UserError:
+    except AidgnError:
         return []
     return [*made, *(paper_ablation(made) if paper else [])]
 
 
-def failures(todo: "Agenda", out: str) -> str:
+def failures(todo: "SweepPlan", out: str) -> str:
     """The runs that were set aside, with their errors."""
-    from aidgn.sweep.attempts import last_line
+    from aidgn.sweeps.journal import last_line
 
     numbers = todo.of_kind("failed")
     lines = [f"  {todo.items[number]}: {last_line(todo.states[number].history.error)}" for number in numbers[:20]]

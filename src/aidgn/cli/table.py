@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 
 @click.command(
@@ -54,16 +54,16 @@ def table(
     """Results of the runs below each FOLDER: mean and spread over trials, per unseen domain."""
     forms = [form for form, given in (("markdown", markdown), ("latex", latex), ("html", html)) if given]
     if len(forms) > 1:
-        raise UserError(f"--{' and --'.join(forms)} each print the table: choose one.")
+        raise AidgnError(f"--{' and --'.join(forms)} each print the table: choose one.")
     if parquet and Path(parquet).suffix != ".parquet":
-        raise UserError(f"--parquet {parquet} should end in .parquet.")
+        raise AidgnError(f"--parquet {parquet} should end in .parquet.")
     if csv and Path(csv).suffix == ".parquet":
-        raise UserError(f"--csv {csv} ends in .parquet: --parquet writes that form.")
+        raise AidgnError(f"--csv {csv} ends in .parquet: --parquet writes that form.")
     selection = selection.lower()
     files = [Path(file) for file in (csv, parquet) if file]
     if adaptation:
         if selection != "training":
-            raise UserError(
+            raise AidgnError(
                 f"--selection {selection} does not go with --adaptation: the runs that are adapted are "
                 "chosen by training-domain validation."
             )

@@ -3,7 +3,7 @@
 import click
 
 from aidgn.cli.options import parse_settings, run_options
-from aidgn.errors import UserError, plural
+from aidgn.errors import AidgnError, plural
 
 
 @click.command(
@@ -98,7 +98,7 @@ def train(
     )
     dataset = spec.load_dataset(data_dir)
     if not targets:
-        raise UserError(
+        raise AidgnError(
             "Name the domain to hold out with --target: "
             + ", ".join(
                 f"{name} ({letter})" if letter != name else name

@@ -1,17 +1,17 @@
 """Data sets: the catalogue, folders, images, splits."""
 
-from aidgn.data.catalogue import CATALOGUE, Entry, find_entry
-from aidgn.data.checking import Check, check
 from aidgn.data.dataset import Dataset, load_dataset
 from aidgn.data.images import IMAGE_SUFFIXES, read_image
+from aidgn.data.registry import DATASETS, DatasetInfo, find_entry
 from aidgn.data.splits import split
+from aidgn.data.validate import Check, check
 
 __all__ = [
-    "CATALOGUE",
+    "DATASETS",
     "IMAGE_SUFFIXES",
     "Check",
     "Dataset",
-    "Entry",
+    "DatasetInfo",
     "check",
     "find_entry",
     "load_dataset",

@@ -28,10 +28,10 @@ import numpy as np
 import PIL
 
 from aidgn.data.dataset import Dataset
-from aidgn.data.decoding import (
+from aidgn.data.decode_pool import (
     BROKEN,
     LARGER,
-    Entry,
+    CacheEntry,
     content_digest,
     decode_all,
     largest_slot,
@@ -40,8 +40,8 @@ from aidgn.data.decoding import (
     slot_bytes,
     stamp_of,
 )
-from aidgn.errors import UserError, amount, plural
-from aidgn.files import lock, open_no_link, storage_error, written_aside
+from aidgn.errors import AidgnError, amount, plural
+from aidgn.files import atomic_write, lock, open_no_link, storage_error
 
 VERSION = 2
 SAMPLE = 128  # images whose headers tell the slot size at first
@@ -53,7 +53,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class DecodedDataset:
     """A data set with its pixels: image i lies in the top left corner of the slot `pixels[rows[i]]`, the rest is 0."""
 
     dataset: Dataset  # without the broken files
@@ -78,7 +78,7 @@ def prepare(
     workers: int | None = None,
     skip_broken: bool = False,
     on_progress: Progress | None = None,
-) -> Prepared:
+) -> DecodedDataset:
     """Decode what is new or changed, and map the pixels.
 
     Slots are S x S, S = min(limit, longest side of all images), limit = image size * 256 / 224. Each side of an image
@@ -89,9 +89,9 @@ def prepare(
         geometry = np.tile(np.array([height, width] * 2, dtype=np.int32), (count, 1))
         content = blake2b(dataset.pixels.tobytes(), digest_size=16).hexdigest()
         digests = [blake2b(image.tobytes(), digest_size=16).hexdigest() for image in dataset.pixels]
-        return Prepared(dataset, dataset.pixels, np.arange(count), geometry, [], content, digests=digests)
+        return DecodedDataset(dataset, dataset.pixels, np.arange(count), geometry, [], content, digests=digests)
     if workers is not None and workers < 1:
-        raise UserError(f"--workers {workers}: at least one process is needed to decode images.")
+        raise AidgnError(f"--workers {workers}: at least one process is needed to decode images.")
     limit = largest_slot(dataset.image_size)
     on_progress = on_progress or (lambda done, total: None)
     path = cache_folder(dataset, cache_dir) / f"index-{limit}.jsonl"
@@ -132,12 +132,12 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise UserError(
+        raise AidgnError(
             f"Decoded images cannot be stored in {folder} ({error.strerror}). Set AIDGN_CACHE to a folder "
             "where they can."
         ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise UserError(
+        raise AidgnError(
             f"{folder} is a link or belongs to another user, who could change the decoded images in it. "
             "Set AIDGN_CACHE to a folder that is yours."
         )
@@ -147,13 +147,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def finish(dataset: Dataset, index: "Index", skip_broken: bool, decoded: int) -> Prepared:
+def finish(dataset: Dataset, index: "Index", skip_broken: bool, decoded: int) -> DecodedDataset:
     entries = [index.entries[file] for file in dataset.files]
     broken = [number for number, entry in enumerate(entries) if entry.row == BROKEN]
     if broken and (not skip_broken or len(broken) == len(dataset)):
         reasons = [f"  {entries[number].file} {entries[number].reason}" for number in broken[:10]]
         more = [f"  and {len(broken) - 10} more"] if len(broken) > 10 else []
-        raise UserError(
+        raise AidgnError(
             "\n".join(
                 [
                     f"{len(broken)} of {len(dataset)} images in {dataset.root} cannot be used:",
@@ -165,7 +165,7 @@ def finish(dataset: Dataset, index: "Index", skip_broken: bool, decoded: int) ->
         )
     table = np.array([(entry.row, *entry.geometry) for entry in entries if entry.row != BROKEN], dtype=np.int64)
     content = blake2b("".join(entry.digest for entry in entries if entry.row != BROKEN).encode(), digest_size=16)
-    return Prepared(
+    return DecodedDataset(
         dataset.without(broken) if broken else dataset,
         index.map,
         table[:, 0].copy(),
@@ -191,7 +191,7 @@ class Index:
     path: Path
     number: int  # of the pixel file
     slot: int
-    entries: dict[str, Entry]
+    entries: dict[str, CacheEntry]
     end: int  # of the valid lines, in bytes
     map: np.ndarray  # uint8 [rows, slot, slot, 3]
 
@@ -203,13 +203,13 @@ class Index:
                 header = read_header(file)
                 if header is None:
                     return None
-                entries: dict[str, Entry] = {}
+                entries: dict[str, CacheEntry] = {}
                 end = file.tell()
                 for line in file:
                     if (batch := parse(line)) is None:
                         break
                     end += len(line)
-                    found = (Entry(*fields) for fields in batch["entries"])
+                    found = (CacheEntry(*fields) for fields in batch["entries"])
                     same_decoder = batch["pillow"] == PIL.__version__  # another one may read what is broken for this
                     entries.update((entry.file, entry) for entry in found if same_decoder or entry.row != BROKEN)
             number, slot = header["pixels"], header["slot"]
@@ -224,7 +224,7 @@ class Index:
     def pixels(self) -> Path:
         return pixel_file(self.path, self.number)
 
-    def append(self, entries: list[Entry]) -> None:
+    def append(self, entries: list[CacheEntry]) -> None:
         """Commit: first the pixels reach the disk, then the entries that say so."""
         if not entries:
             return
@@ -239,7 +239,7 @@ class Index:
             self.end = file.tell()
         self.entries.update((entry.file, entry) for entry in entries)
 
-    def intact(self, entry: Entry) -> bool:
+    def intact(self, entry: CacheEntry) -> bool:
         """Whether the pixels are those that were written."""
         return entry.row == BROKEN or (entry.row < len(self.map) and zlib.crc32(self.map[entry.row]) == entry.checksum)
 
@@ -273,7 +273,7 @@ def line_of(content: dict[str, object]) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def batch_line(entries: Iterable[Entry]) -> bytes:
+def batch_line(entries: Iterable[CacheEntry]) -> bytes:
     return line_of({"pillow": PIL.__version__, "entries": list(entries)})
 
 
@@ -283,15 +283,15 @@ def parse(line: bytes) -> dict | None:
     return json.loads(line[9:]) if whole else None
 
 
-def write_index(path: Path, number: int, slot: int, entries: Iterable[Entry]) -> Index:
-    with written_aside(path) as temporary:
+def write_index(path: Path, number: int, slot: int, entries: Iterable[CacheEntry]) -> Index:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(line_of({"version": VERSION, "slot": slot, "pixels": number}) + batch_line(entries))
     index = Index.load(path)
     assert index is not None
     return index
 
 
-def rewrite(path: Path, slot: int, kept: Iterable[Entry] | None = None) -> Index:
+def rewrite(path: Path, slot: int, kept: Iterable[CacheEntry] | None = None) -> Index:
     """Write a new pixel file, with slots that may be larger, for the entries kept that are intact; then its index.
     Remove the old file: existing maps of it stay valid.
 
@@ -321,7 +321,7 @@ def rewrite(path: Path, slot: int, kept: Iterable[Entry] | None = None) -> Index
 # Bringing it up to date ---------------------------------------------------------------------------------------------
 
 
-def outdated(dataset: Dataset, entries: dict[str, Entry]) -> Iterator[tuple[str, list[int]]]:
+def outdated(dataset: Dataset, entries: dict[str, CacheEntry]) -> Iterator[tuple[str, list[int]]]:
     """Files that are not known with their present stamp, or as ones that are not there; and this stamp."""
     prefix = f"{dataset.root}{os.sep}"
     for file in dataset.files:
@@ -352,7 +352,7 @@ def bring_up_to_date(
     except OSError as error:
         raise storage_error(folder, error) from error
     if index is None:
-        raise UserError(
+        raise AidgnError(
             f"{folder} was changed by something else while images were stored there. Run the same command again."
         )
     return index, decoded
@@ -414,7 +414,7 @@ def decode_missing(
             index = rewrite(path, slot)
         check_space(dataset, path.parent, index.slot, readable)
         larger: list[str] = []
-        pending: list[Entry] = []
+        pending: list[CacheEntry] = []
         committed = time.monotonic()
         try:
             with closing(decode_all(root, index.pixels, index.slot, limit, todo, workers)) as entries:
@@ -456,7 +456,7 @@ def drop_removed(path: Path, root: str, members: set[str]) -> None:
 def check_space(dataset: Dataset, folder: Path, slot: int, count: int) -> None:
     needed, free = count * slot_bytes(slot), shutil.disk_usage(folder).free
     if needed > free:
-        raise UserError(
+        raise AidgnError(
             f"The decoded images of {dataset.name} need {amount(needed)} in {folder}, where {amount(free)} "
             "are free. Free some, or set AIDGN_CACHE to a folder on another disk."
         )

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aidgn.data.catalogue import CATALOGUE, SMALL_SIDE, Entry, find_entry, squash
 from aidgn.data.images import IMAGE_SUFFIXES
-from aidgn.errors import UserError, did_you_mean
+from aidgn.data.registry import DATASETS, SMALL_SIDE, DatasetInfo, find_entry, normalize_name
+from aidgn.errors import AidgnError, did_you_mean
 
 LAYOUT = "A data set is a folder with one folder per domain, in each one folder per class, in these the images."
 
@@ -48,7 +48,7 @@ class Dataset:
 
     def find_domain(self, name: str) -> int:
         """The number of a domain given by its name or letter."""
-        name = as_text(name)
+        name = normalize_unicode(name)
         for same in (str, str.casefold):
             for known in (self.domains, self.letters):
                 for number, candidate in enumerate(known):
@@ -58,7 +58,7 @@ class Dataset:
             domain if letter == domain else f"{domain} ({letter})"
             for domain, letter in zip(self.domains, self.letters, strict=True)
         )
-        raise UserError(f"{self.name} has no domain {name}.{did_you_mean(name, self.domains)} Its domains: {choices}.")
+        raise AidgnError(f"{self.name} has no domain {name}.{did_you_mean(name, self.domains)} Its domains: {choices}.")
 
     def without(self, indices: Iterable[int]) -> "Dataset":
         """The data set less these images."""
@@ -97,7 +97,7 @@ def load_dataset(name_or_folder: str | Path, data_dir: str | Path | None = None)
     given = str(name_or_folder)
     if isinstance(name_or_folder, Path) or "/" in given or os.sep in given:
         return load_folder(Path(name_or_folder))
-    entry = next((entry for entry in CATALOGUE.values() if squash(entry.name) == squash(given)), None)
+    entry = next((entry for entry in DATASETS.values() if normalize_name(entry.name) == normalize_name(given)), None)
     if entry is None:
         if not Path(given).exists():
             find_entry(given)  # says that there is none
@@ -109,43 +109,43 @@ def load_dataset(name_or_folder: str | Path, data_dir: str | Path | None = None)
     places = [Path(place) for place in (data_dir, os.environ.get("AIDGN_DATA"), "data") if place]
     for place in places:
         for folder in subfolders(place, "", []) if place.is_dir() else ():
-            if squash(folder) == squash(entry.name):
+            if normalize_name(folder) == normalize_name(entry.name):
                 return load_folder(place / folder, entry)
     if Path(given).is_dir():
         return load_folder(Path(given), entry)
     looked = " and ".join(str(place / entry.folder) for place in places)
-    raise UserError(
+    raise AidgnError(
         f"{entry.name} is not on this disk; looked for {looked}. Get it with "
         f"`aidgn data download {entry.name}`, or say where it is with --data-dir or $AIDGN_DATA."
     )
 
 
-def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
+def load_folder(root: Path, entry: DatasetInfo | None = None) -> Dataset:
     """The data set in ROOT/<domain>/<class>/<image>.
 
     It gets the settings, domain order and letters of `entry`, or of the catalogue's entry if both its name and its
     domains are that entry's.
     """
     if not root.exists():
-        raise UserError(f"The folder {root} does not exist. {LAYOUT}")
+        raise AidgnError(f"The folder {root} does not exist. {LAYOUT}")
     if not root.is_dir():
-        raise UserError(f"{root} is not a folder. {LAYOUT}")
+        raise AidgnError(f"{root} is not a folder. {LAYOUT}")
     ignored: list[str] = []
     folders = subfolders(root, "", ignored)
     if not folders:
-        raise UserError(f"{root} has no folders, so no domains. {LAYOUT}")
+        raise AidgnError(f"{root} has no folders, so no domains. {LAYOUT}")
     entry = entry or next(
         (
             known
-            for known in CATALOGUE.values()
-            if squash(known.name) == squash(root.resolve().name) and known.order(folders)
+            for known in DATASETS.values()
+            if normalize_name(known.name) == normalize_name(root.resolve().name) and known.order(folders)
         ),
         None,
     )
     if entry:
         found, folders = folders, entry.order(folders) or []
         if not folders:
-            raise UserError(
+            raise AidgnError(
                 f"{root} should have the domains {', '.join(entry.domains)} of {entry.name}, but has "
                 f"{', '.join(found)}. Get it anew with `aidgn data download {entry.name}`, or give the "
                 "folder's path to take it as your own data set."
@@ -154,7 +154,7 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     class_folders: dict[str, dict[str, list[str]]] = {folder: defaultdict(list) for folder in folders}
     for folder in folders:
         for name in subfolders(root, folder, ignored):  # a name may be written in two ways
-            class_folders[folder][as_text(name)].append(name)
+            class_folders[folder][normalize_unicode(name)].append(name)
     classes = sorted(set().union(*class_folders.values()))
     if len(classes) < 2:
         what = f"only the class {classes[0]}" if classes else "no class folders"
@@ -171,7 +171,7 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
             if direct and not classes
             else ""
         )
-        raise UserError(
+        raise AidgnError(
             f"{root} has {what} in its domains {', '.join(folders)}; two classes are needed. {LAYOUT}{hint}"
         )
     check_names(root, class_folders)
@@ -190,20 +190,20 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
             files += [f"{parent}/{image}" for parent, image in images]
     for domain, folder in enumerate(folders):
         if not counts[domain].any():
-            raise UserError(
+            raise AidgnError(
                 f"The domain {folder} in {root} has no images ({', '.join(sorted(IMAGE_SUFFIXES))}). Add "
                 "some, or move the folder away."
             )
     for label, name in enumerate(classes):
         if not counts[:, label].any():
-            raise UserError(f"The class {name} in {root} has no images in any domain: remove its folders.")
+            raise AidgnError(f"The class {name} in {root} has no images in any domain: remove its folders.")
 
-    own_name = as_text(root.resolve().name)
-    if any(squash(known) == squash(own_name) for known in CATALOGUE):
+    own_name = normalize_unicode(root.resolve().name)
+    if any(normalize_name(known) == normalize_name(own_name) for known in DATASETS):
         own_name = f"own-{own_name}"  # its results must not be taken for those of the published data set
-    names = list(map(as_text, folders))
+    names = list(map(normalize_unicode, folders))
     check_domains(root, names)
-    settings = entry or Entry(own_name, "", tuple(names), short_names(names), len(classes), {}, eval_every=100)
+    settings = entry or DatasetInfo(own_name, "", tuple(names), short_names(names), len(classes), {}, eval_every=100)
     return Dataset(
         name=settings.name,
         root=root,
@@ -222,19 +222,19 @@ def load_folder(root: Path, entry: Entry | None = None) -> Dataset:
     )
 
 
-def check_apart(dataset: Dataset, out: str | Path) -> None:
+def check_outside(dataset: Dataset, out: str | Path) -> None:
     """An error if results would lie among the images, where their folder would be taken for a domain."""
     if dataset.root is None:
         return
     root, place = dataset.root.resolve(), Path(out).resolve()
     if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
-        raise UserError(
+        raise AidgnError(
             f"The results in {out} would lie in {dataset.root}, among the images, and be taken for a "
             "domain. Choose a folder outside with --out."
         )
 
 
-def as_text(name: str) -> str:
+def normalize_unicode(name: str) -> str:
     """A folder's name in one form of Unicode; one that is not UTF-8 is taken for Latin-1, as old archives have it."""
     try:
         name.encode()
@@ -251,9 +251,9 @@ def check_names(root: Path, class_folders: Mapping[str, Mapping[str, Sequence[st
     seen: dict[str, tuple[str, str]] = {}
     for folder, names in class_folders.items():
         for name in names:
-            other, where = seen.setdefault(squash(name), (name, folder))
+            other, where = seen.setdefault(normalize_name(name), (name, folder))
             if other != name:
-                raise UserError(
+                raise AidgnError(
                     f"{root} has the class folders {where}/{other} and {folder}/{name}: rename one, to the "
                     "same name if they are one class, or to one that differs by more if not."
                 )
@@ -266,9 +266,9 @@ def check_domains(root: Path, names: Sequence[str]) -> None:
         key = " ".join(name.split()).casefold()
         other = seen.get(key)
         if other == name:
-            raise UserError(f"{root} has two folders that read {name}, written differently in bytes: merge them.")
+            raise AidgnError(f"{root} has two folders that read {name}, written differently in bytes: merge them.")
         if other is not None:
-            raise UserError(
+            raise AidgnError(
                 f"{root} has the domain folders '{other}' and '{name}', which differ only in case or "
                 "spaces: merge them if they are one domain, or rename one if not."
             )
@@ -281,7 +281,7 @@ def scan(root: Path, below: str) -> list[os.DirEntry[str]]:
         with os.scandir(root / below) as entries:
             return [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
     except PermissionError:
-        raise UserError(f"The folder {root / below} cannot be read: permission denied.") from None
+        raise AidgnError(f"The folder {root / below} cannot be read: permission denied.") from None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

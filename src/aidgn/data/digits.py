@@ -5,11 +5,11 @@ The digits are those of scikit-learn (8 x 8 pixels, 13 writers, from UCI), enlar
 
 import numpy as np
 
-from aidgn.data.catalogue import CATALOGUE
 from aidgn.data.dataset import Dataset
+from aidgn.data.registry import DATASETS
 
 SIZE = 28
-ENTRY = CATALOGUE["digits"]
+ENTRY = DATASETS["digits"]
 
 
 def load_digits() -> Dataset:

@@ -8,7 +8,7 @@ from stat import S_ISDIR, S_ISREG
 import numpy as np
 from PIL import Image, ImageFile
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 # Only these are tried, whatever the file's name says: Pillow also opens formats that start other programs.
@@ -37,7 +37,7 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
     try:
         stat = os.stat(path)  # noqa: PTH116, for many files
         if not (S_ISREG(stat.st_mode) or S_ISDIR(stat.st_mode)):
-            raise UserError(f"{path} is not a file but a pipe, socket or device.")
+            raise AidgnError(f"{path} is not a file but a pipe, socket or device.")
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
@@ -61,21 +61,21 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
             ):
                 width, height = height, width
             return upright, (height, width)
-    except UserError:
+    except AidgnError:
         raise
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist.") from None
+        raise AidgnError(f"{path} does not exist.") from None
     except PermissionError:
-        raise UserError(f"{path} cannot be read: permission denied.") from None
+        raise AidgnError(f"{path} cannot be read: permission denied.") from None
     except IsADirectoryError:
-        raise UserError(f"{path} is a folder, not an image.") from None
+        raise AidgnError(f"{path} is a folder, not an image.") from None
     except Image.DecompressionBombError:
-        raise UserError(
+        raise AidgnError(
             f"{path} is too large: images of up to {MAX_PIXELS // 1_000_000} megapixels are read. "
             "Make it smaller or remove it."
         ) from None
     except Image.UnidentifiedImageError:
-        raise UserError(
+        raise AidgnError(
             f"{path} is "
             + (
                 "empty (0 bytes)."
@@ -84,11 +84,11 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
             )
         ) from None
     except MemoryError as error:
-        raise UserError(f"{path} cannot be read: there is not enough memory for it.") from error
+        raise AidgnError(f"{path} cannot be read: there is not enough memory for it.") from error
     except Exception as error:  # decoders fail on damaged files with exceptions of every kind
         if isinstance(error, OSError) and error.strerror:  # a link to itself, a fault of the disk
-            raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-        raise UserError(
+            raise AidgnError(f"{path} cannot be read: {error.strerror}.") from error
+        raise AidgnError(
             f"{path} is damaged: {str(error) or type(error).__name__}. Get the file again or remove it."
         ) from error
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aidgn.differences import check_same_images, differences
-from aidgn.errors import UserError, some
-from aidgn.files import written_aside
-from aidgn.reading import ADAPTATION, ADAPTED, read_adaptation
-from aidgn.records import Run
+from aidgn.errors import AidgnError, some
+from aidgn.files import atomic_write
 from aidgn.report.export import to_parquet
-from aidgn.report.forms import Table
 from aidgn.report.paper import dataset_order, paper_notes, paper_order
-from aidgn.report.table import SPREADS, benchmark_table, caption, dataset_table, holes, in_order, target_heads
+from aidgn.report.table import SPREADS, benchmark_table, caption, column_names, dataset_table, in_order, missing_runs
+from aidgn.report.table_formats import Table
+from aidgn.runs.differences import check_same_images, differences
+from aidgn.runs.reader import ADAPTATION, ADAPTED, read_adaptation
+from aidgn.runs.records import RunRecords
 from aidgn.selection import choose, read_runs
 
 ORDER = ("none", "T3A", "Tent-BN", "Tent-C", "Tent")  # as in the paper
@@ -31,7 +31,7 @@ def adaptation_tables(
 
     An accuracy is that of the setting which source validation data chose."""
     if spread not in SPREADS:
-        raise UserError(f"There is no spread {spread}. Choose sd or se.")
+        raise AidgnError(f"There is no spread {spread}. Choose sd or se.")
     results: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
     heads: dict[str, tuple[list[str], list[str]]] = {}
     chosen = [line for line in lines if line["selected"] and len(line["target"]) == 1]
@@ -39,7 +39,7 @@ def adaptation_tables(
         of = [line for line in chosen if line["dataset"] == dataset]
         names = {tuple(line.get("domains") or ()) for line in of} - {()}
         known = list(next(iter(names))) if len(names) == 1 else sorted({line["target"][0] for line in of})
-        heads[dataset] = target_heads(dataset, names or [known], len(known))
+        heads[dataset] = column_names(dataset, names or [known], len(known))
         for line in of:
             trials = results.setdefault((dataset, label(line)), {}).setdefault(known.index(line["target"][0]), {})
             trials[line["trial"]] = line["target_accuracy"]
@@ -96,7 +96,7 @@ def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str
         lines += found
         without += [] if found else [run]
     if not lines:
-        raise UserError(
+        raise AidgnError(
             f"None of the {len(runs)} runs in {', '.join(map(str, folders))} has been adapted. "
             f"`aidgn adapt {shlex.join(map(str, folders))}` does that."
         )
@@ -114,7 +114,7 @@ def read_lines(run: Path) -> list[Line]:
                 model = hashlib.file_digest(file, "sha256").hexdigest()
         domains = json.loads((run / "run.json").read_bytes())["domains"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{run} is not the folder of a run that can be read ({error}).") from None
+        raise AidgnError(f"{run} is not the folder of a run that can be read ({error}).") from None
     return [{**line, "domains": domains} for line in read_adaptation(run, model)]
 
 
@@ -122,7 +122,7 @@ def write_lines(lines: Sequence[Line], path: Path) -> None:
     """All lines as CSV, or Parquet where the name of the file ends in .parquet."""
     settings = dict.fromkeys(key for line in lines for key in line["settings"])
     keys = [key for key in ADAPTED if key not in ("settings", "model")]
-    with written_aside(path) as temporary:
+    with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow([*keys, *(f"settings.{key}" for key in settings)])
@@ -145,13 +145,13 @@ def chosen_runs(
     runs = [Path(folder) for folder in folders if (Path(folder) / "run.json").is_file()]
     sweeps = [folder for folder in folders if Path(folder) not in runs]
     notes: list[str] = []
-    places: dict[tuple[str, str, str, int], Run] = {}
+    places: dict[tuple[str, str, str, int], RunRecords] = {}
 
-    def take(run: Run) -> None:
+    def take(run: RunRecords) -> None:
         name = run.args["algorithm"].partition("@")[0]  # lines of different versions have one name
         other = places.setdefault((run.args["dataset"], name, str(run.targets), run.args["trial_seed"]), run)
         if str(other) != str(run):
-            raise UserError(
+            raise AidgnError(
                 f"{other} and {run} are runs of the same algorithm, unseen domain and trial: tables have "
                 "one place for both. Give one of them."
             )
@@ -165,7 +165,7 @@ def chosen_runs(
                 f"Unfinished runs left out: {len(found.unfinished)}; the command that started them "
                 f"goes on with them: {some(found.unfinished)}."
             )
-        groups: dict[tuple[str, str, int, int], list[Run]] = {}
+        groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
         for run in found.finished().runs:
             if len(run.targets) == 1:
                 key = run.args["dataset"], run.args["algorithm"], run.targets[0], run.args["trial_seed"]
@@ -186,9 +186,9 @@ def chosen_runs(
                 f"{len(without)} runs have records but no model.safetensors, so they cannot be adapted: "
                 f"{some(without)}."
             )
-        notes += holes(found.finished().runs)
+        notes += missing_runs(found.finished().runs)
         if not runs:
-            raise UserError(
+            raise AidgnError(
                 "\n".join(
                     [
                         f"There is no finished run with one unseen domain and its model in "

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from aidgn.errors import UserError
-from aidgn.files import written_aside
-from aidgn.records import Record, as_records
+from aidgn.errors import AidgnError
+from aidgn.files import atomic_write
+from aidgn.runs.records import Record, as_records
 from aidgn.selection import domain_names
 
 
@@ -19,7 +19,7 @@ def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
     keys = dict.fromkeys(key for record in loaded for key in record if key not in ("args", "hparams", "step"))
     hparams = dict.fromkeys(key for run in loaded.runs for key in run.hparams)
     first = ["dataset", "algorithm", "target", "trial", "hparams_seed", "step"]
-    with written_aside(path) as temporary:
+    with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow([*first, *keys, *(f"hparams.{key}" for key in hparams)])
@@ -53,7 +53,7 @@ def to_parquet(path: Path) -> None:
         from pyarrow import csv as arrow_csv
         from pyarrow import parquet
     except ImportError:
-        raise UserError(
+        raise AidgnError(
             "Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or write CSV with --csv FILE."
         ) from None
     texts = {name: pyarrow.string() for name in ("dataset", "algorithm", "target")}

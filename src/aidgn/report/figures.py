@@ -17,8 +17,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from aidgn.analysis.features import Features
-from aidgn.errors import UserError
-from aidgn.files import written_aside
+from aidgn.errors import AidgnError
+from aidgn.files import atomic_write
 from aidgn.report.adaptation import ORDER
 from aidgn.report.fonts import fit_fonts
 
@@ -81,7 +81,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         fit_fonts(figure)
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             target = folder / f"{name}.{kind}"
-            with written_aside(target) as temporary:
+            with atomic_write(target) as temporary:
                 figure.savefig(temporary, format=kind, metadata=metadata)
             written.append(target)
     return written
@@ -158,7 +158,7 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
             trials = chosen.setdefault((row["algorithm"], row["method"]), {})
             trials.setdefault(row["trial"], {}).setdefault(row["dataset"], []).append(100 * row["target_accuracy"])
     if not chosen:
-        raise UserError("There is no adaptation with a selected setting to draw. `aidgn adapt RUN` makes some.")
+        raise AidgnError("There is no adaptation with a selected setting to draw. `aidgn adapt RUN` makes some.")
     values = {
         key: [float(np.mean([np.mean(targets) for targets in datasets.values()])) for datasets in trials.values()]
         for key, trials in chosen.items()
@@ -327,7 +327,7 @@ def confusion_matrix(features: Features) -> Figure:
     """Of the unseen domain: the share of the images of a class (row) that were given each class (column)."""
     where = np.isin(features.domains, [features.domain_names.index(name) for name in features.targets])
     if not where.any():
-        raise UserError(f"{features.algorithm} on {features.dataset} has no unseen domain, whose confusions to draw.")
+        raise AidgnError(f"{features.algorithm} on {features.dataset} has no unseen domain, whose confusions to draw.")
     number = len(features.class_names)
     counts = np.zeros((number, number))
     np.add.at(counts, (features.labels[where], features.logits[where].argmax(1)), 1)
@@ -372,7 +372,7 @@ def confusion_matrix(features: Features) -> Figure:
 def training_curves(records: Sequence[Mapping[str, Any]]) -> Figure:
     """The records of a run: terms of the loss, feature norms and margins where recorded, accuracies per domain."""
     if not records:
-        raise UserError("The run has no records yet, so there are no curves to draw.")
+        raise AidgnError("The run has no records yet, so there are no curves to draw.")
     steps = [record["step"] for record in records]
     args, first = records[0]["args"], records[0]
     domains = args.get("domains") or [

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 import aidgn
-from aidgn.data.catalogue import CATALOGUE
-from aidgn.errors import UserError, some
+from aidgn.data.registry import DATASETS
+from aidgn.errors import AidgnError, some
 from aidgn.files import for_json, write_text
-from aidgn.records import Records
-from aidgn.report import rerun
-from aidgn.report.forms import Table
-from aidgn.report.numbers import (
+from aidgn.report import reproduce as rerun
+from aidgn.report.page_data import (
     MANY_RUNS,
     Trials,
     adaptation,
@@ -39,6 +37,8 @@ from aidgn.report.numbers import (
 )
 from aidgn.report.paper import dataset_order, paper_order
 from aidgn.report.table import METHOD_TITLES, in_order, tables
+from aidgn.report.table_formats import Table
+from aidgn.runs.records import Records
 from aidgn.selection import METHODS, read_runs, select
 
 log = logging.getLogger("aidgn")
@@ -92,11 +92,11 @@ def write_report(
     The latent space is shown for one run per algorithm and target, with up to `points` images of each data set; its
     diagnosis rests on so many permutations. `algorithm` is path/to/file.py:Class where runs are of an own one,
     or several."""
-    from aidgn.report.latent import look_inside
+    from aidgn.report.latent_view import look_inside
 
     records = read_runs(*folders)
     if not records.runs:
-        raise UserError(f"There is nothing to report: the runs in {', '.join(map(str, folders))} have no record yet.")
+        raise AidgnError(f"There is nothing to report: the runs in {', '.join(map(str, folders))} have no record yet.")
     finished = records.finished()
     orders = dataset_order(), paper_order()
     names = [
@@ -230,7 +230,7 @@ def _again(
     folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Sequence[str] | None, points: int
 ) -> list[str]:
     """The commands that make the page of the runs."""
-    from aidgn.adaptation.runs import DEFAULT
+    from aidgn.adaptation.evaluate import DEFAULT
 
     methods = {head[1] for table in adapted for row in table.rows if len(head := row.head.split(" + ")) > 1}
     chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods != {*DEFAULT} else []
@@ -259,7 +259,7 @@ def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
     """Per data set, the names of the domains that letters stand for in its table."""
     return {
         name: dict(zip(entry.letters, entry.domains, strict=True))
-        for name, entry in CATALOGUE.items()
+        for name, entry in DATASETS.items()
         for result in results[:1]
         for table in result.tables
         if table.title.startswith(f"{name}, ")
@@ -328,7 +328,7 @@ def _facts(records: Records, finished: Records) -> list[tuple[str, str]]:
     facts = [
         ("Runs", f"{len(finished.runs)} of {total} finished" if len(finished.runs) < total else str(total)),
         ("Trials", str(len(trials))),
-        *([("Draws", str(len(draws)))] if len(draws) > 1 else []),
+        *([("BatchSampler", str(len(draws)))] if len(draws) > 1 else []),
     ]
     if steps:
         facts.append(("Steps", str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"))
@@ -358,7 +358,7 @@ def _results(records: Records, finished: Records) -> tuple[list[Result], list[st
             for row in select(finished, method):
                 of = accuracies.setdefault((row["dataset"], row["algorithm"]), {})
                 of.setdefault(row["target"], {})[row["trial"]] = row["accuracy"]
-        except UserError as error:
+        except AidgnError as error:
             if method == "training":  # what the others need, most sweeps are not made for
                 notes.append(str(error))
             continue

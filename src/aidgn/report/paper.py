@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aidgn.report.forms import Cell, Row, Table
+from aidgn.report.table_formats import Cell, Row, Table
 
 # Rows of the paper's tables to set beside an algorithm of ours, where they are not of the same name.
 PAPER_ROWS = {

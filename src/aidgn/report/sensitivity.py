@@ -10,9 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from aidgn.differences import check_same_images, differences
-from aidgn.errors import UserError, plural
+from aidgn.errors import AidgnError, plural
 from aidgn.report.figures import SOURCE_COLOURS, TARGET_COLOURS, WIDTH, grid, save, styled
+from aidgn.runs.differences import check_same_images, differences
 from aidgn.selection import Record, Records, as_records, read_runs, select
 
 log = logging.getLogger("aidgn")
@@ -26,7 +26,7 @@ def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
     runs = [run for run in as_records(records).runs if run.args["hparams_seed"] == 0 and len(run.targets) == 1]
     kinds = {(run.args["dataset"], run.args["algorithm"]) for run in runs}
     if len(kinds) != 1:
-        raise UserError(
+        raise AidgnError(
             "Sensitivity is of one algorithm on one data set; the records are of "
             f"{', '.join(' '.join(kind) for kind in sorted(kinds)) or 'none with one unseen domain'}."
         )
@@ -67,7 +67,7 @@ def sensitivity(records: Iterable[Record]) -> Figure:
     records = as_records(records)
     found, base = curves(records)
     if not found:
-        raise UserError(
+        raise AidgnError(
             "No hyper-parameter takes several values in these runs. Give a list of values in the plan, for "
             "example hyper_parameters: {kappa: [50, 110, 200]}."
         )

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.data.catalogue import CATALOGUE
-from aidgn.differences import check_same_images, differences, search_differences
-from aidgn.errors import UserError, did_you_mean, some
-from aidgn.records import Record, Records, Run, as_records
-from aidgn.report.forms import Cell, Row, Table
+from aidgn.data.registry import DATASETS
+from aidgn.errors import AidgnError, did_you_mean, some
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
+from aidgn.report.table_formats import Cell, Row, Table
+from aidgn.runs.differences import check_same_images, differences, search_differences
+from aidgn.runs.records import Record, Records, RunRecords, as_records
 from aidgn.selection import domain_names, select
 
 METHOD_TITLES = {
@@ -31,7 +31,7 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
     numbers and the difference below ours.
     """
     if spread not in SPREADS:
-        raise UserError(f"There is no spread {spread}.{did_you_mean(spread, SPREADS)} Choose sd or se.")
+        raise AidgnError(f"There is no spread {spread}.{did_you_mean(spread, SPREADS)} Choose sd or se.")
     loaded = as_records(records)
     finished = loaded.finished()
     rows = select(finished, method)
@@ -40,8 +40,8 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         if finished.runs and not any(run.targets for run in finished.runs):
             needs = " They were trained on all domains, which leaves none unseen: give `aidgn train` a --target."
         if not finished.runs:
-            raise UserError(f"There is nothing to tabulate yet: 0 of {len(loaded.unfinished)} runs are finished.")
-        raise UserError(
+            raise AidgnError(f"There is nothing to tabulate yet: 0 of {len(loaded.unfinished)} runs are finished.")
+        raise AidgnError(
             f"There is nothing to tabulate: {len(finished.runs)} of {len(loaded.runs)} runs are finished, "
             f"none of them can be selected by {METHOD_TITLES[method]}.{needs}"
         )
@@ -58,7 +58,7 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         for name in algorithms:  # a cell is a mean over trials and Avg one over targets: all of the same images
             check_same_images(run for run in runs if run.args["algorithm"] == name)
         ran = [name for name in algorithms if name in {run.args["algorithm"] for run in runs}]
-        heads, notes = target_heads(
+        heads, notes = column_names(
             dataset,
             [domain_names(run.args) for run in runs],
             1 + max(i for run in runs for i in [*run.domains, *run.targets]),
@@ -66,7 +66,7 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         made.append(dataset_table(f"{dataset}, {METHOD_TITLES[method]}", dataset, heads, ran, results, spread, paper))
         mixed = _mixture_notes(runs)
         mixtures.update(dict.fromkeys(mixed))
-        made[-1].notes += [*notes, *holes(runs), *mixed]
+        made[-1].notes += [*notes, *missing_runs(runs), *mixed]
     if len(datasets) > 1:
         title = f"All data sets, {METHOD_TITLES[method]}"
         made.append(benchmark_table(title, datasets, algorithms, results, spread, paper))
@@ -145,15 +145,15 @@ def _spread(accuracies: Sequence[float], spread: str) -> float | None:
     return 100 * float(np.std(np.array(accuracies) / np.sqrt(len(accuracies))))
 
 
-def target_heads(dataset: str, domains: Iterable[Sequence[str]], count: int) -> tuple[list[str], list[str]]:
+def column_names(dataset: str, domains: Iterable[Sequence[str]], count: int) -> tuple[list[str], list[str]]:
     """Heads of the target columns: letters of the catalogue, else names, else numbers; and a note on the letters.
     `domains` are the names of the domains as each run knows them, if it does."""
-    entry = CATALOGUE.get(dataset)
+    entry = DATASETS.get(dataset)
     known = {tuple(names) for names in domains if names}
     if entry:  # the same domains may have been spelt differently on disk
         known = {entry.domains if entry.order(names) == list(names) else names for names in known}
     if len(known) > 1:
-        raise UserError(
+        raise AidgnError(
             f"The runs of {dataset} are of different domains ({' / '.join(', '.join(n) for n in known)}). "
             "Tabulate their folders one by one."
         )
@@ -192,9 +192,9 @@ def caption(table: Table, spread: str) -> str:
     return text + (" X: no result yet; nor is there an average with an X in it." if missing else "")
 
 
-def holes(runs: Iterable[Run]) -> list[str]:
+def missing_runs(runs: Iterable[RunRecords]) -> list[str]:
     """Places of the tables (algorithms x targets x trials of a data set) that no finished run fills."""
-    found: dict[str, dict[tuple[str, int, int], Run]] = {}
+    found: dict[str, dict[tuple[str, int, int], RunRecords]] = {}
     for run in runs:
         if len(run.targets) == 1:
             key = run.args["algorithm"], run.targets[0], run.args["trial_seed"]
@@ -237,7 +237,7 @@ def _reading_notes(records: Records) -> list[str]:
     return notes
 
 
-def _mixture_notes(runs: Sequence[Run]) -> list[str]:
+def _mixture_notes(runs: Sequence[RunRecords]) -> list[str]:
     """Say in which settings runs differ that compete for one place, share a row or stand in rows to be compared."""
     tabulated = [run for run in runs if run.targets]
     notes = [str(difference) for difference in (*differences(tabulated), *search_differences(tabulated))]

@@ -24,9 +24,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aidgn.inference import Model
-from aidgn.serve.engine import Engine, Limits, Refused
-from aidgn.serve.latent import LatentSpace
+from aidgn.inference.model import Model
+from aidgn.serve.engine import Engine, Limits, RequestError
+from aidgn.serve.neighbors import LatentSpace
 from aidgn.serve.schema import schema
 
 PAGE = Path(__file__).with_name("page.html")
@@ -46,7 +46,7 @@ def create_app(
     page = PAGE.read_text(encoding="utf-8")
     app = Starlette(
         lifespan=server.lifespan,
-        exception_handlers={Refused: refused, HTTPException: http_error, Exception: failed},
+        exception_handlers={RequestError: refused, HTTPException: http_error, Exception: failed},
         routes=[
             Route("/", lambda _: HTMLResponse(page)),
             Route("/api/predict", server.predict, methods=["POST"]),
@@ -56,7 +56,7 @@ def create_app(
             Route("/api/health", server.health),
         ],
     )
-    app.add_middleware(Guard, host=host, policy=policy(page))
+    app.add_middleware(SameOriginMiddleware, host=host, policy=policy(page))
     return app
 
 
@@ -79,7 +79,7 @@ class Server:
     async def predict(self, request: Request) -> Response:
         began = time.monotonic()
         if self.waiting >= self.limits.waiting:
-            raise Refused(429, f"{self.waiting} requests are waiting already. Try again in a few seconds.")
+            raise RequestError(429, f"{self.waiting} requests are waiting already. Try again in a few seconds.")
         stage = "waiting"
         try:
             async with asyncio.timeout(self.limits.seconds):
@@ -102,8 +102,8 @@ class Server:
                     self.turn.release()
         except TimeoutError:
             if stage == "reading":
-                raise Refused(408, f"The request was not complete after {self.limits.seconds} seconds.") from None
-            raise Refused(
+                raise RequestError(408, f"The request was not complete after {self.limits.seconds} seconds.") from None
+            raise RequestError(
                 503,
                 f"There was no answer within {self.limits.seconds} seconds. Try again later, or send "
                 "fewer or smaller pictures.",
@@ -119,11 +119,11 @@ class Server:
     async def form(self, request: Request) -> FormData:
         """The files of a request, spooled to disk; no more than the limits allow."""
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise Refused(
+            raise RequestError(
                 415, "Send the pictures as multipart/form-data, each as a part `images`: curl -F images=@photo.jpg ..."
             )
         most = self.limits.megabytes * 1_000_000
-        too_large = Refused(
+        too_large = RequestError(
             413, f"The request is larger than {self.limits.megabytes} MB. Send fewer or smaller pictures."
         )
 
@@ -148,13 +148,15 @@ class Server:
                 pass
             message = str(getattr(error, "message", error))
             if "Too many files" in message:
-                raise Refused(413, f"A request may have {self.limits.images} pictures. Send them in several.") from None
-            raise Refused(422, f"The request is not sound multipart/form-data: {message}") from None
+                raise RequestError(
+                    413, f"A request may have {self.limits.images} pictures. Send them in several."
+                ) from None
+            raise RequestError(422, f"The request is not sound multipart/form-data: {message}") from None
 
     async def classify(self, form: FormData) -> list[dict[str, Any]]:
         uploads = [value for key, value in form.multi_items() if isinstance(value, UploadFile)]
         if not uploads:
-            raise Refused(422, "There is no picture in the request: each is a part `images` with a file name.")
+            raise RequestError(422, "There is no picture in the request: each is a part `images` with a file name.")
         return await asyncio.gather(*(self.one(upload) for upload in uploads))
 
     async def one(self, upload: UploadFile) -> dict[str, Any]:
@@ -209,7 +211,7 @@ class Server:
     def training(self, request: Request) -> Response:
         found = self.space.thumbnail(request.path_params["index"]) if self.space else None
         if found is None:
-            raise Refused(404, "There is no picture of this training image.")
+            raise RequestError(404, "There is no picture of this training image.")
         return Response(found, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
 
     async def health(self, _: Request) -> Response:
@@ -219,7 +221,7 @@ class Server:
 # Who may ask ----------------------------------------------------------------------------------------------------------
 
 
-class Guard:
+class SameOriginMiddleware:
     """Answers only pages of its own, and says in every answer that no other page may use it.
 
     A foreign page can make the browser ask this server, by its own name for it (DNS rebinding) or by ours (cross-site
@@ -299,7 +301,7 @@ def error_response(status: int, message: str) -> JSONResponse:
 
 
 def refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RequestError)
     return error_response(error.status, error.sentence)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from aidgn.data import streaming
 from aidgn.data.images import FORMATS
-from aidgn.errors import UserError
-from aidgn.inference import Model
-from aidgn.serve.latent import LatentSpace
+from aidgn.errors import AidgnError
+from aidgn.inference import image_stream as streaming
+from aidgn.inference.model import Model
+from aidgn.serve.neighbors import LatentSpace
 
 DECODERS = 2
 DECODED = 64
@@ -43,7 +43,7 @@ class Limits:
     megapixels: int = 64  # of a picture
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """An answer that is not what was asked for: an HTTP status and a sentence."""
 
     def __init__(self, status: int, sentence: str):
@@ -72,7 +72,7 @@ class Engine:
         async with self.room:
             try:
                 pixels = await asyncio.get_running_loop().run_in_executor(self.pool, self.decode, path)
-            except Refused as refusal:
+            except RequestError as refusal:
                 return {"name": name, "error": {"status": refusal.status, "message": refusal.sentence}}
             future: Future[dict[str, Any]] = Future()
             self.queue.put((pixels, future))
@@ -90,8 +90,8 @@ class Engine:
                 size = f"{image.width:,} x {image.height:,}"
         except Image.UnidentifiedImageError:
             if not path.stat().st_size:
-                raise Refused(415, "This file is empty (0 bytes).") from None
-            raise Refused(
+                raise RequestError(415, "This file is empty (0 bytes).") from None
+            raise RequestError(
                 415,
                 "This is not a picture: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM, "
                 "whatever its name says.",
@@ -99,18 +99,18 @@ class Engine:
         except Image.DecompressionBombError:
             pixels, lean, size = 1 << 62, True, "by far"
         except Exception as error:  # decoders fail on damaged files with exceptions of every kind
-            raise Refused(422, f"This picture is damaged: {str(error) or type(error).__name__}.") from None
+            raise RequestError(422, f"This picture is damaged: {str(error) or type(error).__name__}.") from None
         most = self.limits.megapixels * (1 if lean else OTHERS)
         if pixels > most * 1e6:
-            raise Refused(
+            raise RequestError(
                 413,
                 f"This picture has too many pixels ({size}): up to {most:g} million are taken"
                 f"{'' if lean else ' with transparency or 16-bit grey'}. Make it smaller.",
             )
         with self.large if pixels > LARGE else contextlib.nullcontext():
             [found] = streaming.decode([path], self.model.slot)
-        if isinstance(found, UserError):
-            raise Refused(422, str(found).replace(str(path), "This picture"))
+        if isinstance(found, AidgnError):
+            raise RequestError(422, str(found).replace(str(path), "This picture"))
         return found
 
     def work(self) -> None:

@@ -103,7 +103,8 @@ def schema(limits: Limits) -> dict[str, Any]:
                                             "minItems": 1,
                                             "maxItems": limits.images,
                                             "items": {"type": "string", "format": "binary"},
-                                            "description": "JPEG, PNG, WebP, BMP, TIFF, GIF or PPM files, each as a part `images`.",
+                                            "description": "JPEG, PNG, WebP, BMP, TIFF, GIF or PPM files, "
+                                            "each as a part `images`.",
                                         }
                                     },
                                 }

@@ -1,6 +1,6 @@
 """The run: one training, from its specification to a folder with records and weights."""
 
-from aidgn.training.run import train
-from aidgn.training.spec import RunSpec
+from aidgn.runs.spec import RunSpec
+from aidgn.training.trainer import train
 
 __all__ = ["RunSpec", "train"]

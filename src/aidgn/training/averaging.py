@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 Weights = list[Tensor]
 
 
-class RunningAverage:
+class SMA:
     """`sma`: the uniform average of the weights after every step from `start` on (Arpit et al., NeurIPS 2022)."""
 
     needs_validation_loss = False
@@ -55,7 +55,7 @@ class RunningAverage:
         torch._foreach_copy_(self.average, to_device(state["average"], self.parameters))
 
 
-class Valley(RunningAverage):
+class SWAD(SMA):
     """`swad`: the uniform average over every step from the start to the end of the validation-loss valley (Cha et al.,
     NeurIPS 2021). With the losses l_1, l_2, .. of the evaluations, it starts at the first t where l_t is the least of
     l_t .. l_(t + n_converge - 1), whose mean is the valley's loss, and ends before the first t from which n_tolerance
@@ -118,18 +118,18 @@ class Valley(RunningAverage):
         self.waiting = [{**one, "weights": to_device(one["weights"], self.parameters)} for one in state["waiting"]]
 
 
-AVERAGES: dict[str, type[RunningAverage]] = {"sma": RunningAverage, "swad": Valley}
+AVERAGES: dict[str, type[SMA]] = {"sma": SMA, "swad": SWAD}
 
 
-def find_average(name: str) -> type[RunningAverage]:
+def find_average(name: str) -> type[SMA]:
     """`sma`, `swad`, or `sma:N`, which averages from step N on."""
     if name in AVERAGES:
         return AVERAGES[name]
     if not re.fullmatch("sma:[1-9][0-9]*", name):
-        raise UserError(
+        raise AidgnError(
             f"--average {name} is not one of {', '.join(AVERAGES)}, or sma:N with the step N from which on to average."
         )
-    return type(name, (RunningAverage,), {"start": int(name[4:])})
+    return type(name, (SMA,), {"start": int(name[4:])})
 
 
 def copies(weights: Weights) -> Weights:

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 from aidgn.algorithms import Algorithm
 from aidgn.algorithms.base import class_vectors
 from aidgn.data import Dataset
-from aidgn.data.batches import Images
+from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import split
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 from aidgn.novelty import MOST, Novelty, outputs
-from aidgn.training import parallel
+from aidgn.training import distributed as parallel
 from aidgn.training.featurizer import EVAL_BATCH
 
 CPU_BATCH = 64  # images per forward pass on the CPU
@@ -52,7 +52,11 @@ def rows_of(groups: Sequence[np.ndarray], algorithm: Algorithm, device: torch.de
 
 
 def measure(
-    algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray], transform: Transform, shared: bool = True
+    algorithm: Algorithm,
+    images: DeviceImageStore,
+    groups: Sequence[np.ndarray],
+    transform: Transform,
+    shared: bool = True,
 ) -> tuple[list[float], list[float]]:
     """The share of right predictions and the mean cross entropy in every group of image indices.
 
@@ -69,12 +73,12 @@ def measure(
             logits = algorithm.predict(transform(pixels, geometry))
             given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             if given != (expected := [len(labels), algorithm.num_classes]):
-                raise UserError(
+                raise AidgnError(
                     f"{algorithm.name()}: `predict` must give logits {expected}, images by classes; it gave {given}."
                 )
             place[0] = logits.argmax(1) == labels
             place[1] = cross_entropy(logits.float(), labels, reduction="none")
-        values = (parallel.summed(values) if shared else values).double().cpu()
+        values = (parallel.all_reduce(values) if shared else values).double().cpu()
     algorithm.train(was_training)
     totals = torch.zeros(2, len(groups), dtype=torch.float64).index_add_(1, owner, values)
     means = totals / torch.tensor([len(group) for group in groups])
@@ -82,7 +86,9 @@ def measure(
 
 
 @torch.no_grad()
-def calibrate(algorithm: Algorithm, images: Images, groups: Sequence[np.ndarray], transform: Transform) -> Novelty:
+def calibrate(
+    algorithm: Algorithm, images: DeviceImageStore, groups: Sequence[np.ndarray], transform: Transform
+) -> Novelty:
     """Norms and angles of images that were not trained on: groups are the sources' `out` splits. At most `MOST` images,
     of each group the same share."""
     share = min(1.0, MOST / sum(map(len, groups)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from aidgn import backbones
-from aidgn.errors import UserError
+from aidgn.errors import AidgnError
 
 PRECISIONS = ("auto", "bfloat16", "tf32", "float32")
 EVAL_BATCH = 512  # images per forward pass of evaluation
@@ -100,19 +100,19 @@ def choose_device(name: str = "auto") -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.split(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"--device {name} cannot be used: expected auto, cpu, cuda or cuda:N.")
+        raise AidgnError(f"--device {name} cannot be used: expected auto, cpu, cuda or cuda:N.")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
+        raise AidgnError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
     return device
 
 
 def choose_precision(name: str, device: torch.device) -> str:
     """The precision by name, set for this process; auto is bfloat16 on CUDA, float32 elsewhere."""
     if name not in PRECISIONS:
-        raise UserError(f"--precision {name} is not one of {', '.join(PRECISIONS)}.")
+        raise AidgnError(f"--precision {name} is not one of {', '.join(PRECISIONS)}.")
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
     torch.set_float32_matmul_precision("highest" if name == "float32" else "high")

@@ -14,36 +14,36 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms import Algorithm
-from aidgn.data import augment
-from aidgn.data.batches import Draws, Images, to_device
-from aidgn.errors import UserError
+from aidgn.data import transforms as augment
+from aidgn.data.loader import BatchSampler, DeviceImageStore, to_device
+from aidgn.errors import AidgnError
 from aidgn.novelty import Novelty
-from aidgn.records import RECORDED, domainbed_names
-from aidgn.training import parallel
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.records import RECORDED, domainbed_names
+from aidgn.runs.spec import RunSpec
+from aidgn.training import distributed as parallel
 from aidgn.training.averaging import find_average
 from aidgn.training.evaluation import Splits, Transform, calibrate, measure
 from aidgn.training.featurizer import compiled_by_shape
-from aidgn.training.folder import RunFolder
-from aidgn.training.spec import RunSpec
 
 CHUNK = 8  # images augmented together on the CPU
 BLOCK = 64  # steps whose draws are made and sent to the device at once
 log = logging.getLogger("aidgn")
 
 
-class NotFinite(UserError):
+class NotFinite(AidgnError):
     """A loss or a weight is a NaN or infinite: by the numbers, or because something on the device is spoilt, which only
     another process can tell."""
 
 
-class Run:
+class Trainer:
     """The loop and all that changes in it."""
 
     def __init__(
         self,
         spec: RunSpec,
         algorithm: Algorithm,
-        images: Images,
+        images: DeviceImageStore,
         splits: Splits,
         sources: list[int],
         targets: list[int],
@@ -55,7 +55,7 @@ class Run:
         self.steps, self.eval_every = int(spec.steps or 0), int(spec.eval_every or 0)
         batch_size = algorithm.integer("batch_size")
         pools = [splits.inside[domain] for domain in sources]
-        self.draws = Draws(pools, batch_size, seed)
+        self.draws = BatchSampler(pools, batch_size, seed)
         self.steps_per_epoch = min(map(len, pools)) / batch_size
         dataset = images.prepared.dataset
         self.train_transform, self.clean_transform = transforms(
@@ -117,7 +117,7 @@ class Run:
     def evaluate(self) -> dict[str, Any]:
         """The record of this step: accuracies that selection needs, means of the loss terms since the last record."""
         began = time.perf_counter()
-        parallel.level(self.algorithm)
+        parallel.sync_weights(self.algorithm)
         if self.average is None:
             return self.record(began)
         if self.average.needs_validation_loss:
@@ -149,7 +149,7 @@ class Run:
         means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
         for name in means:
             if re.fullmatch(RECORDED, name):
-                raise UserError(
+                raise AidgnError(
                     f"{self.algorithm.name()} gives a term `{name}`, which is something else in records. "
                     "Call it otherwise."
                 )
@@ -257,10 +257,10 @@ def _in_chunks(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @lru_cache(1)
 def _compiled_augment() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    return Checked(augment.augment), Checked(augment.clean)
+    return VerifiedCompile(augment.augment), VerifiedCompile(augment.clean)
 
 
-class Checked:
+class VerifiedCompile:
     """A transform, compiled, that is held against itself as it is written in the first calls with batches of a shape. A
     compiler's fault would show in worse numbers at the end and nowhere else. Where the two differ, it is not compiled.
     """

@@ -18,9 +18,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol
 
-from aidgn.errors import UserError, did_you_mean
+from aidgn.errors import AidgnError, did_you_mean
 from aidgn.files import write_text
-from aidgn.training.folder import RunFolder
+from aidgn.runs.folder import RunFolder
 
 PATIENCE = 10.0  # seconds the end of a run waits for its trackers
 
@@ -183,9 +183,9 @@ TRACKERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow]] = {
 
 def find_tracker(name: str) -> type[TensorBoard] | type[WandB] | type[MLflow]:
     if name not in TRACKERS:
-        raise UserError(f"--track {name} is not one of {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
+        raise AidgnError(f"--track {name} is not one of {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
     if importlib.util.find_spec(TRACKERS[name].package) is None:
-        raise UserError(
+        raise AidgnError(
             f"--track {name} needs {TRACKERS[name].package}, which is not installed: pip install 'aidgn[trackers]'."
         )
     return TRACKERS[name]
@@ -257,7 +257,7 @@ class Tracking:
     def warn(self, name: str, why: str) -> None:
         if name not in self.warned:
             self.warned.add(name)
-            with suppress(UserError):  # a full disk is the run's to report
+            with suppress(AidgnError):  # a full disk is the run's to report
                 self.folder.log(f"warning: tracking by {name} stopped: {' '.join(why.split())[:500]}")
 
 

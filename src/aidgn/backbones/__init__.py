@@ -1,0 +1,3 @@
+"""Networks that turn images into features: timm, torchvision and a small one."""
+
+from aidgn.backbones.registry import *  # noqa: F403

@@ -1,0 +1,258 @@
+"""Where the data sets can be had: for each its copies in order of preference, and what a person would do by hand."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aidgn.data.download.http import File
+from aidgn.data.registry import DATASETS, DatasetInfo
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """One copy of a data set. `arrange` names the function of unpack.py that lays its files out as a data set."""
+
+    title: str
+    files: tuple[File, ...] = ()
+    arrange: str = "folders"
+    names: Mapping[str, str] = field(default_factory=dict)  # its own names of domains and classes -> the catalogue's
+    listing: str = ""  # address of the Hugging Face API that lists the parquet files, in place of `files`
+    resolve: str = ""  # and the address below which these lie
+    note: str = ""  # how it differs from the published data set
+
+
+@dataclass(frozen=True)
+class Source:
+    entry: DatasetInfo
+    mirrors: tuple[Mirror, ...]
+    unpacked: int  # bytes of the whole, roughly: an archive that holds more than twice as much is refused
+    page: str  # for people
+    by_hand: str = ""  # what to do with what is there, where it is more than to unpack it
+
+
+def drive(identity: str, resource_key: str = "") -> tuple[str, ...]:
+    """A file on Google Drive."""
+    key = f"&resourcekey={resource_key}" if resource_key else ""
+    return (f"https://drive.google.com/uc?export=download&id={identity}{key}",)
+
+
+def hugging_face(repository: str, revision: str) -> Mirror:
+    """A data set of parquet files with the columns image, domain and label."""
+    hub = "https://huggingface.co"
+    return Mirror(
+        f"{repository} on Hugging Face",
+        arrange="parquet",
+        listing=f"{hub}/api/datasets/{repository}/tree/{revision}/data",
+        resolve=f"{hub}/datasets/{repository}/resolve/{revision}/",
+        note="its file names differ from the original's, so splits differ from DomainBed's",
+    )
+
+
+PACS = Source(
+    DATASETS["PACS"],
+    unpacked=300_000_000,
+    page="https://dali-dl.github.io/project_iccv2017.html",
+    mirrors=(
+        Mirror(
+            "DomainBed's copy on Google Drive",
+            (
+                File(
+                    "PACS.zip",
+                    drive("1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd"),
+                    digest="md5:fd5db817f7cdafeef3bfd525aaf9b42e",
+                ),
+            ),
+        ),
+        hugging_face("flwrlabs/pacs", "9c6f80edcd5320a55a39b1e84120dcfa25c8ce9b"),
+        Mirror(
+            "Dassl's copy on Google Drive",
+            (
+                File(
+                    "pacs-dassl.zip",
+                    drive("1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE"),
+                    digest="sha256:0dc9d0176fa27c9b4504e7c2e962aebe6a79ed0c1819b84148786e590f87e102",
+                ),
+            ),
+        ),
+    ),
+)
+
+VLCS = Source(
+    DATASETS["VLCS"],
+    unpacked=4_000_000_000,
+    page="https://github.com/facebookresearch/DomainBed",
+    mirrors=(
+        Mirror(
+            "DomainBed's copy on Google Drive",
+            (
+                File(
+                    "VLCS.tar.gz",
+                    drive("1skwblH1_okBwxWxmRsp9_qi15hyPpxg8"),
+                    digest="md5:8870171eba660927d9668f4e515928e4",
+                ),
+            ),
+        ),
+        Mirror(
+            "Dassl's copy on Google Drive",
+            (File("vlcs-dassl.zip", drive("1r0WL5DDqKfSPp9E3tRENwHaXNs1olLZd")),),
+            names={
+                "CALTECH": "Caltech101",
+                "LABELME": "LabelMe",
+                "PASCAL": "VOC2007",
+                "SUN": "SUN09",
+                "0": "bird",
+                "1": "car",
+                "2": "chair",
+                "3": "dog",
+                "4": "person",
+            },
+            note="its images are smaller than those DomainBed uses, and their names differ",
+        ),
+    ),
+)
+
+OFFICE_HOME = Source(
+    DATASETS["OfficeHome"],
+    unpacked=1_200_000_000,
+    page="https://www.hemanthdv.org/officeHomeDataset.html",
+    mirrors=(
+        Mirror(
+            "the authors' copy on Google Drive",
+            (
+                File(
+                    "OfficeHomeDataset_10072016.zip", drive("0B81rNlvomiwed0V1YUxQdC1uOTg", "0-2SNWq0CDAuWOBRRBL7ZZsw")
+                ),
+            ),
+        ),
+        Mirror(
+            "DomainBed's copy on Google Drive",
+            (
+                File(
+                    "office_home.zip",
+                    drive("1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC"),
+                    digest="md5:b1c14819770c4448fd5b6d931031c91c",
+                ),
+            ),
+        ),
+        hugging_face("flwrlabs/office-home", "d430d44779e929b335be368ab3456484e5de36bb"),
+        Mirror(
+            "TLlib's copy at Tsinghua University",
+            tuple(
+                File(name, (f"https://cloud.tsinghua.edu.cn/f/{identity}/?dl=1",))
+                for name, identity in (
+                    ("Art.tgz", "4691878067d04755beab"),
+                    ("Clipart.tgz", "0d41e7da4558408ea5aa"),
+                    ("Product.tgz", "76186deacd7c4fa0a679"),
+                    ("Real_World.tgz", "dee961894cc64b1da1d7"),
+                )
+            ),
+        ),
+    ),
+)
+
+LILA = "https://storage.googleapis.com/public-datasets-lila/caltechcameratraps"
+LILA_AZURE = "https://lilawildlife.blob.core.windows.net/lila-wildlife/caltechcameratraps"
+CAMERA_TRAPS = File(
+    "eccv_18_all_images_sm.tar.gz",
+    (f"{LILA}/eccv_18_all_images_sm.tar.gz",),
+    size=6_492_615_601,
+    digest="md5:8143c17aa2a12872b66f284ff211531f",
+)
+TERRA_INCOGNITA = Source(
+    DATASETS["TerraIncognita"],
+    unpacked=7_000_000_000,
+    page="https://lila.science/datasets/caltech-camera-traps",
+    by_hand="Of Caltech Camera Traps the images of the locations 38, 43, 46 and 100 with the ten categories belong to "
+    "TerraIncognita; an image with several categories lies in several class folders.",
+    mirrors=(
+        Mirror(
+            "LILA, images and annotations of ECCV 2018",
+            (CAMERA_TRAPS, File("eccv_18_annotations.tar.gz", (f"{LILA}/eccv_18_annotations.tar.gz",), size=2_997_071)),
+            arrange="camera_traps",
+        ),
+        Mirror(
+            "LILA, images of ECCV 2018 and annotations of all Caltech Camera Traps",
+            (
+                CAMERA_TRAPS,
+                File(
+                    "caltech_camera_traps.json.zip",
+                    (
+                        f"{LILA}/labels/caltech_camera_traps.json.zip",
+                        f"{LILA_AZURE}/labels/caltech_camera_traps.json.zip",
+                    ),
+                ),
+            ),
+            arrange="camera_traps",
+        ),
+    ),
+)
+
+
+def bu(path: str, digest: str = "") -> File:
+    """A file of DomainNet at Boston University."""
+    address = f"csr.bu.edu/ftp/visda/2019/multi-source/{path}"
+    return File(path.rpartition("/")[2], (f"https://{address}", f"http://{address}"), digest=digest)
+
+
+DOMAIN_NET = Source(
+    DATASETS["DomainNet"],
+    unpacked=19_000_000_000,
+    page="http://ai.bu.edu/M3SDA/",
+    by_hand="Take the cleaned version, and of each domain only the images that are named in its _train.txt and "
+    "_test.txt: the archives hold duplicates that these leave out.",
+    mirrors=(
+        Mirror(
+            "the authors' copy at Boston University",
+            (
+                bu("groundtruth/clipart.zip", "sha512:3bcfb9ec1b4061e8d5b0b887d4ebd4a708732787fc563c6dfc2d"),
+                bu("infograph.zip", "sha512:47841f0d1b8606e4b02d508b250484d54f5cf04ef6c4875c6c5a39c"),
+                bu("groundtruth/painting.zip", "sha512:4c98b02563075948668a298c488660fda1d1a7ed85fd69caa7985fba"),
+                bu("quickdraw.zip", "sha512:127cce1dd57fc99992f8614de77d03ae8ed6af242973f7a013ec0a"),
+                bu("real.zip", "sha512:751713d4592d1278b50bf69787988cfae280cabdac80ee34ec4016e"),
+                bu("sketch.zip", "sha512:369b8b6d78ac61bfcc85f660d878ba5fc701524b82bbc2eb65ca9a"),
+                *(
+                    bu(f"domainnet/txt/{domain}_{split}.txt")
+                    for split in ("train", "test")
+                    for domain in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+                ),
+            ),
+            arrange="listed_folders",
+        ),
+        hugging_face("wltjr1007/DomainNet", "ee20570ae7a29c51571e55a9a17983f7625295d6"),
+    ),
+)
+
+MNIST = tuple(
+    File(
+        name,
+        tuple(
+            f"{place}/{name}"
+            for place in (
+                "https://ossci-datasets.s3.amazonaws.com/mnist",
+                "https://storage.googleapis.com/cvdf-datasets/mnist",
+                "http://yann.lecun.com/exdb/mnist",
+            )
+        ),
+        digest=f"md5:{digest}",
+    )
+    for name, digest in (
+        ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+        ("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+        ("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+    )
+)
+ROTATED_MNIST, COLORED_MNIST = (
+    Source(
+        DATASETS[name],
+        (Mirror("MNIST", MNIST, arrange=arrange),),
+        unpacked=100_000_000,
+        page="http://yann.lecun.com/exdb/mnist/",
+        by_hand="The data set is made from the four files of MNIST; it is not published as images.",
+    )
+    for name, arrange in (("RotatedMNIST", "rotated_mnist"), ("ColoredMNIST", "colored_mnist"))
+)
+
+SOURCES = {
+    source.entry.name: source
+    for source in (PACS, VLCS, OFFICE_HOME, TERRA_INCOGNITA, DOMAIN_NET, ROTATED_MNIST, COLORED_MNIST)
+}

@@ -1,0 +1,255 @@
+"""The numbers behind the report's tables and charts, as plain values."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aidgn.errors import AidgnError
+from aidgn.report.adaptation import adaptation_tables, read_lines
+from aidgn.report.table import caption
+from aidgn.report.table_formats import Table
+from aidgn.runs.differences import differences
+from aidgn.runs.reader import ADAPTATION
+from aidgn.runs.records import Record, Records, RunRecords
+from aidgn.selection import choose, domain_names, select
+
+MANY_RUNS = 300  # of more, only the curves of selected runs are shown
+CURVE_POINTS = 120
+NO_TERMS = {"step", "epoch", "step_time", "eval_time", "args", "hparams", "version", "mem_gb"}
+
+Trials = dict[int, dict[int, float]]  # target -> trial -> accuracy
+
+
+def names_of(run: RunRecords) -> list[str]:
+    """Names of the domains; numbers where nothing says more."""
+    return domain_names(run.args) or [str(i) for i in range(1 + max([*run.domains, *run.targets]))]
+
+
+def without_untried(table: Table, records: Records) -> None:
+    """Without the columns of domains that no run has as target, as in a report of one run."""
+    dataset = table.title.rpartition(", ")[0]
+    tried = targets_of(records, dataset)
+    if tried and len(tried) < len(table.columns) - 1:
+        table.columns = [table.columns[target] for target in tried]
+        for row in table.rows:
+            row.cells = [row.cells[target] for target in tried]
+        table.notes[0] = caption(table, "sd")
+
+
+def with_paper(make: Callable[[bool], list[Table]]) -> tuple[list[Table], list[list[str]]]:
+    """Tables with the paper's numbers where it has some, and per table the notes about these, [] where it has none."""
+    shown, notes = [], []
+    for plain, beside in zip(make(False), make(True), strict=True):
+        known = any(row.kind == "paper" for row in beside.rows)
+        notes.append([note for note in beside.notes if note not in plain.notes] if known else [])
+        beside.notes = [note for note in beside.notes if note not in notes[-1]]
+        shown.append(beside if known else plain)
+    return shown, notes
+
+
+def targets_of(records: Records, dataset: str) -> list[int]:
+    return sorted({target for run in records.runs if run.args["dataset"] == dataset for target in run.targets})
+
+
+def averages(trials: Trials, targets: Iterable[int]) -> dict[int, float]:
+    """Mean over the targets, per trial that has all of them."""
+    targets = list(targets)
+    common = set.intersection(*(set(trials.get(target, {})) for target in targets)) if targets else set()
+    return {trial: float(np.mean([trials[target][trial] for target in targets])) for trial in sorted(common)}
+
+
+def alike(*trials: Trials) -> bool:
+    """Whether every target of every algorithm has the same trials."""
+    return len({frozenset(each) for of in trials for each in of.values()}) < 2
+
+
+def bars(table: Table, records: Records, accuracies: Mapping[tuple[str, str], Trials]) -> dict[str, Any]:
+    """A table as numbers for the bars: per algorithm and column mean, spread and the trials' values, in percent; and
+    mean and spread as the table says them, for of 41.25 Python makes 41.2 and a browser 41.3. An average over targets
+    with different trials is no mean of trials, so it has no values of them."""
+    dataset = table.title.rpartition(", ")[0]
+    targets = targets_of(records, dataset)
+    rows = []
+    for row in [row for row in table.rows if row.kind == "ours"]:
+        trials = accuracies.get((dataset, row.head), {})
+        values = [list(trials.get(target, {}).values()) for target in targets]
+        values += [list(averages(trials, targets).values()) if alike(trials) else []] * (
+            len(table.columns) > len(targets)
+        )
+        values += [[] for _ in range(len(table.columns) - len(values))]  # a table of all data sets
+        rows.append(
+            {
+                "head": row.head,
+                "cells": [
+                    cell
+                    and {
+                        "mean": cell.mean,
+                        "spread": cell.spread,
+                        "values": [100 * value for value in some],
+                        "text": f"{cell.mean:.1f}" + ("" if cell.spread is None else f" ± {cell.spread:.1f}"),
+                    }
+                    for cell, some in zip(row.cells, values, strict=True)
+                ],
+            }
+        )
+    return {"dataset": dataset, "columns": table.columns, "rows": rows}
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def place(row: Record) -> tuple[Any, ...]:
+    return row["dataset"], row["algorithm"], row["target"], row["trial"], row["hparams_seed"]
+
+
+def key_of(run: RunRecords) -> tuple[Any, ...]:
+    target = run.targets[0] if len(run.targets) == 1 else None
+    return run.args["dataset"], run.args["algorithm"], target, run.args["trial_seed"], run.args["hparams_seed"]
+
+
+def representatives(finished: Records) -> list[RunRecords]:
+    """The run to look inside, per data set, algorithm and target: of the first trial, the selected draw."""
+    groups: dict[tuple[Any, ...], list[RunRecords]] = {}
+    for run in finished.runs:
+        if len(run.targets) == 1:
+            groups.setdefault((run.args["dataset"], run.args["algorithm"], run.targets[0]), []).append(run)
+    chosen = []
+    for (_, _, target), runs in groups.items():
+        first = min(run.args["trial_seed"] for run in runs)
+        best = choose(target, [run for run in runs if run.args["trial_seed"] == first])
+        chosen += [best.run] if best else []
+    return chosen or [run for run in finished.runs if not run.targets]
+
+
+def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> list[dict[str, Any]]:
+    """Accuracies per domain and loss terms of every run, or of the selected ones where there are many."""
+    twins: dict[tuple[Any, ...], list[RunRecords]] = {}  # runs that differ in settings alone
+    for run in records.runs:
+        twins.setdefault(key_of(run), []).append(run)
+    shown = []
+    for run in records.runs:
+        alike = twins[key_of(run)]
+        steps = {
+            method: rows[key_of(run)]["step"]
+            for method, rows in chosen.items()
+            if key_of(run) in rows and (len(alike) == 1 or _selected(method, run, records))
+        }
+        if len(records.runs) > MANY_RUNS and not steps:
+            continue
+        some = run.records()
+        places = run.order[np.unique(np.linspace(0, len(run.order) - 1, CURVE_POINTS).astype(int))]
+        kept = [some[place] for place in places]
+        names = {key: None for key, value in some[0].items() if isinstance(value, int | float) and key not in NO_TERMS}
+        accuracies = {
+            key: [_rounded(record.get(key), 4) for record in kept]
+            for key in names
+            if re.fullmatch(r"env\d+_(in|out)_acc", key)
+        }
+        terms = {
+            key: [_rounded(record.get(key), None) for record in kept] for key in names if not key.startswith("env")
+        }
+        shown.append(
+            {
+                "dataset": run.args["dataset"],
+                "algorithm": run.args["algorithm"],
+                "targets": run.targets,
+                "trial": run.args["trial_seed"],
+                "draw": run.args["hparams_seed"],
+                "finished": run.finished,
+                "of": run.steps,
+                "steps": [record["step"] for record in kept],
+                "accuracies": accuracies,
+                "terms": terms,
+                "selected": steps,
+                "set": _differing(run, alike),
+            }
+        )
+    return sorted(shown, key=lambda one: one["set"] != "" and "training" not in one["selected"])  # selected twins first
+
+
+def _selected(method: str, run: RunRecords, records: Records) -> bool:
+    """Whether it is this run, of all of its data set, algorithm and trial, that the method takes."""
+    some = [
+        each
+        for each in records.runs
+        if each.finished and key_of(each)[:2] == key_of(run)[:2] and each.args["trial_seed"] == run.args["trial_seed"]
+    ]
+    best = choose(run.targets[0], some, method)
+    return best is not None and best.run is run
+
+
+def _differing(run: RunRecords, alike: list[RunRecords]) -> str:
+    """Its settings and hyper-parameters that those alike do not share, in words; '' if it is alone."""
+    return ", ".join(
+        f"{difference.name} {value}"
+        for difference in differences(alike)
+        for value, runs in difference.runs.items()
+        if run in runs
+    )
+
+
+def _rounded(value: Any, digits: int | None) -> float | None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return round(value, digits) if digits else float(f"{value:.7g}")  # what a float32 holds
+
+
+def search(finished: Records) -> list[dict[str, Any]]:
+    """Where more than one draw was tried: hyper-parameters, validation and target accuracy of every run."""
+    groups: dict[tuple[str, str], list[RunRecords]] = {}
+    for run in finished.runs:
+        if len(run.targets) == 1:
+            groups.setdefault((run.args["dataset"], run.args["algorithm"]), []).append(run)
+    found = []
+    for (dataset, algorithm), runs in groups.items():
+        varied = [name for name in runs[0].hparams if len({json.dumps(run.hparams.get(name)) for run in runs}) > 1]
+        if len({run.args["hparams_seed"] for run in runs}) < 2 or not varied:
+            continue
+        rows = []
+        for run in runs:
+            best = choose(run.targets[0], [run])
+            if best is not None:
+                accuracy = run.number(run.record(best.record), f"env{run.targets[0]}_in_acc")
+                rows.append(
+                    [
+                        run.targets[0],
+                        run.args["trial_seed"],
+                        run.args["hparams_seed"],
+                        round(best.validation, 4),
+                        _rounded(accuracy, 4),
+                        *(run.hparams.get(name) for name in varied),
+                    ]
+                )
+        found.append({"dataset": dataset, "algorithm": algorithm, "names": varied, "runs": rows})
+    return found
+
+
+# Adaptation -----------------------------------------------------------------------------------------------------------
+
+
+def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[str]]:
+    """Tables of the runs that training-domain validation selects, from their adaptation.jsonl, with the paper's numbers
+    where it has some, and what is to be said of these; and what is amiss."""
+    selected = {place(row) for row in select(finished, "training")}
+    lines, notes = [], []
+    for run in finished.runs:
+        if key_of(run) in selected and run.path and (run.path.parent / ADAPTATION).is_file():
+            try:
+                found = read_lines(run.path.parent)
+                lines += found
+                if not found:
+                    notes.append(
+                        f"{run.path.parent.name} was adapted with other weights than it has now; `aidgn "
+                        "adapt` measures it anew."
+                    )
+            except AidgnError as error:
+                notes.append(str(error).replace(str(run.path.parent), run.path.parent.name))
+    made, beside = with_paper(partial(adaptation_tables, lines, "sd")) if lines else ([], [])
+    for table in made:
+        without_untried(table, finished)
+    return made, beside, notes

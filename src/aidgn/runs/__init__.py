@@ -1,0 +1,1 @@
+"""The runs on disk: what a run is, the files of its folder, its records."""

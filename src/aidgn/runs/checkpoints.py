@@ -1,0 +1,271 @@
+"""Read and write the files of a run that hold numbers, each with a checksum that every reader compares.
+
+    model.safetensors, last.safetensors    sha256 of metadata and tensors, as `sha256` in the file's own metadata
+    novelty.json                           sha256 of the other values, as `sha256` beside them
+    state.pt                               the CRC-32 of every record, which the zip archive that PyTorch writes holds
+
+All of them stay plain files of their formats, and those that version 0.1.0 wrote without `sha256` are read unchecked.
+PyTorch is imported by the functions that need it, so that a sweep's status is quick.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aidgn.errors import AidgnError
+from aidgn.files import atomic_write, write_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STATE = "state.pt"
+MODEL = "model.safetensors"
+LAST = "last.safetensors"
+NOVELTY = "novelty.json"
+WEIGHTS_KEYS = {"algorithm", "step", "run", "novelty"}  # metadata in 0.1.0; a file without sha256 has no others
+NOVELTY_KEYS = {"version", "norms", "angles", "by_angle"}  # the same
+
+
+class DamagedFile(AidgnError):
+    """A file does not hold what was written to it."""
+
+
+def _damaged(path: Path, reason: str) -> DamagedFile:
+    return DamagedFile(f"{path} is damaged: {reason}. {_remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    if path.name == STATE:
+        return "Remove it to start this run from the beginning."
+    if path.name == NOVELTY:
+        return "Remove it to predict without warnings."
+    if (path.parent / "results.jsonl").exists():
+        return f"Remove {path.with_name(LAST)}; the command that started the run then trains it again."
+    return "Copy it from its source again, or run the command that wrote it again."
+
+
+def is_finished(run: Path) -> bool:
+    """Tell whether a run's folder has the file that is written last, as long as its header says it is."""
+    try:
+        with (run / LAST).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = os.fstat(file.fileno()).st_size
+            if not 0 < length < size:
+                return False
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return bool(ends) and size == 8 + length + max(ends)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return False
+
+
+# Weights --------------------------------------------------------------------------------------------------------------
+
+
+def write_weights(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> None:
+    """Write a safetensors file with metadata and a checksum, for `read_weights`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = json.loads(json.dumps(metadata))  # as it will be read
+    text = json.dumps({**metadata, "sha256": _weights_digest(tensors, metadata)})
+    with atomic_write(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata={"aidgn": text})
+        except SafetensorError as error:
+            raise system_error(error, path.parent) from None
+        temporary.chmod(path.parent.stat().st_mode & 0o666)  # as the folder, where it makes it private
+
+
+def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+    """Read the tensors of a safetensors file and its metadata; refuse a damaged file, and NaN or infinite weights."""
+    tensors, metadata, _ = _read_weights(path)
+    return tensors, metadata
+
+
+def _read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any], bool]":
+    """The same, and whether there was a checksum."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        path.open("rb").close()  # says what is wrong; safe_open reports any fault as a missing file
+        with safe_open(path, framework="pt") as file:
+            entries = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+        metadata = json.loads(entries.pop("aidgn", "{}"))
+        if not isinstance(metadata, dict):
+            raise ValueError("its metadata are not those of aidgn")
+    except OSError as error:
+        raise AidgnError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, SafetensorError) as error:
+        raise _damaged(path, f"it cannot be read as safetensors ({error})") from None
+    digest = metadata.pop("sha256", None)
+    if entries or (digest is None and not metadata.keys() <= WEIGHTS_KEYS):
+        raise _damaged(path, "its metadata are not those of aidgn")
+    if digest is not None and digest != _weights_digest(tensors, metadata):
+        raise _damaged(path, "its content does not match its checksum")
+    check_finite(path, tensors)
+    return tensors, metadata, digest is not None
+
+
+def check_finite(path: Path, tensors: "Mapping[str, Tensor]") -> None:
+    """Refuse weights that are NaN or infinite."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = tensor.aminmax()  # both are NaN if any value is; isfinite() takes 25 times as long
+        if not (low.isfinite() and high.isfinite()):
+            raise AidgnError(
+                f"{path} cannot be used: {name} holds NaN or infinite values. The file is damaged, or the "
+                "training that wrote it diverged; use another file, or train again."
+            )
+
+
+def _weights_digest(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
+    """sha256 of the metadata, then of each tensor's name, type, shape and bytes, sorted by name."""
+    import torch
+
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# The state of training ------------------------------------------------------------------------------------------------
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a training state for `read_state`; PyTorch puts a checksum of each record into the archive."""
+    import torch
+
+    with atomic_write(path) as temporary:
+        try:
+            torch.save(dict(state), temporary)
+        except RuntimeError as error:
+            raise system_error(error, path.parent) from None
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read a training state after comparing its checksums, which PyTorch does not; run no code that it may hold."""
+    import torch
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise _damaged(path, "its content does not match its checksum")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise _damaged(path, "it holds no state of a training")
+        return state
+    except (MemoryError, AidgnError):
+        raise
+    except Exception as error:  # a damaged archive leads to errors of any kind
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is an offset outside the file
+            raise AidgnError(
+                f"{path} cannot be read: {error.strerror or error}. Once it can, the same command goes on from there."
+            ) from None
+        raise _damaged(
+            path, f"it cannot be read, or holds objects that could run code ({type(error).__name__})"
+        ) from None
+
+
+# Novelty --------------------------------------------------------------------------------------------------------------
+
+
+def write_novelty(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values with a checksum, for `read_novelty`."""
+    values = json.loads(json.dumps(values))  # as they will be read
+    write_text(path, json.dumps({**values, "sha256": _novelty_digest(values)}, allow_nan=False) + "\n")
+
+
+def read_novelty(path: Path) -> dict[str, Any]:
+    """Read values; refuse a damaged file."""
+    values, _ = _read_novelty(path)
+    return values
+
+
+def _read_novelty(path: Path) -> tuple[dict[str, Any], bool]:
+    """The same, and whether there was a checksum."""
+    try:
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict):
+            raise ValueError("no object")
+    except OSError as error:
+        raise AidgnError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"it cannot be read as JSON ({error})") from None
+    digest = values.pop("sha256", None)
+    if digest is None and not values.keys() <= NOVELTY_KEYS:
+        raise _damaged(path, "it holds other values than those of a model")
+    if digest is not None and digest != _novelty_digest(values):
+        raise _damaged(path, "its content does not match its checksum")
+    return values, digest is not None
+
+
+def _novelty_digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+# Verification ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Verification:
+    """What `verify` found."""
+
+    files: int = 0
+    unchecked: int = 0  # sound as far as can be told, but without a checksum
+    damaged: list[AidgnError] = field(default_factory=list)
+
+
+def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None] | None = None) -> Verification:
+    """Read every file of runs and models below the folders and compare its checksum.
+
+    Args:
+        folders: Folders of sweeps, runs or models, at any depth.
+        on_progress: Called with the number of files read and the number of all.
+    """
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise AidgnError(f"The folder {folder} does not exist.")
+    paths = sorted({path for folder in folders for path in _find_checked(Path(folder))})
+    found = Verification()
+    for number, path in enumerate(paths, 1):
+        try:
+            has_checksum = True
+            if path.name == STATE:
+                read_state(path)
+            elif path.name == NOVELTY:
+                _, has_checksum = _read_novelty(path)
+            else:
+                _, _, has_checksum = _read_weights(path)
+            found.unchecked += not has_checksum
+        except AidgnError as error:
+            if not path.exists():  # a run that is in progress has removed or replaced it
+                continue
+            found.damaged.append(error)
+        found.files += 1
+        if on_progress:
+            on_progress(number, len(paths))
+    return found
+
+
+def _find_checked(folder: Path) -> Iterator[Path]:
+    for root, _, names in os.walk(folder):
+        yield from (Path(root, name) for name in names if name in (STATE, MODEL, LAST, NOVELTY))
+
+
+def system_error(error: Exception, folder: Path) -> OSError:
+    """The error of the operating system that PyTorch's and safetensors' writers hide behind one of theirs."""
+    status = os.statvfs(folder)
+    full = status.f_bavail * status.f_frsize < 2**20
+    return OSError(errno.ENOSPC if full else errno.EIO, str(error).splitlines()[0])

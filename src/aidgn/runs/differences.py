@@ -1,0 +1,196 @@
+"""The settings in which runs differ whose results are averaged, selected from or compared."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from aidgn.errors import AidgnError, plural, short, some
+from aidgn.runs.records import RunRecords, domain_names
+
+# Every setting of run.json must be the same in runs that are compared, but for these. A new option needs no entry.
+EXPECTED = frozenset(
+    {
+        "dataset",
+        "algorithm",
+        "target",
+        "trial",
+        "draw",  # the place in a table
+        "hyper_parameters",  # compared per draw, by _hyper_parameter_differences
+        "evaluate_source_in",
+    }
+)  # measures more and changes nothing
+# Part of an algorithm: different between two of them as a matter of course, the same in all runs of one.
+OF_ALGORITHM = frozenset({"average", "lr_milestones", "source"})
+NUMBER_OF_DRAWS = "number of draws"
+SHOWN = 6  # values of a setting that a sentence lists
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting with several values in runs on one data set, whose results are compared."""
+
+    name: str  # of the setting, as in run.json, or of the hyper-parameter
+    dataset: str
+    runs: Mapping[str, Sequence[RunRecords]]  # by value, as text
+    algorithm: str | None = None  # where runs of one algorithm are compared, and not all on the data set
+    hyper_parameter: bool = False
+
+    @property
+    def mixed(self) -> list[str]:
+        """The algorithms whose own runs have several values, so that one row of a table averages over them."""
+        values = defaultdict(set)
+        for value, runs in self.runs.items():
+            for run in runs:
+                values[run.args["algorithm"]].add(value)
+        return sorted(name for name, found in values.items() if len(found) > 1)
+
+    def __str__(self) -> str:
+        of = f"{self.algorithm} on {self.dataset}" if self.algorithm else self.dataset
+        name = f"the hyper-parameter {self.name} in the same draw" if self.hyper_parameter else self.name
+        everyone = [run for runs in self.runs.values() for run in runs]
+        values = [
+            f"{value} ({plural(len(runs), 'run')}{_where(runs, everyone)})"
+            for value, runs in islice(self.runs.items(), SHOWN)
+        ]
+        more = f" and {len(self.runs) - SHOWN} more values" if len(self.runs) > SHOWN else ""
+        text = f"The runs of {of} differ in {name}: {'; '.join(values)}{more}."
+        if self.mixed and self.algorithm is None:
+            text += f" Runs of {some(self.mixed)} have several of these values."
+        return text
+
+
+def differences(runs: Iterable[RunRecords]) -> list[Difference]:
+    """What differs in the settings of these runs, per data set, beyond what is EXPECTED.
+
+    A setting that run.json lacks had its default; one that a record without run.json lacks is not known, and such a run
+    is left out of that comparison.
+    """
+    found = []
+    for dataset, members in sorted(_grouped(runs, "dataset").items()):
+        names = dict.fromkeys(name for run in members for name in run.settings)
+        for name in names:
+            if name not in EXPECTED | OF_ALGORITHM:
+                found += _difference(name, dataset, members)
+        for algorithm, of in sorted(_grouped(members, "algorithm").items()):
+            for name in names:
+                if name in OF_ALGORITHM:
+                    found += _difference(name, dataset, of, algorithm)
+            found += _hyper_parameter_differences(dataset, algorithm, of)
+    return found
+
+
+def search_differences(runs: Iterable[RunRecords]) -> list[Difference]:
+    """Where selection chose from more draws of the hyper-parameters than elsewhere, on the same data set."""
+    found = []
+    for dataset, members in sorted(_grouped(runs, "dataset").items()):
+        members = [run for run in members if len(run.targets) == 1]
+        draws = defaultdict(set)
+        for run in members:
+            draws[_place(run)].add(run.args["hparams_seed"])
+        by_value = _by_value((len(draws[_place(run)]), run) for run in members)
+        if len(by_value) > 1:
+            found.append(Difference(NUMBER_OF_DRAWS, dataset, by_value))
+    return found
+
+
+def check_same_images(runs: Iterable[RunRecords]) -> None:
+    """Refuse runs of other images: the folder changed between them, and neither their mean nor the best of them says
+    anything of either."""
+    of_images = defaultdict(list)
+    for run in runs:
+        if run.data is not None:
+            of_images[run.data].append(run)
+    if len(of_images) > 1:
+        (one, *_), (other, *_), *_ = of_images.values()
+        counts = " and ".join(plural(len(members), "run") for members in of_images.values())
+        raise AidgnError(
+            f"{one} and {other} were trained on different images of {one.args['dataset']}: the folder "
+            f"changed between them ({counts} of {one.args['algorithm']} that one row would mix). "
+            "Give the folders of runs that belong together, or move the others away."
+        )
+
+
+def _difference(name: str, dataset: str, runs: Sequence[RunRecords], algorithm: str | None = None) -> list[Difference]:
+    by_value = _by_value(
+        (run.settings.get(name), run) for run in runs if run.described or run.settings.get(name) is not None
+    )
+    if name == "data":  # two digests, of names and of contents, known by their beginnings
+        by_value = {"-".join(digest[:8] for digest in value.split("-")): members for value, members in by_value.items()}
+    return [Difference(name, dataset, by_value, algorithm)] if len(by_value) > 1 else []
+
+
+def _hyper_parameter_differences(dataset: str, algorithm: str, runs: Sequence[RunRecords]) -> list[Difference]:
+    """Compare runs of the same draw, which share the cells of a row: those that differ were given other values by hand.
+    Draws depend on the trial, the defaults (draw 0) do not."""
+    draws = defaultdict(list)
+    for run in runs:
+        draw, trial = run.args["hparams_seed"], run.args["trial_seed"]
+        draws[draw, trial if draw else 0].append(run)
+    found: dict[str, list[tuple[Any, RunRecords]]] = {}
+    for members in draws.values():
+        if len(members) > 1:
+            for name in dict.fromkeys(name for run in members for name in run.hparams):
+                values = [(run.hparams[name], run) for run in members if name in run.hparams]
+                if len({_text(value) for value, _ in values}) > 1:
+                    found.setdefault(name, []).extend(values)
+    return [
+        Difference(name, dataset, _by_value(values), algorithm, hyper_parameter=True) for name, values in found.items()
+    ]
+
+
+def _by_value(values: Iterable[tuple[Any, RunRecords]]) -> dict[str, list[RunRecords]]:
+    """The runs of every value, as text, in the order of the values."""
+    groups: dict[str, list[RunRecords]] = {}
+    order: dict[str, tuple[float, str]] = {}
+    for value, run in values:
+        text = _text(value)
+        groups.setdefault(text, []).append(run)
+        order.setdefault(text, _order(value))
+    return {text: groups[text] for text in sorted(groups, key=lambda text: order[text])}
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return short(value)
+
+
+def _order(value: Any) -> tuple[float, str]:
+    """Numbers in their order, words behind them."""
+    return (value, "") if isinstance(value, int | float) else (float("inf"), str(value))
+
+
+def _where(runs: Sequence[RunRecords], everyone: Sequence[RunRecords]) -> str:
+    """The algorithms, targets and trials of these runs, where they are not those of all."""
+    parts = []
+    for word, places in (("", _algorithms), ("target ", _targets), ("trial ", _trials)):
+        if (found := places(runs)) != places(everyone):
+            parts.append(word + some(found))
+    return f": {'; '.join(parts)}" if parts else ""
+
+
+def _grouped(runs: Iterable[RunRecords], arg: str) -> dict[str, list[RunRecords]]:
+    groups = defaultdict(list)
+    for run in runs:
+        groups[run.args[arg]].append(run)
+    return groups
+
+
+def _place(run: RunRecords) -> tuple[Any, ...]:
+    return run.args["algorithm"], tuple(run.targets), run.args["trial_seed"]
+
+
+def _algorithms(runs: Iterable[RunRecords]) -> list[str]:
+    return sorted({run.args["algorithm"] for run in runs})
+
+
+def _targets(runs: Sequence[RunRecords]) -> list[str]:
+    names = domain_names(runs[0].args)
+    targets = sorted({target for run in runs for target in run.targets})
+    return [names[target] if target < len(names) else str(target) for target in targets]
+
+
+def _trials(runs: Iterable[RunRecords]) -> list[int]:
+    return sorted({run.args["trial_seed"] for run in runs})

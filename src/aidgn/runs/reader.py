@@ -1,0 +1,265 @@
+"""From files to runs: reads the results.jsonl of our sweeps and of DomainBed's, thousands of them in seconds; and what
+adaptation left beside them."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from signal import SIG_IGN, SIGINT, signal
+from typing import Any
+
+import numpy as np
+
+from aidgn.data.cache import usable_cores
+from aidgn.errors import AidgnError
+from aidgn.runs.records import Record, Records, RunRecords, check, is_a, parse, sort_into_runs
+
+File = tuple[str, tuple[int, int] | None, list[RunRecords], bool]  # path, inode, its runs, whether its last line is cut
+
+ADAPTATION = "adaptation.jsonl"  # beside a run: a line for every method of test-time adaptation and setting
+ADAPTED: dict[str, Any] = {
+    "dataset": str,
+    "algorithm": str,
+    "target": list,
+    "trial": int,
+    "draw": int,
+    "method": str,
+    "settings": dict,
+    "source_accuracy": float,
+    "target_accuracy": float,
+    "selected": bool,
+    "model": str,
+}  # what a line says
+CHUNK = 250  # files read at a time by one process
+NO_STRUCTURE = bytes(set(range(256)) - set(b"{}[]\\\n"))
+# Finds an accuracy that is not plainly one, to be looked at in full; 0.93, 1.0, 5e-05, NaN and null are.
+DOUBTFUL = re.compile(rb'_acc"(?!: ?(?:0\.\d+[,}]|(?:[01]|1\.0|\d(?:\.\d+)?e-0?[1-9]\d*|NaN|null)[,}]))')
+
+
+def load_records(*folders: str | Path) -> list[Record]:
+    """Every record of every results.jsonl below the folders, at any depth; a folder of one run will do as well."""
+    return list(read_runs(*folders))
+
+
+def read_runs(*folders: str | Path) -> Records:
+    """The same records sorted into runs, in a small part of the time and memory that dicts of all of them take."""
+    paths: dict[str, None] = {}
+    for folder in folders:
+        if not Path(folder).exists():
+            raise AidgnError(f"{folder} does not exist. Give the folder of a run or of a sweep.")
+        found = sorted(_find_files(Path(folder)))
+        if not found:
+            raise AidgnError(f"There is no results.jsonl in {folder} or below. Give the folder of a run or of a sweep.")
+        paths.update(dict.fromkeys(found))
+    runs: dict[Any, RunRecords] = {}
+    seen: set[tuple[int, int]] = set()
+    empty: list[Path] = []
+    cut = twice = 0
+    for path, inode, runs_of_file, was_cut in _read_files(list(paths)):
+        if inode in seen:
+            continue  # the same file by another way
+        if inode is not None:
+            seen.add(inode)
+        cut += was_cut
+        if not runs_of_file:
+            empty.append(Path(path).parent)
+        for run in runs_of_file:
+            other = runs.setdefault(run.identity, run)
+            if other is not run:
+                twice += 1
+                if (run.last_step, len(run)) > (other.last_step, len(other)):
+                    runs[run.identity] = run
+    tell_apart(runs.values())
+    return Records(list(runs.values()), cut, twice, empty)
+
+
+def tell_apart(runs: Iterable[RunRecords]) -> None:
+    """Name runs of an own algorithm whose file was changed between them by its digest, Mine@4f1c: the versions are
+    different algorithms."""
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        if run.source:
+            versions.setdefault(run.args["algorithm"], set()).add(run.source)
+    for run in runs:
+        if len(versions.get(run.args["algorithm"], ())) > 1:
+            run.args = {**run.args, "algorithm": f"{run.args['algorithm']}@{str(run.source)[:4]}"}
+
+
+def read_adaptation(run: Path, model: str | None) -> list[Record]:
+    """The lines of RUN/adaptation.jsonl of this model, by the sha256 of its weights; of any, if it is None."""
+    path = run / ADAPTATION
+    if not path.exists():
+        return []
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        wrong = [
+            f"{key} is {line[key]!r}"
+            for line in lines
+            for key, kind in ADAPTED.items()
+            if not (isinstance(line[key], bool) if kind is bool else is_a(line[key], kind))
+            or (kind is float and not 0 <= line[key] <= 1)
+        ]
+        if wrong:
+            raise ValueError(wrong[0])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AidgnError(f"{path} cannot be read ({error}). Remove it; `aidgn adapt {run}` makes it anew.") from None
+    return [line for line in lines if model in (None, line["model"])]
+
+
+def _find_files(folder: Path) -> Iterator[str]:
+    """results.jsonl of every run: where there is one, or a run.json of a run that has no record yet; a model without
+    any is no run but one that `aidgn fit` kept."""
+    if folder.is_file():
+        if folder.suffix != ".jsonl":
+            raise AidgnError(f"{folder} is no results.jsonl. Give the folder of a run or of a sweep.")
+        yield str(folder)
+        return
+    links: set[Path] = set()  # that were followed, each target once: they may lead in a circle
+    for root, folders, names in os.walk(folder, followlinks=True):
+        for name in list(folders):
+            link = Path(root, name)
+            if link.is_symlink():
+                if link.resolve() in links:
+                    folders.remove(name)
+                links.add(link.resolve())
+        new = "run.json" in names and "model.safetensors" not in names and "steps" in _about(Path(root))
+        if "results.jsonl" in names or new:
+            yield f"{root}{os.sep}results.jsonl"
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """run.json of our runs; DomainBed's have none."""
+    try:
+        about = json.loads((folder / "run.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise AidgnError(f"{folder / 'run.json'} cannot be read ({error}). Move the folder away to go on.") from None
+    return about if isinstance(about, dict) else {}
+
+
+def _read_files(paths: list[str]) -> Iterator[File]:
+    """Read files, many of them by all cores at once."""
+    chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
+    cores = usable_cores()
+    if min(len(chunks), cores) < 2 or parent_process() is not None:
+        for chunk in chunks:
+            yield from _read_chunk(chunk)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(min(len(chunks), cores), get_context("fork"), signal, (SIGINT, SIG_IGN)) as pool:
+        for files in pool.map(_read_chunk_lightly, chunks):
+            yield from files
+
+
+def _read_chunk(paths: list[str]) -> list[File]:
+    files: list[File] = []
+    for path in map(Path, paths):
+        text, inode = b"", None
+        try:
+            with path.open("rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+                text, inode = file.readall(), (status.st_dev, status.st_ino)
+        except FileNotFoundError:
+            pass  # the run has a run.json and nothing else yet
+        except OSError as error:
+            raise AidgnError(f"{path} cannot be read: {error.strerror or error}.") from None
+        files.append((str(path), inode, *_read(text, path, _about(path.parent))))
+    return files
+
+
+def _read_chunk_lightly(paths: list[str]) -> list[File]:
+    """For another process: without the texts, which take longer to send than what is asked of them to read again."""
+    files = _read_chunk(paths)
+    for run in [run for _, _, runs, _ in files for run in runs if isinstance(run.rest, bytes)]:
+        run.rest = None
+    return files
+
+
+def _read(text: bytes, path: Path, about: Mapping[str, Any]) -> tuple[list[RunRecords], bool]:
+    """The runs of one file, one as a rule, and whether its last line is cut in half."""
+    was_cut = False
+    if not text.endswith(b"\n"):
+        complete, newline, tail = text.rpartition(b"\n")
+        try:
+            was_cut = bool(tail.strip()) and not isinstance(json.loads(tail), dict)
+        except ValueError:
+            was_cut = True
+        text = complete + newline if was_cut else text + b"\n"
+    run = _read_fast(text, path, about)
+    if run is not None:
+        return [run], was_cut
+    lines = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
+    records = []
+    for number, line in lines:
+        try:
+            records.append(parse(line, path, number))
+        except AidgnError:
+            if was_cut or (number, line) != lines[-1]:
+                raise
+            was_cut = True
+        else:
+            check(records[-1], f"{path}, line {number}", about)
+    return sort_into_runs(records, path, about), was_cut
+
+
+def _read_fast(text: bytes, path: Path, about: Mapping[str, Any]) -> RunRecords | None:
+    """The run of a file whose lines repeat the args and hparams of the first to the byte and are flat besides; None for
+    any other file, which must be parsed in full. Nearly all of the text is these two, and parsing it nearly all of the
+    time; comparing it takes none."""
+    line = text[: text.find(b"\n")].decode(errors="replace")
+    values: Record = {}
+    spans = []  # (position, key and colon, value), as written
+    try:
+        for key in ("args", "hparams"):
+            colon = re.search(rf'"{key}":\s*', line)
+            if colon is None:
+                return None
+            values[key], stop = json.JSONDecoder().raw_decode(line, colon.end())
+            spans.append((colon.start(), colon[0].encode(), line[colon.end() : stop].encode()))
+            line = line[: colon.end()] + "0" + line[stop:]
+        first = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(first, dict) or first.get("args") != 0 or first.get("hparams") != 0:
+        return None  # what was found was not the record's own args and hparams
+    first |= values
+
+    (_, colon_1, value_1), (_, colon_2, value_2) = sorted(spans)
+    colon_size, value_size, other_colon_size, other_value_size = map(len, (colon_1, value_1, colon_2, value_2))
+    pieces: list[bytes] = []
+    find, same, keep = text.find, text.startswith, pieces.append
+    position, found = 0, find(colon_1)
+    while found >= 0:
+        start = found + colon_size
+        stop = start + value_size
+        other = find(colon_2, stop) + other_colon_size
+        if not (same(value_1, start) and same(value_2, other)):
+            return None
+        keep(text[position:start])
+        keep(text[stop:other])
+        position = other + other_value_size
+        found = find(colon_1, position)
+    number = len(pieces) // 2
+    rest = b"0".join([*pieces, text[position:]])
+    if rest.translate(None, NO_STRUCTURE) != b"{}\n" * number:
+        return None
+    if DOUBTFUL.search(rest):
+        return None
+    check(first, f"{path}, line 1", about)
+    last = parse(rest[rest.rfind(b"\n", 0, -1) + 1 :], path, number)
+    run = RunRecords(first, last, rest, number, path, about)
+    try:
+        if np.isnan(run.column("step")).any():
+            return None
+    except AidgnError:  # a boolean or a text, whose line is named by reading in full
+        return None
+    # What selection will ask of every run; what it asks of a chosen one is left.
+    target = [f"env{i}_in_acc" for i in run.targets] if len(run.targets) == 2 else []
+    sources = [f"env{i}_out_acc" for i in run.domains if [i] != run.targets] if len(run.targets) == 1 else []
+    for key in run.keys.intersection(target + sources):
+        run.column(key)
+    return run

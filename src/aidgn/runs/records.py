@@ -1,0 +1,280 @@
+"""Records and the runs they are of: what a record must hold, which run it belongs to, the curves of a run."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aidgn.data.registry import DATASETS
+from aidgn.errors import AidgnError
+
+Record = dict[str, Any]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.intp]
+
+RECORD_VERSION = 1  # a record without `version` is of version 1
+NEEDED: dict[str, Any] = {"args": dict, "hparams": dict, "step": (int, float)}
+NEEDED_ARGS = {"dataset": str, "algorithm": str, "test_envs": list, "trial_seed": int, "hparams_seed": int}
+MOST_DOMAINS = 1000  # a table has a column for each
+# Settings that a record's args hold, by their names in the identity of run.json, which has more of them.
+SETTINGS_IN_ARGS = {
+    "dataset": "dataset",
+    "algorithm": "algorithm",
+    "trial": "trial_seed",
+    "draw": "hparams_seed",
+    "steps": "steps",
+    "backbone": "backbone",
+    "weights": "weights",
+    "precision": "precision",
+    "task": "task",
+    "holdout_fraction": "holdout_fraction",
+}
+ACCURACY = re.compile(r"env\d+_\w*acc")
+
+RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that no term of an objective may have
+
+# Names of hyper-parameters that DomainBed has for ours; records are written with its names and read into ours.
+DOMAINBED_NAMES = {
+    "DANN": {"dann_lambda": "lambda"},
+    "CDANN": {"dann_lambda": "lambda"},
+    "Fishr": {"fishr_lambda": "lambda"},
+}
+
+
+def domainbed_names(algorithm: str) -> dict[str, str]:
+    """Of an algorithm as records have it, which may be averaged: DANN+SMA."""
+    return DOMAINBED_NAMES.get(algorithm.partition("+")[0], {})
+
+
+def domain_names(args: Mapping[str, Any]) -> list[str]:
+    """Names of the domains of a run, from its record or the catalogue; [] where neither knows them."""
+    if args.get("domains"):
+        return list(args["domains"])
+    return list(DATASETS[args["dataset"]].domains) if args["dataset"] in DATASETS else []
+
+
+class RunRecords:
+    """One training. Its args and hyper-parameters, the same in every record, are kept once.
+
+    `rest` is what else its records say: dicts; or lines of flat JSON objects, only parsed where they are read; or None,
+    then the file is read again. `columns` are the values at hand.
+    """
+
+    def __init__(
+        self,
+        first: Record,
+        last: Record,
+        rest: bytes | list[Record] | None,
+        length: int,
+        path: Path | None,
+        about: Mapping[str, Any],
+    ):
+        self.args, self.last = first["args"], last
+        ours = {theirs: ours for ours, theirs in domainbed_names(self.args["algorithm"]).items()}
+        self.hparams = {ours.get(name, name): value for name, value in first["hparams"].items()}
+        self.rest, self.length, self.path = rest, length, path
+        self.keys = frozenset(first)
+        self.columns: dict[str, Floats] = {}
+        self.targets: list[int] = sorted(set(self.args["test_envs"]))
+        self.domains = sorted(int(key[3:-8]) for key in first if re.fullmatch(r"env\d{1,3}_out_acc", key))
+        # DomainBed's last step is args.steps - 1; records with the names of the domains are ours.
+        self.steps = about.get("steps", self.args.get("steps") if "domains" in self.args else None)
+        identity = about.get("identity")
+        self.described = isinstance(identity, dict)  # whether run.json says how it was trained, or its args alone
+        in_args = {name: self.args[key] for name, key in SETTINGS_IN_ARGS.items() if key in self.args}
+        # All but the target: runs that differ in the target alone have equal settings.
+        self.settings: dict[str, Any] = {
+            **in_args,
+            **(identity if isinstance(identity, dict) else {"hyper_parameters": self.hparams}),
+        }
+        self.settings.pop("target", None)
+        self.setting = json.dumps(self.settings, sort_keys=True)
+        self.data = self.settings.get("data")  # a digest of the images it was trained on, where that is known
+        self.source = self.settings.get("source")  # a digest of the file with an algorithm of the user's own
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return str(self.path.parent)
+        return f"the run of {self.args['algorithm']} on {self.args['dataset']}, target {self.targets}"
+
+    @property
+    def identity(self) -> tuple[str, tuple[int, ...], Any]:
+        return self.setting, tuple(self.targets), self.args.get("seed")
+
+    @property
+    def last_step(self) -> float:
+        return self.last["step"]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last record is of the last step the run is meant to have; taken to be so where nothing says."""
+        return not isinstance(self.steps, int) or self.last_step >= self.steps
+
+    def records(self) -> list[Record]:
+        """The records as they were written; args and hparams are one and the same object in all of them."""
+        return [self.record(i, line) for i, line in enumerate(self.lines())]
+
+    def record(self, i: int, line: bytes | Record | None = None) -> Record:
+        """The i-th record; the others are not parsed."""
+        if line is None:
+            line = self.last if i == self.length - 1 else self.lines()[i]
+        record = parse(line, self.path, i + 1) if isinstance(line, bytes) else line
+        if self.rest is None and record.get("step") != self.columns["step"][i]:
+            raise AidgnError(f"{self.path} was changed while it was in use. Run the same command again.")
+        return {**record, "args": self.args, "hparams": self.hparams}
+
+    def lines(self) -> Sequence[bytes | Record]:
+        if isinstance(self.rest, list):
+            return self.rest
+        text = self.rest
+        if text is None:
+            assert self.path is not None
+            try:
+                text = self.path.read_bytes()
+            except OSError as error:
+                raise AidgnError(f"{self.path} cannot be read: {error.strerror or error}.") from None
+        return text.split(b"\n", self.length)[: self.length]
+
+    @cached_property
+    def order(self) -> Integers:
+        """Which records count, by rising step: of a step recorded twice, as after a restart, the later record."""
+        steps = self.column("step")
+        if (steps[1:] > steps[:-1]).all():
+            return np.arange(len(steps))
+        return len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
+
+    def curve(self, key: str) -> Floats:
+        """One value of every record that counts; NaN where it is missing."""
+        return self.column(key)[self.order]
+
+    def column(self, key: str) -> Floats:
+        if key not in self.columns:
+            self.columns[key] = self._column(key)
+        return self.columns[key]
+
+    def _column(self, key: str) -> Floats:
+        if isinstance(self.rest, bytes):
+            # In a flat object a key in quotes is nothing but a key, so its values can be picked without parsing.
+            found = re.findall(rb'"%s":([^,}]+)' % key.encode(), self.rest)
+            if len(found) == self.length:
+                try:
+                    return np.fromiter(map(float, found), float, self.length)
+                except ValueError:
+                    pass  # a null, or no number at all: in full below
+        return np.array([self.number(record, key) for record in self.records()])
+
+    def number(self, record: Record, key: str) -> float:
+        """A value of one of the run's records; NaN if this one lacks it, an error if the run's first does."""
+        if key not in self.keys:
+            raise AidgnError(f"The records of {self} have no {key}, which this selection needs.")
+        value = record.get(key)
+        if value is not None and not is_a(value, (int, float)):
+            raise AidgnError(f"The records of {self} have {key} = {value!r}; expected a number.")
+        return float("nan") if value is None else float(value)
+
+
+class Records:
+    """The records of many runs: dicts one after the other, in a small part of the memory that a list of them takes."""
+
+    def __init__(self, runs: list[RunRecords], cut: int = 0, twice: int = 0, empty: Sequence[Path] = ()):
+        self.runs = runs
+        self.cut = cut  # files whose last line was cut in half by a crash; that line is ignored
+        self.twice = twice  # runs found a second time and counted once
+        self.empty = list(empty)  # folders of runs without any record yet
+
+    @property
+    def unfinished(self) -> list[Path | str]:
+        """Folders of the runs that have not reached their last step."""
+        return [*self.empty, *(run.path.parent if run.path else str(run) for run in self.runs if not run.finished)]
+
+    def finished(self) -> "Records":
+        return Records([run for run in self.runs if run.finished], self.cut, self.twice)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.runs))
+
+    def __iter__(self) -> Iterator[Record]:
+        for run in self.runs:
+            yield from run.records()
+
+
+def as_records(records: Iterable[Record]) -> Records:
+    """Records in any form, sorted into runs."""
+    if isinstance(records, Records):
+        return records
+    records = list(records)
+    for number, record in enumerate(records):
+        check(record, f"Record {number}", {})
+    return Records(sort_into_runs(records, None, {}))
+
+
+def parse(line: bytes, path: Path | None, number: int) -> Record:
+    try:
+        record = json.loads(line)
+        if isinstance(record, dict):
+            return record
+        problem = "a record is an object in braces"
+    except ValueError as error:
+        problem = str(error)
+    raise AidgnError(f"{path}, line {number} is broken: {problem}. Remove that line, or run this run again.")
+
+
+def is_a(value: Any, kind: Any) -> bool:
+    """isinstance, for values from JSON: there a boolean is no number."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check(record: Record, where: str, about: Mapping[str, Any]) -> None:
+    """Refuse a record that lacks what selection needs, is of a later form, or has an accuracy that can be none."""
+    version = record.get("version", RECORD_VERSION)
+    if not is_a(version, int) or version > RECORD_VERSION:
+        raise AidgnError(
+            f"{where}: the record is of version {version}, this aidgn reads up to {RECORD_VERSION}. "
+            "Install a newer aidgn."
+        )
+    wrong = [_named(key, record) for key, kind in NEEDED.items() if not is_a(record.get(key), kind)]
+    if not wrong:
+        args = record["args"]
+        wrong = [f"args.{_named(key, args)}" for key, kind in NEEDED_ARGS.items() if not is_a(args.get(key), kind)]
+        if not wrong and not all(is_a(domain, int) and 0 <= domain < MOST_DOMAINS for domain in args["test_envs"]):
+            wrong = [f"args.{_named('test_envs', args)} (numbers of domains)"]
+        names = args.get("domains") or []
+        if not wrong and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            wrong = ["args.domains (their names)"]
+    if wrong:
+        by = f" It was written by aidgn {about['aidgn']}." if "aidgn" in about else ""
+        raise AidgnError(f"{where}: the record has no valid {wrong[0]}. Expected a record of aidgn or DomainBed.{by}")
+    for key, value in record.items():
+        if key.startswith("env") and ACCURACY.fullmatch(key) and not _is_accuracy(value):
+            raise AidgnError(
+                f"{where}: {key} is {json.dumps(value)}. An accuracy is a number from 0 to 1, NaN or null. "
+                "Correct that line, or run this run again."
+            )
+
+
+def _named(key: str, values: Mapping[str, Any]) -> str:
+    return f"{key} = {json.dumps(values[key])}" if key in values else key
+
+
+def _is_accuracy(value: Any) -> bool:
+    return value is None or (is_a(value, (int, float)) and (0 <= value <= 1 or value != value))
+
+
+def sort_into_runs(records: list[Record], path: Path | None, about: Mapping[str, Any]) -> list[RunRecords]:
+    """Records sorted into runs, in the order of their first ones."""
+    known: dict[tuple[int, int], list[Record]] = {}  # by the objects args and hparams, that most records share
+    members: dict[Any, list[Record]] = {}
+    for record in records:
+        objects = id(record["args"]), id(record["hparams"])
+        if objects not in known:
+            known[objects] = members.setdefault(RunRecords(record, record, [record], 1, path, about).identity, [])
+        known[objects].append(record)
+    return [RunRecords(some[0], some[-1], some, len(some), path, about) for some in members.values()]

@@ -1,0 +1,131 @@
+"""The map holds training images only, of all kinds alike, and a picture's nearest are those with the smallest angle."""
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aidgn.analysis.features import extract
+from aidgn.data import load_dataset
+from aidgn.data.splits import split
+from aidgn.errors import AidgnError
+from aidgn.inference.export import export
+from aidgn.inference.model import load_model
+from aidgn.serve.neighbors import LatentSpace, latent_space, spread
+from aidgn.training import RunSpec, train
+
+DIGITS = load_dataset("digits")
+CHALK = DIGITS.domains.index("chalk")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = RunSpec("digits", "ERM", "chalk", steps=3, eval_every=3, hyper_parameters={"batch_size": 8})
+    return train(spec, tmp_path_factory.mktemp("runs"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def space(run: Path) -> LatentSpace:
+    return latent_space(run, load_model(run, "cpu"), 120)
+
+
+def test_nearest_have_the_smallest_angles(space: LatentSpace) -> None:
+    feature = np.random.default_rng(0).random(space.directions.shape[1]).astype(np.float32)
+    place, near = space.around(feature)
+    z = feature.astype(np.float64)
+    distances = [
+        1 - sum(a * b for a, b in zip(z, w, strict=True)) / np.sqrt((z**2).sum() * (w**2).sum())
+        for w in space.directions.astype(np.float64)
+    ]
+    order = np.argsort(distances)[:6]
+    assert [index for index, _ in near] == order.tolist()
+    np.testing.assert_allclose([distance for _, distance in near], np.sort(distances)[:6], atol=1e-5)
+    weights = np.array([1 / (distances[i] + 1e-6) for i in order[:5]])
+    np.testing.assert_allclose(place, (weights[:, None] * space.places[order[:5]]).sum(0) / weights.sum(), atol=1e-3)
+
+
+def test_a_training_image_lies_where_it_lies(space: LatentSpace, run: Path) -> None:
+    features = load_model(run, "cpu").predict(DIGITS.pixels[space.rows[:10]]).features.numpy()
+    for index, feature in enumerate(features):
+        place, near = space.around(3 * feature)  # the norm plays no part
+        assert near[0][1] < 1e-5
+        if near[1][1] > 1e-3:
+            assert near[0][0] == index
+            np.testing.assert_allclose(place, space.places[index], atol=0.02)
+
+
+def test_only_images_that_were_trained_on_of_all_kinds_alike(space: LatentSpace) -> None:
+    assert len(space.rows) == len(set(space.rows.tolist())) == 120 and space.places.shape == (120, 2)
+    assert space.places.min() >= 0 and space.places.max() <= 1
+    inside = set()
+    for domain in range(4):
+        everywhere = DIGITS.indices(domain)
+        inside |= set(everywhere[split(len(everywhere), 0, domain)[0]].tolist()) if domain != CHALK else set()
+    assert set(space.rows.tolist()) <= inside
+    assert set(Counter(zip(space.domains.tolist(), space.labels.tolist(), strict=True)).values()) == {4}
+    rare = spread(np.array([0] * 50 + [1] * 10), np.zeros(60, np.int64), [0], 0, 10)
+    assert Counter((rare >= 50).tolist()) == {False: 5, True: 5}
+
+
+def test_thumbnails(space: LatentSpace) -> None:
+    import io
+
+    found = space.thumbnail(7)
+    assert found and np.array_equal(np.asarray(Image.open(io.BytesIO(found))), DIGITS.pixels[space.rows[7]])
+    assert space.thumbnail(-1) is None and space.thumbnail(10**9) is None
+    assert replace(space, dataset=None).thumbnail(0) is None
+
+
+def test_kept_features_are_used_and_those_of_another_model_are_not(
+    run: Path, space: LatentSpace, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    kept = extract(copy, device="cpu")
+    model = load_model(copy, "cpu")
+    more = latent_space(copy, model, 50)
+    assert len(more.rows) > 1000 and len(more.places) == 50
+    wanted = kept.features[more.rows] / np.linalg.norm(kept.features[more.rows], axis=1, keepdims=True)
+    np.testing.assert_allclose(more.directions, wanted, atol=1e-6)
+    replace(kept, model="0" * 64, features=kept.features * 0).save(copy / "features.npz")
+    again = latent_space(copy, model, 120)
+    np.testing.assert_allclose(again.directions, space.directions, atol=1e-5)
+
+
+def test_folders_exported_files_and_missing_data(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for domain in ("a", "b", "c"):
+        for name in ("dark", "light"):
+            (tmp_path / "photos" / domain / name).mkdir(parents=True)
+            for number in range(8):
+                noise = random.integers(0, 256 if name == "light" else 99, (40, 50, 3), dtype=np.uint8)
+                Image.fromarray(noise).save(tmp_path / "photos" / domain / name / f"{number}.png")
+    spec = RunSpec(
+        str(tmp_path / "photos"),
+        "ERM",
+        "c",
+        steps=1,
+        eval_every=1,
+        backbone="small",
+        image_size=32,
+        hyper_parameters={"batch_size": 2},
+    )
+    run = train(spec, tmp_path / "runs", device="cpu")
+    file = tmp_path / "model.safetensors"
+    shutil.move(export(run, tmp_path / "out", onnx=False).files[0], file)
+    model = load_model(file, "cpu")
+    with pytest.raises(AidgnError, match="not here"):
+        latent_space(file, model, 100)
+    space = latent_space(file, model, 100, tmp_path / "photos")
+    assert len(space.rows) == 26 and set(space.domains.tolist()) == {0, 1}  # two sources, 16 less a fifth each
+    assert space.thumbnail(3)
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    with pytest.raises(AidgnError, match="--data"):
+        latent_space(run, model, 100)
+    assert len(latent_space(run, model, 100, tmp_path / "moved").rows) == 26
+    (tmp_path / "moved" / "a" / "dark" / "0.png").unlink()
+    with pytest.raises(AidgnError, match="not those that"):
+        latent_space(run, model, 100, tmp_path / "moved")
