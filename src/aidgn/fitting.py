@@ -27,7 +27,8 @@ from aidgn.errors import AidgnError, plural, some
 from aidgn.files import atomic_write, write_text
 from aidgn.report.table_formats import markdown
 from aidgn.runs.differences import differences
-from aidgn.runs.spec import LAST_STAGE, RunSpec
+from aidgn.runs.options import LAST_STAGE
+from aidgn.runs.spec import RunSpec
 from aidgn.selection import read_runs, select
 from aidgn.training.averaging import SMA
 from aidgn.training.featurizer import choose_device

@@ -113,9 +113,9 @@ def test_all_that_lack_source_domains_are_named_at_once(tmp_path: Path) -> None:
         ({"algorithms": ["ERM", "AIDNG"]}, "Did you mean AIDGN"),
         ({"targets": ["ink", "chark"]}, "Did you mean chalk"),
         ({"datasets": ["digits", "digts"]}, "Did you mean digits"),
-        ({"steps": 0}, "--steps is 0"),
+        ({"steps": 0}, "steps is 0"),
         ({"hyper_parameters": {"gama": 1.0}}, "Did you mean gamma"),
-        ({"average": "mean"}, "--average mean"),
+        ({"average": "mean"}, "average is mean"),
     ],
 )
 def test_a_mistake_in_any_run_is_found_before_the_first(changes: dict, message: str) -> None:

@@ -62,10 +62,10 @@ def with_one_run(out: Path) -> Path:
     ("changes", "words"),
     [
         ({"steps": 5}, "steps 4 (here 5)"),
-        ({"eval_every": 1}, "steps between evaluations 2 (here 1)"),
-        ({"image_size": 32}, "image size 28 (here 32)"),
+        ({"eval_every": 1}, "eval_every 2 (here 1)"),
+        ({"image_size": 32}, "image_size 28 (here 32)"),
         ({"backbone": "resnet18", "weights": "none"}, "backbone small"),
-        ({"augment_validation": True}, "augmented validation False (here True)"),
+        ({"augment_validation": True}, "augment_validation False (here True)"),
         ({"hyper_parameters": {"batch_size": 8}}, "ERM's batch_size 4 (here 8)"),
     ],
 )
@@ -169,7 +169,7 @@ def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:
         todo.check()
     todo = planned(tmp_path)
     todo.common["digits"]["data"] = "0" * 32 + "-0"
-    with pytest.raises(AidgnError, match="Different on digits: images"):
+    with pytest.raises(AidgnError, match="Different on digits: the images"):
         todo.check()
 
 

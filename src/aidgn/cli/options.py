@@ -1,51 +1,41 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
 import click
 
 from aidgn.errors import AidgnError
+from aidgn.runs import options as runs_options
+
+Command = Callable[..., Any]
 
 
-def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How and where runs are made, whatever they are."""
-    for option in reversed(
+def run_options(*names: str, **defaults: str) -> Callable[[Command], Command]:
+    """Add the options of a run, which reach the command as keyword arguments named as the fields of `RunOptions`.
+
+    Args:
+        names: Fields of `RunOptions`; none stands for all.
+        defaults: Sentences for `--help` by field, where the command has a default that differs from a run's.
+    """
+    chosen = [option for option in runs_options.run_options() if not names or option.name in names]
+    return add_options(_click_option(option, defaults.get(option.name, option.default_help)) for option in chosen)
+
+
+def _click_option(option: runs_options.Option, default_help: str) -> Callable[[Command], Command]:
+    help_text = f"{option.help.rstrip('.')}  [default: {default_help}]." if default_help else option.help
+    if option.type is bool:
+        return click.option(option.command_line, option.name, is_flag=True, help=help_text)
+    return click.option(option.command_line, option.name, type=option.type, metavar=option.metavar, help=help_text)
+
+
+def machine_options(function: Command) -> Command:
+    """Add the options that say where runs are stored and computed, which do not change what a run is."""
+    return add_options(
         (
             click.option("--out", default="runs", show_default=True, metavar="DIR", help="Where run folders are."),
             click.option("--data-dir", metavar="DIR", help="Where data sets are  [default: $AIDGN_DATA, else data/]."),
-            click.option("--steps", type=int, metavar="N", help="Updates  [default: the data set's, 5000 for most]."),
-            click.option(
-                "--eval-every", type=int, metavar="N", help="Steps between evaluations  [default: the data set's]."
-            ),
-            click.option("--batch-size", type=int, metavar="N", help="Images per source domain and step."),
-            click.option(
-                "--image-size",
-                type=int,
-                metavar="N",
-                help="Side of the network's input; up to 64 suits --backbone small  [default: 224].",
-            ),
-            click.option(
-                "--backbone",
-                metavar="NAME",
-                help="A timm name with weights tag, torchvision/NAME, or small  [default: resnet50.tv_in1k; "
-                "small for small images].",
-            ),
-            click.option("--weights", metavar="FILE|hub|none", help="Initial weights  [default: hub; none for small]."),
-            click.option(
-                "--set",
-                "settings",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="A hyper-parameter; repeatable. `aidgn algorithms NAME` lists them.",
-            ),
-            click.option(
-                "--average",
-                metavar="sma|swad|sma:N",
-                help="Average the weights: sma over all steps from 100 (or N) on, swad over the validation-loss "
-                "valley.",
-            ),
             click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu."),
             click.option(
                 "--precision",
@@ -55,9 +45,6 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU.",
             ),
             click.option(
-                "--skip-broken", is_flag=True, help="Leave out images that cannot be read (counted in the records)."
-            ),
-            click.option(
                 "--track",
                 "trackers",
                 multiple=True,
@@ -65,9 +52,40 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="Show the records there too; repeatable.",
             ),
         )
-    ):
-        function = option(function)
-    return function
+    )(function)
+
+
+def hyper_parameter_options(function: Command) -> Command:
+    """Add --batch-size and --set, which reach the command as the dictionary `hyper_parameters`."""
+
+    @wraps(function)
+    def command(*args: Any, settings: tuple[str, ...], batch_size: int | None, **values: Any) -> Any:
+        return function(*args, hyper_parameters=parse_settings(settings, batch_size), **values)
+
+    return add_options(
+        (
+            click.option("--batch-size", type=int, metavar="N", help="Images per source domain and step."),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="A hyper-parameter; repeatable. `aidgn algorithms NAME` lists them.",
+            ),
+        )
+    )(command)
+
+
+def add_options(options: Iterable[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """Return a decorator that adds click options, which `--help` lists in this order."""
+    in_order = list(options)
+
+    def decorate(function: Command) -> Command:
+        for option in reversed(in_order):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def launcher_options(function: Callable[..., Any]) -> Callable[..., Any]:

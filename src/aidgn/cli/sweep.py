@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aidgn.cli.options import launcher_options, parse_settings, run_options
+from aidgn.cli.options import hyper_parameter_options, launcher_options, machine_options, run_options
 from aidgn.errors import AidgnError, plural
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ The same command again continues: finished runs are not repeated; more draws, tr
 )
 @click.option("--trials", type=int, metavar="N", help="Repetitions with other splits and seeds  [default: 3].")
 @click.option("--draws", type=int, metavar="N", help="Hyper-parameter draws; the first is the defaults  [default: 1].")
-@click.option("--augment-validation", is_flag=True, help="Validate on augmented images, as DomainBed does.")
 @click.option(
     "--retries",
     type=int,
@@ -68,7 +67,9 @@ The same command again continues: finished runs are not repeated; more draws, tr
 @launcher_options
 @click.option("--dry-run", is_flag=True, help="Say how many runs there are and how long they take, and stop.")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
-@run_options
+@run_options()
+@hyper_parameter_options
+@machine_options
 @click.pass_context
 def sweep(
     ctx: click.Context,
@@ -192,8 +193,7 @@ def find_plans(
 
     from aidgn.sweeps.plan_file import Plan, read_plans
 
-    settings, batch_size = given.pop("settings"), given.pop("batch_size")
-    hyper_parameters = {name: number(value) for name, value in parse_settings(settings, batch_size).items()}
+    hyper_parameters = {name: number(value) for name, value in given.pop("hyper_parameters").items()}
     options = {
         name: value for name, value in given.items() if not (value is None or value is False or value in ((), "auto"))
     }

@@ -1,8 +1,10 @@
 """aidgn train"""
 
+from typing import Any
+
 import click
 
-from aidgn.cli.options import parse_settings, run_options
+from aidgn.cli.options import hyper_parameter_options, machine_options, run_options
 from aidgn.errors import AidgnError, plural
 
 
@@ -34,8 +36,6 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
 @click.option(
     "--draw", default=0, show_default=True, metavar="N", help="Draw of the hyper-parameter search; 0 is the defaults."
 )
-@click.option("--augment-validation", is_flag=True, help="Validate on augmented images, as DomainBed does.")
-@click.option("--eval-in", is_flag=True, help="Measure the accuracy on the training images too.")
 @click.option(
     "--devices",
     default=1,
@@ -43,30 +43,23 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
     metavar="N",
     help="GPUs (processes on the CPU) that share each step; the numbers stay those of one, within rounding.",
 )
-@run_options
+@run_options()
+@hyper_parameter_options
+@machine_options
 def train(
     data: str,
     algorithm: str,
     targets: tuple[str, ...],
     trial: int,
     draw: int,
-    augment_validation: bool,
-    eval_in: bool,
     devices: int,
+    hyper_parameters: dict[str, Any],
     out: str,
     data_dir: str | None,
-    steps: int | None,
-    eval_every: int | None,
-    batch_size: int | None,
-    image_size: int | None,
-    backbone: str | None,
-    weights: str | None,
-    settings: tuple[str, ...],
-    average: str | None,
     device: str,
     precision: str,
-    skip_broken: bool,
     trackers: tuple[str, ...],
+    **run_options: Any,
 ) -> None:
     """Train one run on DATA: a data set's name (`aidgn data list`) or a folder ROOT/<domain>/<class>/<image>."""
     from aidgn.algorithms import find
@@ -79,23 +72,8 @@ def train(
     find(algorithm)
     for tracker in trackers:
         find_tracker(tracker)
-    spec = RunSpec(
-        data,
-        algorithm,
-        () if targets == ("none",) else targets,
-        trial,
-        draw,
-        parse_settings(settings, batch_size),
-        steps,
-        eval_every,
-        image_size,
-        backbone,
-        weights,
-        average=average,
-        augment_validation=augment_validation,
-        evaluate_source_in=eval_in,
-        skip_broken=skip_broken,
-    )
+    unseen_names = () if targets == ("none",) else targets
+    spec = RunSpec(data, algorithm, unseen_names, trial, draw, hyper_parameters, **run_options)
     dataset = spec.load_dataset(data_dir)
     if not targets:
         raise AidgnError(

@@ -17,10 +17,11 @@ from aidgn.data import DATASETS, Dataset, find_entry
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
 from aidgn.errors import AidgnError
+from aidgn.runs.options import run_options
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import reset_failures
 from aidgn.sweeps.plan_file import Plan, absolute_algorithm, merged, read_plans, write_plans
-from aidgn.sweeps.store import SETTINGS, PlannedRun, RunStatus, SweepFolder, items_of
+from aidgn.sweeps.store import PlannedRun, RunStatus, SweepFolder, items_of
 from aidgn.sweeps.timing import Speeds, h200_seconds, image_counts
 
 OnPrepare = Callable[[int, int], None]
@@ -234,11 +235,11 @@ def _check_alike(specs: Sequence[RunSpec]) -> None:
     first: dict[str, RunSpec] = {}
     for spec in specs:
         other = first.setdefault(spec.dataset, spec)
-        for name, words in SETTINGS.items():
-            here, there = getattr(spec, name, None), getattr(other, name, None)
+        for name in (option.name for option in run_options() if option.must_match):
+            here, there = getattr(spec, name), getattr(other, name)
             if here != there:
                 raise AidgnError(
-                    f"The plans differ on {spec.dataset}, {words} {there} and {here}, and tables would mix "
+                    f"The plans differ on {spec.dataset}, {name} {there} and {here}, and tables would mix "
                     "their runs. Give them the same settings, or a file and a folder each."
                 )
 

@@ -10,7 +10,8 @@ import yaml
 from aidgn.algorithms import canonical
 from aidgn.algorithms.custom import file_and_class, is_custom
 from aidgn.data.registry import is_registered
-from aidgn.errors import AidgnError, did_you_mean
+from aidgn.errors import AidgnError, ParameterError, did_you_mean
+from aidgn.runs.options import RunOptions, run_options
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.grid import Load, plan
 from aidgn.training.featurizer import PRECISIONS
@@ -20,7 +21,7 @@ EXAMPLE = "For example:\n  datasets: [PACS]\n  algorithms: [ERM, AIDGN]\n  trial
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(RunOptions):
     """What runs are made of. None is the data set's or the algorithm's own."""
 
     datasets: tuple[str, ...]
@@ -30,15 +31,7 @@ class Plan:
     trials: int = 3
     draws: int = 1
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
-    steps: int | None = None
-    eval_every: int | None = None
-    image_size: int | None = None
-    backbone: str | None = None
-    weights: str | None = None
-    average: str | None = None
     precision: str = "auto"
-    augment_validation: bool = False
-    skip_broken: bool = False
 
     def runs(self, load: Load) -> list[RunSpec]:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -109,7 +102,7 @@ def read_plans(path: Path) -> tuple[list[Plan], dict[str, str]]:
     entries = content if isinstance(content, list) else [content]
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         raise AidgnError(f"The plan {path} should be a mapping of keys to values. {EXAMPLE}")
-    places = {key: _checked(path, key, entries[0].pop(key), "text") for key in PLACES if key in entries[0]}
+    places = {key: _checked(path, key, entries[0].pop(key)) for key in PLACES if key in entries[0]}
     return [_parse(path, entry) for entry in entries], places
 
 
@@ -135,15 +128,7 @@ KINDS = {
     "trials": "number",
     "draws": "number",
     "hyper_parameters": "mapping",
-    "steps": "number",
-    "eval_every": "number",
-    "image_size": "number",
-    "backbone": "text",
-    "weights": "text",
-    "average": "text",
     "precision": "text",
-    "augment_validation": "yes or no",
-    "skip_broken": "yes or no",
 }
 EXPECTED = {
     "texts": "a list of names",
@@ -154,18 +139,21 @@ EXPECTED = {
 }
 
 
+RUN_OPTIONS = {option.name: option for option in run_options()}
+KEYS = [*KINDS, *RUN_OPTIONS, *PLACES]
+
+
 def _parse(path: Path, entry: Mapping[Any, Any]) -> Plan:
     for key in entry:
-        if key not in KINDS:
-            near = did_you_mean(str(key), [*KINDS, *PLACES])
+        if key not in KEYS:
+            near = did_you_mean(str(key), KEYS)
             raise AidgnError(
-                f"The plan {path} has a key {key}, which does not exist.{near} "
-                f"The keys are {', '.join([*KINDS, *PLACES])}."
+                f"The plan {path} has a key {key}, which does not exist.{near} The keys are {', '.join(KEYS)}."
             )
     missing = [key for key in ("datasets", "algorithms") if not entry.get(key)]
     if missing:
         raise AidgnError(f"The plan {path} does not say which {missing[0]}. {EXAMPLE}")
-    given = {key: _checked(path, key, value, KINDS[key]) for key, value in entry.items() if value is not None}
+    given = {key: _checked(path, key, value) for key, value in entry.items() if value is not None}
     if given.get("precision", "auto") not in PRECISIONS:
         raise AidgnError(
             f"The plan {path} has precision: {given['precision']}; expected one of {', '.join(PRECISIONS)}."
@@ -173,8 +161,15 @@ def _parse(path: Path, entry: Mapping[Any, Any]) -> Plan:
     return Plan(**given)
 
 
-def _checked(path: Path, key: str, value: Any, kind: str) -> Any:
+def _checked(path: Path, key: str, value: Any) -> Any:
     """The value as the type that the key has."""
+    if key in RUN_OPTIONS:
+        try:
+            RUN_OPTIONS[key].check(value)
+        except ParameterError as error:
+            raise AidgnError(f"The plan {path} has {key}: {value}; expected {error.expected}.") from None
+        return value
+    kind = KINDS.get(key, "text")
     fine: Any = None
     if kind == "texts":
         values = value if isinstance(value, list) else [value]

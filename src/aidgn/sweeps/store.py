@@ -18,23 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aidgn.errors import AidgnError, short
 from aidgn.files import lock, open_no_link, storage_error, write_text
 from aidgn.runs.checkpoints import is_finished
+from aidgn.runs.options import run_options
 from aidgn.runs.run_id import sweep_key
 from aidgn.sweeps.journal import History, history
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
-
-# What all runs on a data set must have in common to stand in one table.
-SETTINGS = {
-    "steps": "steps",
-    "eval_every": "steps between evaluations",
-    "image_size": "image size",
-    "backbone": "backbone",
-    "weights": "initial weights",
-    "precision": "precision",
-    "augment_validation": "augmented validation",
-    "data": "images",
-}
 
 
 class PlannedRun(NamedTuple):
@@ -171,17 +160,12 @@ class SweepFolder:
             example = examples.get(identity.get("dataset", ""))
             if example is None:
                 continue
-            ours = {
-                **{key: getattr(example, key, None) for key in SETTINGS},
-                "data": None,
-                "precision": None,
-                "weights": None,
-                **common[identity["dataset"]],
-            }
+            ours = {option.name: getattr(example, option.name) for option in run_options() if option.must_match}
+            ours |= {"weights": None, **common[identity["dataset"]]}
             differing = {
-                words: (identity[key], ours[key])
-                for key, words in SETTINGS.items()
-                if ours[key] is not None and identity.get(key) is not None and not _same(key, identity[key], ours[key])
+                key: (identity.get(key), value)
+                for key, value in ours.items()
+                if (value is not None or key == "train_only") and not _same(key, identity.get(key), value)
             }
             cell = (
                 identity["dataset"],
@@ -211,8 +195,8 @@ class SweepFolder:
                 }
             if differing:
                 said = "; ".join(
-                    words if words == "images" else f"{words} {there} (here {here})"
-                    for words, (there, here) in differing.items()
+                    "the images" if name == "data" else f"{name} {there} (here {here})"
+                    for name, (there, here) in differing.items()
                 )
                 raise AidgnError(
                     f"{self.path} holds runs of another plan, which tables would mix with these. Different on "

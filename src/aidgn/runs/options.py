@@ -1,0 +1,150 @@
+"""The options of a run, each declared once.
+
+The command-line options of `aidgn train` and `aidgn sweep`, the keys of plan files, the checks of values, the rule
+which runs may share a table, and the commands that reproduce runs are all derived from the fields of `RunOptions`.
+This module imports nothing heavy, so that `aidgn --help` stays fast.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from aidgn.errors import ParameterError
+
+LAST_STAGE = "last-stage"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What commands and checks know about one option.
+
+    Args:
+        help: The sentence that `--help` shows.
+        default_help: What applies when the option is not given, if that depends on other choices.
+        metavar: Placeholder of the value in `--help`.
+        minimum: Smallest value of a number.
+        pattern: Regular expression that a text must match.
+        flag: Option on the command line, if the name differs from the field's.
+        must_match: Whether all runs in one sweep folder must agree on the value.
+        identity: Whether the value is part of a run's identity. "if set" omits the default, which keeps identities
+            from before the option existed valid.
+    """
+
+    help: str
+    default_help: str = ""
+    metavar: str = "N"
+    minimum: int | None = None
+    pattern: str | None = None
+    flag: str = ""
+    must_match: bool = False
+    identity: Literal["always", "if set", "never"] = "if set"
+    name: str = ""
+    type: type = str
+    default: Any = None
+
+    @property
+    def expected(self) -> str:
+        """The values that `check` accepts, in words."""
+        if self.type is bool:
+            return "true or false"
+        if self.type is int:
+            return f"a whole number of at least {self.minimum}"
+        return " or ".join(self.metavar.split("|")) if self.pattern else "a text"
+
+    def check(self, value: Any) -> None:
+        """Raise `ParameterError` if the value cannot be used."""
+        fits = type(value) is self.type
+        if fits and self.minimum is not None:
+            fits = value >= self.minimum
+        if fits and self.pattern is not None:
+            fits = re.fullmatch(self.pattern, value) is not None
+        if not (fits or (value is None and self.default is None)):
+            raise ParameterError(self.name, value, self.expected)
+
+    @property
+    def command_line(self) -> str:
+        """The option as it is written on the command line."""
+        return self.flag or f"--{self.name.replace('_', '-')}"
+
+
+def option(default: Any, help: str, **settings: Any) -> Any:
+    """Declare a field of `RunOptions`; `settings` are those of `Option`."""
+    return field(default=default, metadata={"help": help, **settings})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options that single runs, sweeps and plan files share. None means the data set's or algorithm's default."""
+
+    steps: int | None = option(
+        None, "Updates", default_help="the data set's, 5000 for most", minimum=1, must_match=True, identity="always"
+    )
+    eval_every: int | None = option(
+        None,
+        "Steps between evaluations",
+        default_help="the data set's",
+        minimum=1,
+        must_match=True,
+        identity="always",
+    )
+    image_size: int | None = option(
+        None,
+        "Side of the network's input; up to 64 suits --backbone small",
+        default_help="224",
+        minimum=8,
+        must_match=True,
+        identity="always",
+    )
+    backbone: str | None = option(
+        None,
+        "A timm name with weights tag, torchvision/NAME, or small",
+        default_help="resnet50.tv_in1k; small for small images",
+        metavar="NAME",
+        must_match=True,
+        identity="always",
+    )
+    weights: str | None = option(
+        None,
+        "Initial weights",
+        default_help="hub; none for small",
+        metavar="FILE|hub|none",
+        must_match=True,
+        identity="always",
+    )
+    train_only: str | None = option(
+        None,
+        "Train the last stage and the classifier alone and keep the pretrained stages before it fixed.",
+        metavar=LAST_STAGE,
+        pattern=LAST_STAGE,
+        must_match=True,
+    )
+    average: str | None = option(
+        None,
+        "Average the weights: sma over all steps from 100 (or N) on, swad over the validation-loss valley.",
+        metavar="sma|swad|sma:N",
+        pattern=r"sma|swad|sma:[1-9]\d*",
+        identity="always",
+    )
+    augment_validation: bool = option(
+        False, "Validate on augmented images, as DomainBed does.", must_match=True, identity="always"
+    )
+    evaluate_source_in: bool = option(
+        False, "Measure the accuracy on the training images too.", flag="--eval-in", identity="always"
+    )
+    # Missing files change the fingerprint of the data, so the identity needs no flag.
+    skip_broken: bool = option(
+        False, "Leave out images that cannot be read (counted in the records).", identity="never"
+    )
+
+    def check_options(self) -> None:
+        """Raise `ParameterError` for the first option whose value cannot be used."""
+        for entry in run_options():
+            entry.check(getattr(self, entry.name))
+
+
+def run_options() -> Iterator[Option]:
+    """The options in the order of their declaration."""
+    for entry in fields(RunOptions):
+        value_type = next(kind for kind in (bool, int, str) if kind.__name__ in str(entry.type))
+        yield Option(name=entry.name, type=value_type, default=entry.default, **entry.metadata)

@@ -1,0 +1,121 @@
+"""The list of run options: what commands, plan files, checks and identities derive from it."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from aidgn.cli.options import run_options as add_run_options
+from aidgn.cli.sweep import sweep
+from aidgn.cli.train import train
+from aidgn.errors import ParameterError
+from aidgn.runs import options
+from aidgn.runs.options import RunOptions, option, run_options
+from aidgn.runs.spec import RunSpec
+from aidgn.sweeps.plan_file import read_plans
+
+NAMES = [entry.name for entry in run_options()]
+EXAMPLES = {
+    "steps": 7,
+    "eval_every": 3,
+    "image_size": 32,
+    "backbone": "small",
+    "weights": "none",
+    "train_only": "last-stage",
+    "average": "sma:20",
+    "augment_validation": True,
+    "evaluate_source_in": True,
+    "skip_broken": True,
+}
+
+
+def test_every_option_has_an_example_here() -> None:
+    assert set(EXAMPLES) == set(NAMES)
+
+
+@pytest.mark.parametrize("command", [train, sweep])
+def test_commands_have_every_option_of_a_run(command: click.Command) -> None:
+    assert set(NAMES) <= {parameter.name for parameter in command.params}
+    shown = CliRunner().invoke(command, ["--help"]).output
+    assert all(entry.command_line in shown for entry in run_options())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_option_reaches_the_run_from_a_plan_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        yaml.safe_dump({"datasets": "digits", "algorithms": "ERM", name: EXAMPLES[name]})
+    )
+    ((plan,), _) = read_plans(tmp_path / "plan.yaml")
+    assert getattr(plan, name) == EXAMPLES[name]
+
+
+def test_options_reach_a_command_with_their_types() -> None:
+    seen = {}
+
+    @click.command()
+    @add_run_options("steps", "average", "skip_broken", steps="as many as needed")
+    def command(**values: object) -> None:
+        seen.update(values)
+
+    runner = CliRunner()
+    runner.invoke(command, ["--steps", "12", "--average", "sma"], catch_exceptions=False)
+    assert seen == {"steps": 12, "average": "sma", "skip_broken": False}
+    assert "[default: as many as needed]" in runner.invoke(command, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 0),
+        ("steps", True),
+        ("steps", "many"),
+        ("eval_every", -1),
+        ("image_size", 7),
+        ("average", "mean"),
+        ("average", "sma:0"),
+        ("train_only", "head"),
+        ("skip_broken", 3),
+        ("skip_broken", None),
+    ],
+)
+def test_values_out_of_range_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ParameterError) as caught:
+        RunOptions(**{name: value}).check_options()  # type: ignore[arg-type]
+    assert (caught.value.parameter, caught.value.value) == (name, value)
+
+
+def test_identities_of_runs_made_by_0_1_0_are_unchanged() -> None:
+    specs = {
+        "digits-ERM-ink-trial0-draw0-be82c673": RunSpec("digits", "ERM", "ink", steps=4),
+        "digits-AIDGN+SMA-ink+chalk-trial1-draw2-2c279a99": RunSpec(
+            "digits", "AIDGN", ("ink", "chalk"), 1, 2, {"kappa": 5}, average="sma"
+        ),
+    }
+    for key, spec in specs.items():
+        assert spec.resolved(spec.load_dataset()).key() == key
+
+
+def test_one_field_is_enough_to_add_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class More(RunOptions):
+        clip: int | None = option(None, "Largest norm of the gradient", minimum=1, must_match=True)
+
+    monkeypatch.setattr(options, "RunOptions", More)
+    entry = list(run_options())[-1]
+    assert (entry.name, entry.type, entry.command_line, entry.must_match) == ("clip", int, "--clip", True)
+
+    @click.command()
+    @add_run_options()
+    def command(**values: object) -> None:
+        click.echo(values["clip"])
+
+    assert CliRunner().invoke(command, ["--clip", "5"], catch_exceptions=False).output == "5\n"
+    with pytest.raises(ParameterError):
+        entry.check(0)
+
+
+def test_options_of_a_run_are_fields_of_its_specification() -> None:
+    assert set(NAMES) < {entry.name for entry in fields(RunSpec)}
