@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from aidgn.files import write_text
+from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.run_id import folder_name
 from aidgn.training import RunSpec
 from aidgn.training import trainer as run
@@ -83,13 +84,13 @@ def train(spec: RunSpec, out: str | Path, **options: Any) -> Path:
     trained = AlsoAveraged.latest
     if trained is None:  # it was finished before
         return folder
-    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    metadata = RunFolder(folder).metadata
     for name, records in trained.records.items():
-        identity = {**about["identity"], "algorithm": trained.beside[name].spec.label(), "average": name}
-        beside = Path(out) / folder_name(identity)
-        beside.mkdir(exist_ok=True)
-        write_text(beside / "results.jsonl", "".join(json.dumps(record) + "\n" for record in records))
-        write_text(beside / "run.json", json.dumps({**about, "identity": identity}, indent=1) + "\n")
+        identity = {**metadata.identity, "algorithm": trained.beside[name].spec.label(), "average": name}
+        averaged = RunWriter(Path(out) / folder_name(identity))
+        averaged.path.mkdir(exist_ok=True)
+        write_text(averaged.results, "".join(json.dumps(record) + "\n" for record in records))
+        averaged.write_metadata(replace(metadata, identity=identity))
     return folder
 
 

@@ -262,7 +262,7 @@ def whole_run(arguments):
     with tempfile.TemporaryDirectory() as out:
         compiling, _ = run(2 * arguments.eval_every, out)
         seconds, folder = run(arguments.steps, arguments.out or out)
-        records = RunFolder(folder).records()
+        records = RunFolder(folder).records
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
         return {
             "first run": compiling,

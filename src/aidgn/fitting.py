@@ -27,6 +27,7 @@ from aidgn.errors import AidgnError, plural, some
 from aidgn.files import atomic_write, write_text
 from aidgn.report.table_formats import markdown
 from aidgn.runs.differences import differences
+from aidgn.runs.folder import RunFolder
 from aidgn.runs.options import LAST_STAGE
 from aidgn.runs.spec import RunSpec
 from aidgn.selection import read_runs, select
@@ -305,16 +306,14 @@ def compared(found: Sequence[Estimate], chosen: str) -> str:
 
 def seen_accuracy(folder: Path) -> float:
     """Of the final model on the images set aside, mean over domains, at the selected step."""
-    records = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
-    return max(
-        statistics.fmean(value for key, value in record.items() if key.endswith("_out_acc")) for record in records
-    )
+    selected = RunFolder(folder).selected
+    return statistics.fmean(value for key, value in selected.items() if key.endswith("_out_acc"))
 
 
 def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
     """An error if these runs saw other images than a run of this identity: someone changed the folder meanwhile."""
     for folder in folders:
-        if json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))["identity"]["data"] != identity["data"]:
+        if RunFolder(folder).identity["data"] != identity["data"]:
             raise AidgnError(
                 f"The images of {identity['dataset']} changed while runs were trained on them, so that "
                 "these cannot be compared. Run the same command again, which keeps the right ones."
@@ -368,12 +367,13 @@ def about(final: RunSpec) -> dict[str, Any]:
 
 def keep_model(run: Path, out: Path) -> Path:
     """What predicting needs of a run, in OUT/model: a hard link where there can be one."""
-    for name in ("model.safetensors", "novelty.json", "run.json"):
-        with atomic_write(out / "model" / name) as temporary:
+    folder = RunFolder(run)
+    for file in (folder.model, folder.novelty, folder.metadata_file):
+        with atomic_write(out / "model" / file.name) as temporary:
             try:
-                os.link(run / name, temporary)
+                os.link(file, temporary)
             except OSError:
-                temporary.write_bytes((run / name).read_bytes())
+                temporary.write_bytes(file.read_bytes())
     return out / "model"
 
 

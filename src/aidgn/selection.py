@@ -9,7 +9,7 @@ import numpy as np
 from aidgn.errors import AidgnError, did_you_mean
 from aidgn.runs.differences import check_same_images
 from aidgn.runs.reader import load_records, read_runs
-from aidgn.runs.records import Floats, Integers, Record, Records, RunRecords, as_records, domain_names
+from aidgn.runs.records import Record, Records, RunRecords, as_records, domain_names
 
 __all__ = [
     "METHODS",
@@ -34,25 +34,16 @@ class Candidate(NamedTuple):
     record: int
 
 
-def _best(run: RunRecords, positions: Integers, validation: Floats) -> Iterator[Candidate]:
-    """Of these records, in the order of their steps, the first of highest validation accuracy, if any has one."""
-    known = np.where(np.isnan(validation), -np.inf, validation)
-    if len(known) and known.max() > -np.inf:
-        i = int(known.argmax())
-        yield Candidate(float(known[i]), run.args["hparams_seed"], run, int(positions[i]))
+def _candidate(run: RunRecords, validation: float, record: int) -> Iterator[Candidate]:
+    if validation > -np.inf:
+        yield Candidate(validation, run.args["hparams_seed"], run, record)
 
 
 def _training(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
     """Validation accuracy = mean of the source *out* accuracies."""
     for run in runs:
         if run.targets == [target]:
-            sources = [domain for domain in run.domains if domain != target]
-            if not sources:
-                raise AidgnError(
-                    f"The records of {run} have no accuracy on a source domain's out split (env*_out_acc)."
-                )
-            curves = np.stack([run.curve(f"env{domain}_out_acc") for domain in sources], axis=1)
-            yield from _best(run, run.order, curves.mean(axis=1))
+            yield from _candidate(run, *run.select())
 
 
 def _leave_one_out(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
@@ -75,7 +66,8 @@ def _leave_one_out(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
                 held_out[domain].curve(f"env{domain}_in_acc")[np.isin(held_out[domain].curve("step"), common)]
                 for domain in sources
             ]
-            yield from _best(run, run.order[np.isin(steps, common)], np.stack(curves, axis=1).mean(axis=1))
+            positions = run.order[np.isin(steps, common)]
+            yield from _candidate(run, *run.best(positions, np.stack(curves, axis=1).mean(axis=1)))
 
 
 def _oracle(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
@@ -83,7 +75,7 @@ def _oracle(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
     for run in runs:
         if run.targets == [target]:
             validation = run.number(run.record(int(run.order[-1])), f"env{target}_out_acc")
-            yield from _best(run, run.order[-1:], np.array([validation]))
+            yield from _candidate(run, *run.best(run.order[-1:], np.array([validation])))
 
 
 METHODS = {"training": _training, "leave-one-out": _leave_one_out, "oracle": _oracle}

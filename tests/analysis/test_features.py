@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from aidgn.analysis.features import KEPT, Features, extract
+from aidgn.analysis.features import Features, extract
 from aidgn.cli import app
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
@@ -43,7 +43,7 @@ def copy(run: Path, features: Features, tmp_path: Path) -> Path:
 
 
 def selected_record(run: Path) -> dict[str, float]:
-    records = RunFolder(run).records()
+    records = RunFolder(run).records
     sources = [i for i in range(4) if i not in records[0]["args"]["test_envs"]]
     return max(records, key=lambda record: np.mean([record[f"env{i}_out_acc"] for i in sources]))
 
@@ -137,28 +137,32 @@ def test_files(features: Features, name: str, tmp_path: Path) -> None:
 
 
 def test_kept_features_are_read_back_while_the_model_is_theirs(copy: Path, features: Features) -> None:
-    np.savez(copy / KEPT, **{**dict(np.load(copy / KEPT)), "logits": features.logits + 1})
+    np.savez(copy / "features.npz", **{**dict(np.load(copy / "features.npz")), "logits": features.logits + 1})
     assert (extract(copy, device="cpu").logits == features.logits + 1).all()
     tensors = load_file(copy / "model.safetensors")
     tensors["classifier.weight"] = -tensors["classifier.weight"]
     save_file(tensors, copy / "model.safetensors", metadata={"aidgn": json.dumps({"algorithm": "AIDGN", "step": 3})})
     with pytest.raises(AidgnError, match=r"features of another model \(AIDGN on digits, chalk unseen, trial 1"):
-        Features.load(copy / KEPT, copy)
+        Features.load(copy / "features.npz", copy)
     found = extract(copy, device="cpu")
     np.testing.assert_allclose(found.logits, -features.logits, rtol=1e-5, atol=1e-5)
-    assert found.model != features.model and Features.load(copy / KEPT, copy).model == found.model
+    assert found.model != features.model and Features.load(copy / "features.npz", copy).model == found.model
 
 
 def test_damaged_kept_features_are_computed_anew(copy: Path, features: Features) -> None:
-    (copy / KEPT).write_bytes((copy / KEPT).read_bytes()[:5000])
+    (copy / "features.npz").write_bytes((copy / "features.npz").read_bytes()[:5000])
     np.testing.assert_array_equal(extract(copy, device="cpu").logits, features.logits)
 
 
 def test_features_that_cannot_be_kept_are_said_not_to_be(copy: Path, features: Features, tmp_path: Path) -> None:
-    (copy / KEPT).unlink(missing_ok=True)
-    (copy / KEPT).mkdir()  # in the way, as a full disk or a folder of someone else's is
+    (copy / "features.npz").unlink(missing_ok=True)
+    (copy / "features.npz").mkdir()  # in the way, as a full disk or a folder of someone else's is
     found = CliRunner().invoke(app, ["features", str(copy)])
-    assert isinstance(found.exception, AidgnError) and str(copy / KEPT) in str(found.exception) and not found.output
+    assert (
+        isinstance(found.exception, AidgnError)
+        and str(copy / "features.npz") in str(found.exception)
+        and not found.output
+    )
     elsewhere = CliRunner().invoke(app, ["features", str(copy), "--out", str(tmp_path / "z.npz")])
     assert elsewhere.exit_code == 0
     np.testing.assert_array_equal(Features.load(tmp_path / "z.npz").features, features.features)
@@ -250,17 +254,17 @@ def test_the_folder_of_the_images_is_remembered_and_can_be_told(photos: Path) ->
     assert json.loads((run / "run.json").read_text())["root"] == str(photos)
     first = extract(run, device="cpu")
     assert first.files[0] == "a/dark/0.png" and len(first) == 30
-    (run / KEPT).unlink()
+    (run / "features.npz").unlink()
     moved = photos.rename(photos.with_name("moved"))
     with pytest.raises(AidgnError, match=r"images of .* are not here: .*photos.* --data DIR"):
         extract(run, device="cpu")
     np.testing.assert_array_equal(extract(run, data=moved, device="cpu").logits, first.logits)
-    (run / KEPT).unlink()
+    (run / "features.npz").unlink()
     Image.new("RGB", (30, 40)).save(moved / "a" / "dark" / "0.png")
     with pytest.raises(AidgnError, match=r"images in .*moved are not those that .* was trained on"):
         extract(run, data=moved, device="cpu")
     shutil.rmtree(moved)
-    (run / KEPT).write_bytes(b"")
+    (run / "features.npz").write_bytes(b"")
     with pytest.raises(AidgnError, match="moved does not exist"):
         extract(run, data=moved, device="cpu")
 
@@ -294,10 +298,10 @@ def test_a_published_data_set_is_found_by_name_wherever_it_lies(photos: Path, mo
     for ways in ({"data_dir": pacs.parent}, {"data": pacs.parent}, {"data": pacs}):
         found = extract(run, device="cpu", **ways)  # type: ignore[arg-type]
         assert found.targets == ["cartoon"] and len(found) == 40
-        (run / KEPT).unlink()
+        (run / "features.npz").unlink()
     elsewhere = pacs.rename(pacs.with_name("pictures"))
     assert extract(run, device="cpu", data=elsewhere).domain_names[0] == "art_painting"
-    (run / KEPT).unlink()
+    (run / "features.npz").unlink()
     monkeypatch.setenv("AIDGN_DATA", str(pacs.parent))
     elsewhere.rename(pacs)
     assert len(extract(run, device="cpu")) == 40

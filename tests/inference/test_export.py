@@ -234,7 +234,7 @@ def test_card_has_the_accuracy_on_unseen_domains(digits_run: DigitsRun, tmp_path
     for target, folder in runs.items():
         number = DIGITS.domains.index(target)
         best = max(
-            RunFolder(folder).records(),
+            RunFolder(folder).records,
             key=lambda record, n=number: np.mean([record[f"env{i}_out_acc"] for i in range(4) if i != n]),
         )
         accuracy[target] = best[f"env{number}_in_acc"]

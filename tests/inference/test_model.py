@@ -53,7 +53,7 @@ def accuracy(model: Model, images: object, labels: np.ndarray) -> float:
 
 def recorded(folder: Path, domain: int) -> float:
     """env_in_acc of the step with the best mean accuracy on the sources' `out` splits; the first of equals."""
-    records = RunFolder(folder).records()
+    records = RunFolder(folder).records
     targets = records[0]["args"]["test_envs"]
     sources = [i for i in range(len(records[0]["args"]["domains"])) if i not in targets]
     best = max(records, key=lambda record: np.mean([record[f"env{i}_out_acc"] for i in sources]))

@@ -22,7 +22,6 @@ from aidgn.inference.export import export
 from aidgn.inference.model import load_model
 from aidgn.runs.checkpoints import (
     DamagedFile,
-    is_finished,
     read_novelty,
     read_state,
     read_weights,
@@ -159,7 +158,7 @@ def test_a_flipped_state_is_not_continued(begun: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match=r"Remove it to start this run from the beginning"):
         train(SPEC, tmp_path, device="cpu")
     folder.state.unlink()
-    assert is_finished(train(SPEC, tmp_path, device="cpu"))
+    assert RunFolder(train(SPEC, tmp_path, device="cpu")).finished
 
 
 @pytest.mark.parametrize(
@@ -232,7 +231,7 @@ def test_files_of_0_1_0_are_read(copy: Path, tmp_path: Path) -> None:
     for path in (copy, exported):
         found = load_model(path, "cpu").predict(pixels)
         assert torch.equal(found.logits, wanted.logits) and found.warnings == wanted.warnings
-    assert is_finished(copy)
+    assert RunFolder(copy).finished
     found = verify([tmp_path])
     assert (found.files, found.unchecked, found.damaged) == (4, 4, [])
 
@@ -244,7 +243,7 @@ def test_files_of_0_1_0_are_read(copy: Path, tmp_path: Path) -> None:
 def test_a_shortened_last_file_is_not_finished(size: int | str, run: Path, copy: Path) -> None:
     content = (copy / "last.safetensors").read_bytes()
     (copy / "last.safetensors").write_bytes(content + b"\0" if isinstance(size, str) else content[:size])
-    assert not is_finished(copy) and not RunFolder(copy).finished and is_finished(run)
+    assert not RunFolder(copy).finished and RunFolder(run).finished
     counts = look(SweepFolder(copy.parent)).counts
     assert (counts["done"], counts["left"]) == (0, 1)
 
@@ -252,7 +251,7 @@ def test_a_shortened_last_file_is_not_finished(size: int | str, run: Path, copy:
 @pytest.mark.parametrize("content", [b"[]", b'{"a": 1}', b"{}", b"no JSON", b'{"a": {"data_offsets": []}}'])
 def test_a_last_file_with_another_header_is_not_finished(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "last.safetensors").write_bytes(len(content).to_bytes(8, "little") + content + bytes(8))
-    assert not is_finished(tmp_path)
+    assert not RunFolder(tmp_path).finished
 
 
 def test_an_emptied_run_is_trained_again(run: Path, copy: Path, caplog: pytest.LogCaptureFixture) -> None:

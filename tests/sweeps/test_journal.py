@@ -13,7 +13,7 @@ from PIL import Image
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.files import storage_error
-from aidgn.runs.folder import RunFolder
+from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.run_id import sweep_key
 from aidgn.sweeps import journal as attempts
 from aidgn.sweeps.grid import plan
@@ -128,7 +128,7 @@ def test_a_run_of_another_process_is_busy_and_not_a_failure(tmp_path: Path) -> N
     spec = spec_of()
     folder = train(spec, tmp_path, device="cpu")
     (folder / "last.safetensors").unlink()
-    with RunFolder(folder).locked():
+    with RunWriter(folder).locked():
         kind, what = attempt(spec, tmp_path, device="cpu")
     assert kind == "busy" and "Another process" in what and history(tmp_path, spec.key()).failures == 0
 

@@ -70,7 +70,7 @@ def content(path: Path) -> tuple[dict[str, bytes], dict[str, str]]:
 
 
 def without_times(folder: RunFolder) -> list[dict]:
-    return [{key: value for key, value in record.items() if not key.endswith("_time")} for record in folder.records()]
+    return [{key: value for key, value in record.items() if not key.endswith("_time")} for record in folder.records]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -49,7 +49,7 @@ def test_other_averages_are_refused(name: str) -> None:
 
 def test_the_start_is_part_of_a_runs_name(digits_run: Callable[..., Path], tmp_path: Path) -> None:
     plain, later, sooner = (digits_run(tmp_path, "ERM", average=average) for average in (None, "sma", "sma:1"))
-    records = [RunFolder(folder).records() for folder in (plain, later, sooner)]
+    records = [RunFolder(folder).records for folder in (plain, later, sooner)]
     assert [each[-1]["args"]["algorithm"] for each in records] == ["ERM", "ERM+SMA", "ERM+SMA:1"]
     weights = [read_weights(folder / "last.safetensors")[0] for folder in (plain, later, sooner)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])  # of four steps none is averaged

@@ -151,7 +151,7 @@ def children(process: subprocess.Popen) -> list[int]:
 def same_run(folder: Path, alone: Path, names: tuple[str, ...] = ("model", "last")) -> None:
     """Within rounding, which twelve steps of Adam have spread a little."""
     assert folder.name == alone.name  # the number of devices is no part of what a run is
-    ours, theirs = RunFolder(folder).records(), RunFolder(alone).records()
+    ours, theirs = RunFolder(folder).records, RunFolder(alone).records
     assert [record["step"] for record in ours] == [record["step"] for record in theirs] == [4, 8, 12]
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.keys() == other.keys()
@@ -262,8 +262,7 @@ def test_fewer_batches_to_evaluate_than_devices(tmp_path: Path) -> None:
         Image.fromarray(pixels[domain, label, number]).save(path)
     few = RunSpec(str(tmp_path / "data"), "ERM", "a", steps=2, image_size=32, hyper_parameters={"batch_size": 4})
     ours, theirs = (
-        RunFolder(train(few, tmp_path / str(devices), device="cpu", devices=devices)).records()[-1]
-        for devices in (3, 1)
+        RunFolder(train(few, tmp_path / str(devices), device="cpu", devices=devices)).records[-1] for devices in (3, 1)
     )
     for key in theirs:
         if key.endswith("_acc"):

@@ -49,7 +49,7 @@ def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
         **{f"env{i}_out_acc": f"accuracy/{name}/out" for i, name in enumerate(["ink", "chalk", "poster", "outline"])},
     }
     found: dict[str, list[tuple[int, float]]] = {}
-    for record in RunFolder(folder).records():
+    for record in RunFolder(folder).records:
         for key, value in record.items():
             if key not in ("step", "args", "hparams"):
                 found.setdefault(names.get(key, key), []).append((record["step"], value))

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from aidgn.errors import AidgnError
 from aidgn.runs.checkpoints import DamagedFile, read_weights
-from aidgn.runs.folder import RunFolder
+from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.training import RunSpec, train
 
 Start = Callable[..., Any]
@@ -41,7 +41,7 @@ def spec(**changes: object) -> RunSpec:
 def without_times(folder: Path) -> list[dict]:
     return [
         {key: value for key, value in record.items() if not key.endswith("_time")}
-        for record in RunFolder(folder).records()
+        for record in RunFolder(folder).records
     ]
 
 
@@ -339,7 +339,7 @@ class Breaks(ERM):
     with pytest.raises(AidgnError, match=r"NaN or infinite at step 7\..*smaller learning rate"):
         train(broken, tmp_path / "out", device="cpu", save_seconds=0.0)
     folder = RunFolder(next((tmp_path / "out").iterdir()))
-    assert not folder.finished and [record["step"] for record in folder.records()] == [4]
+    assert not folder.finished and [record["step"] for record in folder.records] == [4]
     state = torch.load(folder.state, weights_only=True)
     assert state["step"] == 6
     assert all(torch.isfinite(tensor).all() for tensor in state["algorithm"]["weights"].values())
@@ -354,7 +354,7 @@ class Numbers(ERM):
 """)
     folder = train(spec(algorithm=f"{tmp_path / 'own.py'}:Numbers", steps=2), tmp_path / "out", device="cpu")
     plain = train(spec(algorithm="ERM", steps=2), tmp_path / "out", device="cpu")
-    (numbers,), (tensors,) = RunFolder(folder).records(), RunFolder(plain).records()
+    (numbers,), (tensors,) = RunFolder(folder).records, RunFolder(plain).records
     assert numbers["updates"] == 1.5 and numbers["loss"] == pytest.approx(tensors["loss"])
 
 
@@ -386,7 +386,7 @@ def test_malicious_and_damaged_states_are_refused(tmp_path: Path, monkeypatch: p
         train(spec(), tmp_path / "out", device="cpu")
 
 
-def lock(folder: RunFolder) -> None:
+def lock(folder: RunWriter) -> None:
     with folder.locked():
         pass
 
@@ -397,13 +397,13 @@ def lock(folder: RunFolder) -> None:
         (".lock", lock),
         ("log.txt", lambda folder: folder.log("text")),
         ("results.jsonl", lambda folder: folder.append({"step": 1})),
-        ("results.jsonl", RunFolder.load),
+        ("results.jsonl", RunWriter.load),
     ],
 )  # cuts the records back to the state
 def test_links_in_a_run_folder_are_not_followed(
-    name: str, write: Callable[[RunFolder], object], tmp_path: Path
+    name: str, write: Callable[[RunWriter], object], tmp_path: Path
 ) -> None:
-    folder, victim = RunFolder(tmp_path / "run"), tmp_path / "victim"
+    folder, victim = RunWriter(tmp_path / "run"), tmp_path / "victim"
     folder.path.mkdir()
     victim.write_text("of the user")
     folder.save({"step": 0})  # when there were no records
@@ -414,7 +414,7 @@ def test_links_in_a_run_folder_are_not_followed(
 
 
 def test_a_link_of_a_temporary_name_is_replaced(tmp_path: Path) -> None:
-    folder, victim = RunFolder(tmp_path / "run"), tmp_path / "victim"
+    folder, victim = RunWriter(tmp_path / "run"), tmp_path / "victim"
     folder.path.mkdir()
     victim.write_text("of the user")
     (folder.path / f".state.pt.{os.getpid()}.tmp").symlink_to(victim)
@@ -428,7 +428,7 @@ def test_a_link_of_a_temporary_name_is_replaced(tmp_path: Path) -> None:
 def test_a_sound_state_that_cannot_be_read_now_is_not_to_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    folder = RunFolder(tmp_path)
+    folder = RunWriter(tmp_path)
     folder.save({"step": 1})
 
     def fail(*_: object, **__: object) -> None:

@@ -26,17 +26,17 @@ from aidgn.analysis.features import (
     clean_transform,
     compute,
     extract,
-    model_digest,
     open_images,
+    open_run,
     own_algorithm,
-    read_about,
 )
 from aidgn.data.loader import DeviceImageStore
 from aidgn.errors import AidgnError
 from aidgn.files import lock, open_no_link, storage_error, write_text
 from aidgn.inference.model import load_model
 from aidgn.novelty import predicts_by_classifier
-from aidgn.runs.reader import ADAPTATION, read_adaptation
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.reader import read_adaptation
 
 BATCH = 32
 TENT = [{"rate": rate, "updates": updates} for rate in (0.1, 1.0, 10.0) for updates in (1, 3)]
@@ -76,14 +76,13 @@ def adapt(
     """The lines of RUN/adaptation.jsonl, after measuring what of `methods` it lacks.
 
     A method that this algorithm cannot have is told to `on_message` and left out; an error if none is left."""
-    run = Path(run)
-    about = read_about(run)
-    identity = about["identity"]
-    if not identity["target"]:
+    folder = open_run(Path(run))
+    run = folder.path
+    if not folder.identity["target"]:
         raise AidgnError(f"{run} was trained on all domains: there is no unseen one to adapt to.")
     report = on_progress or (lambda *_: None)
     given = None if features is None else Features.load(features, run)
-    lines = read_adaptation(run, model_digest(run))
+    lines = read_adaptation(run, folder.model_digest)
     todo = [method for method in methods if not _complete(lines, method)]
     total = sum(len(SETTINGS[method]) for method in methods)
     done = total - sum(len(SETTINGS[method]) for method in todo)
@@ -93,12 +92,12 @@ def adapt(
 
     known = given or extract(run, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report)
     report("adapting", done, total)  # from here on, as its time left is no matter of computing features
-    model = load_model(run, device, own_algorithm(about, algorithm))
+    model = load_model(run, device, own_algorithm(folder.metadata, algorithm))
     streams = Streams(
         known,
         model.network,
         model.device,
-        lambda: open_images(run, about, data=data, data_dir=data_dir, device=device, on_progress=report),
+        lambda: open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report),
     )
     front = {
         "dataset": known.dataset,
@@ -125,7 +124,7 @@ def adapt(
             ]
             order = ["none", *KINDS]  # then those of a later version
             lines.sort(key=lambda line: order.index(line["method"]) if line["method"] in order else len(order))
-            write_text(run / ADAPTATION, "".join(json.dumps(line) + "\n" for line in lines))
+            write_text(RunFolder(run).adaptation, "".join(json.dumps(line) + "\n" for line in lines))
 
     sources = [name for name in known.domain_names if name not in known.targets]
     keep(
@@ -225,10 +224,11 @@ def _check(network: Algorithm) -> None:
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """While the lines of a run are read and written."""
+    path = RunFolder(run).adaptation
     try:
-        file = open_no_link(run / f".{ADAPTATION}.lock", "a")
+        file = open_no_link(path.with_name(f".{path.name}.lock"), "a")
     except OSError as error:
-        raise storage_error(run / ADAPTATION, error) from None
+        raise storage_error(path, error) from None
     with file:
         lock(file, run, wait=True)
         yield

@@ -2,7 +2,6 @@
 analysis."""
 
 import base64
-import hashlib
 import json
 import logging
 import zipfile
@@ -27,13 +26,14 @@ from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import split
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
-from aidgn.inference.model import load_model, path_to_run
+from aidgn.inference.model import find_run, load_model
 from aidgn.novelty import outputs
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.metadata import RunMetadata
 from aidgn.training.evaluation import rows_of
 from aidgn.training.featurizer import choose_device
 from aidgn.training.trainer import load_images
 
-KEPT = "features.npz"
 VERSION = 1
 ARRAYS = {
     "features": (2, np.float32),
@@ -132,7 +132,7 @@ class Features:
             raise AidgnError(
                 f"{path} is not a feature file of aidgn, or it is damaged ({error}). `aidgn features RUN` makes one."
             ) from None
-        if run is not None and features.model != model_digest(Path(run)):
+        if run is not None and features.model != open_run(Path(run)).model_digest:
             raise AidgnError(
                 f"{path} holds features of another model ({features.algorithm} on {features.dataset}, "
                 f"{', '.join(features.targets) or 'nothing'} unseen, trial {features.trial}, weights "
@@ -159,10 +159,9 @@ def extract(
     They are kept as RUN/features.npz, and read back from there while that is of this model; where that cannot be
     written it is an error if they `must_keep`. `data` is the data set's folder, if it is no more where the training
     found it; `algorithm` is FILE.py:CLASS, if it is your own, or several of which one is the run's."""
-    run = Path(run)
-    kept = run / KEPT
-    about = read_about(run)
-    digest = model_digest(run)
+    folder = open_run(Path(run))
+    kept = folder.features
+    digest = folder.model_digest
     if kept.exists():
         try:
             if (known := Features.load(kept)).model == digest:
@@ -170,9 +169,9 @@ def extract(
         except AidgnError as error:
             log.warning("%s They are computed anew.", error)
     report = on_progress or (lambda *_: None)
-    images = open_images(run, about, data=data, data_dir=data_dir, device=device, on_progress=report)
-    model = load_model(run, device, own_algorithm(about, algorithm))
-    dataset, identity = images.prepared.dataset, about["identity"]
+    images = open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report)
+    model = load_model(folder.path, device, own_algorithm(folder.metadata, algorithm))
+    dataset, identity = images.prepared.dataset, folder.identity
     shape, vectors = (len(dataset), len(dataset.classes)), class_vectors(model.network.classifier)
     found = Features(
         np.empty((0, 0), np.float32),
@@ -232,35 +231,19 @@ def clean_transform(images: DeviceImageStore) -> Callable[[Tensor, Tensor], Tens
 # The run and its images -----------------------------------------------------------------------------------------------
 
 
-def read_about(run: Path) -> dict[str, Any]:
-    """run.json of a finished run."""
-    if run.is_file():
-        raise AidgnError(f"{run} is a file: give the folder of a finished run.")
-    path = path_to_run(run, run / "model.safetensors")
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        missing = [
-            key for key in ("dataset", "algorithm", "target", "trial", "draw", "data") if key not in about["identity"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AidgnError(
-            f"{path} does not describe a run ({error}). It was changed, or written by another version of aidgn."
-        ) from None
-    if missing:
-        raise AidgnError(f"{path} does not say the run's {missing[0]}: it was written by another version of aidgn.")
-    return about
+def open_run(path: Path) -> RunFolder:
+    """Return the folder of a finished run, after checking what analyses need of its run.json."""
+    if path.is_file():
+        raise AidgnError(f"{path} is a file: give the folder of a finished run.")
+    run = find_run(path, RunFolder(path).model)
+    run.metadata.check_complete("dataset", "algorithm", "target", "trial", "draw", "data")
+    return run
 
 
-def model_digest(run: Path) -> str:
-    """sha256 of the weights of the selected step."""
-    with path_to_run(run, run / "model.safetensors").with_name("model.safetensors").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def own_algorithm(about: dict[str, Any], given: str | Sequence[str] | None) -> str | None:
+def own_algorithm(metadata: RunMetadata, given: str | Sequence[str] | None) -> str | None:
     """The FILE.py:CLASS that is the run's, of one or several given for many runs, of which only some need any: that of
     its name, and of these the one that is as it was."""
-    identity = about["identity"]
+    identity = metadata.identity
     if identity.get("source") is None:
         return None
 
@@ -273,8 +256,7 @@ def own_algorithm(about: dict[str, Any], given: str | Sequence[str] | None) -> s
 
 
 def open_images(
-    run: Path,
-    about: dict[str, Any],
+    metadata: RunMetadata,
     *,
     data: str | Path | None,
     data_dir: str | Path | None,
@@ -282,25 +264,26 @@ def open_images(
     on_progress: Progress,
 ) -> DeviceImageStore:
     """The very images a run was trained on, on the device."""
-    dataset = find_dataset(run, about, data, data_dir)
+    dataset = find_dataset(metadata, data, data_dir)
     prepared = prepare(
         dataset,
-        skip_broken=bool(about.get("skipped")),
+        skip_broken=bool(metadata.skipped),
         on_progress=lambda done, total: on_progress("decoding images", done, total),
     )
-    if about["identity"]["data"] != f"{prepared.dataset.fingerprint[:32]}-{prepared.content}":
+    if metadata.identity["data"] != f"{prepared.dataset.fingerprint[:32]}-{prepared.content}":
         raise AidgnError(
-            f"The images in {dataset.root or dataset.name} are not those that {run} was trained on: files "
-            "were added, removed or changed. Say where the right ones are with --data DIR."
+            f"The images in {dataset.root or dataset.name} are not those that {metadata.path.parent} was trained on: "
+            "files were added, removed or changed. Say where the right ones are with --data DIR."
         )
     return load_images(prepared, choose_device(device))
 
 
-def find_dataset(run: Path, about: dict[str, Any], data: str | Path | None, data_dir: str | Path | None) -> Dataset:
+def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str | Path | None = None) -> Dataset:
     """The data set in `data`, else where the training found it, else where data sets of its name are looked for."""
-    name = about["identity"]["dataset"]
+    metadata.check_complete("dataset")
+    name = metadata.identity["dataset"]
     entry = DATASETS.get(name)
-    root = about.get("root")
+    root = metadata.root
 
     def named(place: str | Path | None) -> Dataset:  # `place` is a folder that data sets are in
         try:
@@ -320,8 +303,11 @@ def find_dataset(run: Path, about: dict[str, Any], data: str | Path | None, data
         dataset = named(data_dir)
     else:
         was = f"{root}, where they were, does not exist" if root else "the model does not say where they were"
-        raise AidgnError(f"The images of {run} are not here: {was}. Say where the folder of {name} is with --data DIR.")
-    return replace(dataset, image_size=int(about["image_size"]))
+        raise AidgnError(
+            f"The images of {metadata.path.parent} are not here: {was}. Say where the folder of {name} "
+            "is with --data DIR."
+        )
+    return replace(dataset, image_size=metadata.image_size)
 
 
 def _folders(path: Path) -> list[str]:

@@ -53,7 +53,7 @@ def adapt(
     from aidgn.adaptation.evaluate import adapt as adapt_run
     from aidgn.cli.display import RunDisplay
     from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, read_lines
-    from aidgn.runs.reader import ADAPTATION
+    from aidgn.runs.folder import RunFolder
 
     names = list(dict.fromkeys(NAMES[method] for method in methods)) or list(DEFAULT)
     runs, notes = chosen_runs(folders)
@@ -88,7 +88,7 @@ def adapt(
     for message in messages:
         click.echo(message, err=True)
     if lines:
-        sweep = next((Path(folder) for folder in folders if not (Path(folder) / "run.json").is_file()), None)
+        sweep = next((Path(folder) for folder in folders if not RunFolder(folder).exists), None)
         made = adaptation_tables(lines, notes=notes) if sweep or len(runs) > 1 else []
         click.echo("\n\n".join(table.to_terminal() for table in made) or _one_run(lines))
         if sweep is not None and (compared := comparable(lines)):
@@ -97,7 +97,7 @@ def adapt(
             click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep, 'adaptation')))}")
         many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
         click.echo(
-            f"All settings: {runs[0] / ADAPTATION}{many}. `aidgn table {shlex.join(folders)} --adaptation` "
+            f"All settings: {RunFolder(runs[0]).adaptation}{many}. `aidgn table {shlex.join(folders)} --adaptation` "
             "shows this again.",
             err=True,
         )

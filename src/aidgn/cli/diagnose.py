@@ -59,20 +59,20 @@ def diagnose(
 
     Angular invariance: within a class, feature directions are distributed alike in every domain. Norm shift: feature
     norms are not. Sources are represented by the images set aside, the unseen domain by all."""
-    from aidgn.analysis.diagnosis import KEPT
     from aidgn.analysis.diagnosis import diagnose as diagnose_features
+    from aidgn.runs.folder import RunFolder
 
     found: list[tuple[Path, Features, Diagnosis]] = []
     for given in map(Path, runs):
         features, folder = open_features(given, data, algorithm, device, draw=not no_figures)
         diagnosis = diagnose_features(features, permutations=permutations, seed=seed)
-        diagnosis.save(folder / KEPT)
+        diagnosis.save(RunFolder(folder).diagnosis)
         found.append((folder, features, diagnosis))
     say([diagnosis for _, _, diagnosis in found], [folder for folder, _, _ in found])
     figures = [] if no_figures else draw_figures([(folder, features) for folder, features, _ in found], seed)
     for folder, _, _ in found:
         click.echo(
-            f"Written: {folder / KEPT}"
+            f"Written: {RunFolder(folder).diagnosis}"
             + (
                 f", {sum(path.parent.parent == folder for path in figures)} figures in {folder / 'figures'}"
                 if figures
@@ -87,16 +87,18 @@ def open_features(
     """Features of a run or a file, and the folder that what is found goes to."""
     from aidgn.analysis.features import Features, extract
     from aidgn.cli.display import RunDisplay
+    from aidgn.runs.folder import RunFolder
 
     if given.is_file() and given.suffix in (".npz", ".parquet"):
-        of_run = (given.parent / "run.json").is_file() and (given.parent / "model.safetensors").is_file()
+        run = RunFolder(given.parent)
+        of_run = run.exists and run.model.is_file()
         return Features.load(given, given.parent if of_run else None), given.parent if of_run else given.with_suffix("")
     if not given.is_dir():
         raise AidgnError(
             f"{given} {'is something else' if given.exists() else 'does not exist'}: expected the folder "
             "of a finished run, or a file of features (.npz or .parquet) that `aidgn features` wrote."
         )
-    if draw and (given / "run.json").is_file() and not (given / "model.safetensors").is_file():
+    if draw and RunFolder(given).exists and not RunFolder(given).model.is_file():
         curves = draw_curves(given)
         raise AidgnError(
             f"The run {given} is not finished, so it has no features to diagnose. "
@@ -114,6 +116,7 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
     from aidgn.analysis.diagnosis import compare
     from aidgn.cli.display import Output
     from aidgn.runs.differences import differences
+    from aidgn.runs.folder import RunFolder
     from aidgn.selection import read_runs
 
     columns = min(shutil.get_terminal_size((120, 24)).columns, 120)
@@ -144,7 +147,7 @@ def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
             "These runs are of different data, unseen domains or trials: differences between them are not the "
             "algorithms' alone."
         )
-    trained = [folder for folder in folders if (folder / "results.jsonl").is_file()]
+    trained = [folder for folder in folders if RunFolder(folder).results.is_file()]
     for difference in differences(read_runs(*trained).runs) if len(trained) > 1 else ():
         echo(str(difference))
 
@@ -185,8 +188,9 @@ def draw_figures(runs: "Sequence[tuple[Path, Features]]", seed: int) -> list[Pat
 def draw_curves(folder: Path) -> list[Path]:
     """Training curves of a run, finished or not, where it has records."""
     from aidgn.report import figures
+    from aidgn.runs.folder import RunFolder
     from aidgn.selection import load_records
 
-    if not (folder / "results.jsonl").is_file() or not (folder / "results.jsonl").stat().st_size:
+    if not RunFolder(folder).records:
         return []
     return figures.save(figures.training_curves(list(load_records(folder))), folder / "figures", "curves")[:1]

@@ -20,9 +20,10 @@ They are computed once and kept as RUN/features.npz, which every analysis reads.
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
 def features(run: str, out: str | None, data: str | None, algorithm: str | None, device: str) -> None:
     """Compute what the classifier of RUN, a finished run, sees of every image of every domain."""
-    from aidgn.analysis.features import KEPT, extract
+    from aidgn.analysis.features import extract
     from aidgn.cli.display import RunDisplay
     from aidgn.errors import AidgnError
+    from aidgn.runs.folder import RunFolder
 
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):
         raise AidgnError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
@@ -30,7 +31,7 @@ def features(run: str, out: str | None, data: str | None, algorithm: str | None,
         found = extract(
             run, data=data, device=device, algorithm=algorithm, must_keep=out is None, on_progress=display.update
         )
-    path = Path(run) / KEPT if out is None else found.save(out)
+    path = RunFolder(run).features if out is None else found.save(out)
     click.echo(
         f"{found.dataset}, {found.algorithm}, {', '.join(found.targets) or 'no domain'} unseen, trial "
         f"{found.trial}: {len(found)} images of {len(found.domain_names)} domains, "

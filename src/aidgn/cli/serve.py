@@ -145,8 +145,10 @@ def serve(
 
 def name_of(path: Path) -> str:
     """What the page calls a model: the name of its folder or file, unless that is one which all models have."""
+    from aidgn.runs.folder import RunFolder
+
     path = path.resolve()
-    while path.name in ("model", "model.safetensors", "export"):
+    while path.name in ("model", RunFolder(path).model.name, RunFolder(path).export.name):
         path = path.parent
     return path.name.removesuffix(".safetensors")
 

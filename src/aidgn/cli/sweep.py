@@ -392,7 +392,7 @@ def failures(todo: "SweepPlan", out: str) -> str:
             f"{plural(len(numbers), 'run')} failed and {verb} set aside:",
             *lines,
             *more,
-            "Where it happened is in their log.txt, or, of runs that did not begin, in "
+            "Where it happened is in their logs, or, of runs that did not begin, in "
             f"{todo.folder.path / '.sweep' / 'attempts'}. The same command with --retry-failed tries them "
             "again.",
         ]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from aidgn import backbones
 from aidgn.algorithms import Algorithm
-from aidgn.analysis.features import find_dataset, own_algorithm, read_about
+from aidgn.analysis.features import find_dataset, open_run, own_algorithm
 from aidgn.data import Dataset
 from aidgn.data.images import read_image
 from aidgn.data.transforms import MEAN, STD, weights
@@ -31,6 +31,8 @@ from aidgn.files import atomic_write, write_text
 from aidgn.inference.model import Model, find_model, load_model
 from aidgn.inference.model_card import model_card
 from aidgn.runs.checkpoints import read_novelty, read_weights, write_weights
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.metadata import RunMetadata
 from aidgn.training.featurizer import Featurizer
 
 TOLERANCE = 1e-3  # of the largest logit: between ONNX and the model, on pictures that the model does not shrink first
@@ -94,13 +96,13 @@ def export(
     checked with made-up ones and the card does not say how many there were."""
     run = find_model(run)
     say = on_progress or (lambda _: None)
-    file = run / "model.safetensors" if run.is_dir() else run
+    file = RunFolder(run).model if run.is_dir() else run
     if file.suffix == ".safetensors" and file.is_file() and "run" in read_weights(file)[1]:
         raise AidgnError(
             f"{run} was made by `aidgn export` and is complete as it is. To make it anew, give the folder of the run."
         )
-    about = read_about(run)
-    model = load_model(run, "cpu", own_algorithm(about, algorithm))
+    metadata = open_run(run).metadata
+    model = load_model(run, "cpu", own_algorithm(metadata, algorithm))
     if onnx:
         check_exportable(model)
     folder = run / "export" if out is None else Path(out)
@@ -108,11 +110,10 @@ def export(
         raise AidgnError(f"{folder} is a file: give --out a folder.")
     if folder.resolve() == run.resolve():
         raise AidgnError(
-            f"--out {folder} is the folder of the run, whose model.safetensors would be overwritten. "
-            "Choose another folder."
+            f"--out {folder} is the folder of the run, whose {file.name} would be overwritten. Choose another folder."
         )
     try:
-        dataset: Dataset | None = images_of(run, about, data)
+        dataset: Dataset | None = images_of(metadata, data)
     except AidgnError:
         if data is not None:
             raise
@@ -121,11 +122,11 @@ def export(
     try:
         if onnx:
             say("writing ONNX and comparing it with the model")
-            check = write_onnx(model, about, folder / "model.onnx", dataset)
+            check = write_onnx(model, metadata.to_dict(), folder / "model.onnx", dataset)
             files.append(folder / "model.onnx")
         say("writing safetensors and the model card")
-        files.append(write_safetensors(run, about, folder / "model.safetensors"))
-        write_text(card, model_card(run, about, model, dataset, str(check) if check else None))
+        files.append(write_safetensors(RunFolder(run), RunFolder(folder).model))
+        write_text(card, model_card(run, metadata.to_dict(), model, dataset, str(check) if check else None))
     except BaseException:
         if made:
             with suppress(OSError):  # it is not empty
@@ -134,16 +135,15 @@ def export(
     return Exported([*files, card], check)
 
 
-def images_of(run: Path, about: dict[str, Any], data: str | Path | None) -> Dataset:
+def images_of(metadata: RunMetadata, data: str | Path | None) -> Dataset:
     """The data set of a run, by its names of files; an error if it is not here or another."""
-    dataset = find_dataset(run, about, data, None)
-    left_out = {str(name) for name in about.get("skipped") or ()}
-    if left_out:
-        dataset = dataset.without(i for i, file in enumerate(dataset.files) if file in left_out)
-    if not str(about["identity"]["data"]).startswith(dataset.fingerprint[:32]):
+    dataset = find_dataset(metadata, data)
+    if metadata.skipped:
+        dataset = dataset.without(i for i, file in enumerate(dataset.files) if file in metadata.skipped)
+    if not metadata.identity["data"].startswith(dataset.fingerprint[:32]):
         raise AidgnError(
-            f"The images in {dataset.root or dataset.name} are not those that {run} was trained on. Say "
-            "where the right ones are with --data DIR."
+            f"The images in {dataset.root or dataset.name} are not those that {metadata.path.parent} was trained on. "
+            "Say where the right ones are with --data DIR."
         )
     return dataset
 
@@ -341,12 +341,12 @@ def quietly() -> Iterator[None]:
 # Safetensors ----------------------------------------------------------------------------------------------------------
 
 
-def write_safetensors(run: Path, about: dict[str, Any], path: Path) -> Path:
+def write_safetensors(run: RunFolder, path: Path) -> Path:
     """The weights of the selected step with what `load_model` needs besides, in one file."""
-    tensors, metadata = read_weights(run / "model.safetensors")
-    metadata["run"] = {key: about[key] for key in KEPT if key in about}
-    novelty = run / "novelty.json"
-    if novelty.exists():
-        metadata["novelty"] = read_novelty(novelty)
+    tensors, metadata = read_weights(run.model)
+    described = run.metadata.to_dict()
+    metadata["run"] = {key: described[key] for key in KEPT}
+    if run.novelty.exists():
+        metadata["novelty"] = read_novelty(run.novelty)
     write_weights(path, tensors, metadata)
     return path

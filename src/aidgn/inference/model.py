@@ -1,7 +1,6 @@
 """A trained run as a classifier of any images: prepared exactly as in its evaluation, decoded ahead of the network."""
 
 import glob
-import json
 import logging
 import os
 import shlex
@@ -30,7 +29,9 @@ from aidgn.data.transforms import clean
 from aidgn.errors import AidgnError, plural
 from aidgn.inference.image_stream import ImageLike, OnBroken, Pixels, streamed
 from aidgn.novelty import RATE, Novelty, norms_and_angles, outputs
-from aidgn.runs.checkpoints import NOVELTY, read_novelty, read_weights
+from aidgn.runs.checkpoints import read_novelty, read_weights
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
 from aidgn.training.evaluation import batch_size
 from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
 
@@ -272,29 +273,24 @@ def load_model(
     loading a model must not run code that whoever made the folder chose.
     false_alarms: the share of images like those of the sources that get a warning."""
     path = find_model(path)
-    weights = path / "model.safetensors" if path.is_dir() else path
+    weights = RunFolder(path).model if path.is_dir() else path
     tensors, metadata = read_weights(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
-    about = weights if "run" in metadata else path_to_run(path, weights)  # an exported file says all itself
+    if "run" in metadata:  # an exported file
+        run = RunMetadata.from_dict(metadata["run"], weights)
+    else:
+        run = find_run(path, weights).metadata
+    run.check_complete(*MODEL_NEEDS)
+    about, identity, classes = run.path, run.identity, run.classes
     where = choose_device(device)
-    try:
-        run = metadata["run"] if about is weights else json.loads(about.read_text(encoding="utf-8"))
-        identity: dict[str, Any] = run["identity"]
-        label, average, backbone = str(identity["algorithm"]), identity["average"], str(identity["backbone"])
-        name = label.removesuffix(f"+{average.upper()}") if average else label
-        classes, domains, size = [*run["classes"]], [*run["domains"]], run["image_size"]
-        if not (classes and all(isinstance(each, str) for each in (*classes, *domains)) and size > 0):
-            raise ValueError("classes, domains or image_size")
-        pretrained = identity["weights"] != "none"
-        stride_first = identity["weights"] not in ("none", "hub") and run["stride_first"]
-        hyper_parameters, sources = {**identity["hyper_parameters"]}, len(domains) - len(identity["target"])
-        # The arithmetic of the run; that of a GPU would be slow on a CPU.
-        same = where.type != "cpu" or run["device"].endswith("CPU")
-        precision = choose_precision(run["precision"] if same else "float32", where)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AidgnError(
-            f"{about} does not describe a run: {backbones.reason(error)}. It was changed, or written by "
-            "another version of aidgn."
-        ) from error
+    label, average, backbone = str(identity["algorithm"]), identity["average"], str(identity["backbone"])
+    name = label.removesuffix(f"+{average.upper()}") if average else label
+    pretrained = identity["weights"] != "none"
+    stride_first = identity["weights"] not in ("none", "hub") and run.stride_first
+    if stride_first is None:
+        raise DamagedMetadata(run.path, "it has no stride_first")
+    # The arithmetic of the run; that of a GPU would be slow on a CPU.
+    same = where.type != "cpu" or run.device.endswith("CPU")
+    precision = choose_precision((run.precision if same else "") or "float32", where)
 
     kind = find_algorithm(about, name, identity.get("source"), algorithm)
     net = backbones.create(backbone, weights="none", in_channels=3 + kind.extra_channels, freeze_bn=pretrained)
@@ -302,7 +298,8 @@ def load_model(
         backbones.stride_first(net)
     backbones.fold(net)
     featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
-    network = kind(featurizer, len(classes), sources, **resolve(name, kind.search_space, hyper_parameters))
+    hyper_parameters = resolve(name, kind.search_space, {**identity["hyper_parameters"]})
+    network = kind(featurizer, len(classes), len(run.sources), **hyper_parameters)
 
     if metadata.get("algorithm", label) != label:
         raise AidgnError(
@@ -316,13 +313,14 @@ def load_model(
             f"{len(classes)} classes: {faults}. They are not of the same run, or one was changed."
         )
     network.load_state_dict(tensors, strict=False)
-    return Model(network, label, classes, domains, size, where, load_novelty(weights, network, metadata), false_alarms)
+    novelty = load_novelty(weights, network, metadata)
+    return Model(network, label, classes, run.domains, run.image_size, where, novelty, false_alarms)
 
 
 def find_model(path: str | Path) -> Path:
     """Where a model is: the folder that `aidgn fit` made holds it as `model`."""
     path = Path(path)
-    inner = (path / "model" / "run.json").is_file() and not (path / "run.json").exists()
+    inner = RunFolder(path / "model").exists and not RunFolder(path).exists
     return path / "model" if inner else path
 
 
@@ -331,48 +329,45 @@ def load_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) ->
     if "run" in metadata:
         exported = metadata.get("novelty")
         return None if exported is None else Novelty.from_dict(exported, class_vectors(network.classifier))
-    path = weights.with_name(NOVELTY)
-    if weights.name != "model.safetensors" or not path.exists():
+    run = RunFolder(weights.parent)
+    if weights.name != run.model.name or not run.novelty.exists():
         return None
-    return Novelty.from_dict(read_novelty(path), class_vectors(network.classifier))
+    return Novelty.from_dict(read_novelty(run.novelty), class_vectors(network.classifier))
 
 
-def path_to_run(path: Path, weights: Path) -> Path:
-    """The run.json that goes with a model, once it is sure that there is a model."""
-    about = weights.with_name("run.json")
+def find_run(path: Path, weights: Path) -> RunFolder:
+    """Return the run that a model belongs to, after checking that there is a model."""
+    run = RunFolder(weights.parent)
     expected = (
-        "expected the folder of `aidgn fit` or of a finished run, model.safetensors or last.safetensors in it"
+        f"expected the folder of `aidgn fit` or of a finished run, {run.model.name} or {run.last.name} in it"
         ", or what `aidgn export` made of it"
     )
     if not path.exists():
         raise AidgnError(f"The model {path} does not exist: {expected}.")
     if weights.suffix == ".onnx":
         raise AidgnError(
-            f"{path} is for other programs; here give the model.safetensors that `aidgn export` wrote beside it."
+            f"{path} is for other programs; here give the {run.model.name} that `aidgn export` wrote beside it."
         )
     if weights.suffix != ".safetensors":
         raise AidgnError(f"{path} is not a model: {expected}.")
-    if not about.is_file():
-        below = "runs/*/run.json", "*/run.json", "*/model/run.json"  # the last: several of `aidgn fit`
-        runs = next(filter(None, (sorted(path.glob(each)) for each in below)), [])
+    if not run.exists:
+        places = "runs/*", "*", "*/model"  # the last: several of `aidgn fit`
+        runs = next(filter(None, (RunFolder.find(path, place) for place in places)), [])
+        if runs:
+            raise AidgnError(f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0]}.")
         raise AidgnError(
-            f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0].parent}."
-            if runs
-            else f"{weights.parent} is not the folder of a run: it has no run.json, which says what network "
-            f"weights are of; {expected}."
+            f"{run} is not the folder of a run: it has no {run.metadata_file.name}, which describes the network; "
+            f"{expected}."
         )
     if not weights.exists():
-        records = weights.with_name("results.jsonl")
-        curves = (
-            f"`aidgn report {shlex.quote(str(weights.parent))}` shows its curves so far."
-            if records.is_file() and records.stat().st_size
-            else "It has no records yet either."
-        )
+        curves = "It has no records yet either."
+        if run.records:
+            curves = f"`aidgn report {shlex.quote(str(run))}` shows its curves so far."
         raise AidgnError(
             f"The run {path} is not finished: it has no {weights.name} yet. {curves} The `aidgn train` "
             "command that started it goes on with it."
         )
-    return about
+    return run
 
 
 def find_algorithm(about: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:

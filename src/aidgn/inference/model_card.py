@@ -1,6 +1,6 @@
 """The model card: what a model was trained on, how it did on domains it had not seen, and what not to expect of it."""
 
-import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from aidgn.data import DATASETS, Dataset
 from aidgn.errors import AidgnError, short, some
 from aidgn.inference.model import Model
 from aidgn.report.table_formats import markdown
+from aidgn.runs.folder import RunFolder
 from aidgn.selection import read_runs, select
 
 # What may differ between a model and the runs that tell how it does on unseen domains.
@@ -160,13 +161,11 @@ def unseen_accuracies(run: Path, about: dict[str, Any]) -> dict[str, list[float]
     or in `runs` beside it (`aidgn fit`), that are finished and differ at most in what is left out, trial and draw."""
     ours = {key: value for key, value in about["identity"].items() if key not in FREE}
     alike = []
-    for path in sorted({run / "run.json", *run.parent.glob("*/run.json"), *run.parent.glob("runs/*/run.json")}):
-        try:
-            identity = json.loads(path.read_text(encoding="utf-8"))["identity"]
-            if {key: value for key, value in identity.items() if key not in FREE} == ours and identity["target"]:
-                alike.append(path.parent)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # whatever else lies there
+    for other in RunFolder.find(run.parent, "*", "runs/*"):
+        with suppress(AidgnError):  # a folder of something else
+            theirs = {key: value for key, value in other.identity.items() if key not in FREE}
+            if theirs == ours and other.identity["target"]:
+                alike.append(other.path)
     try:
         rows = select(read_runs(*alike).finished(), "training") if alike else []
     except AidgnError:

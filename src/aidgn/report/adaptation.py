@@ -1,8 +1,6 @@
 """Tables of test-time adaptation, from the adaptation.jsonl of runs: every algorithm as trained and as adapted."""
 
 import csv
-import hashlib
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +13,8 @@ from aidgn.report.paper import dataset_order, paper_notes, paper_order
 from aidgn.report.table import SPREADS, benchmark_table, caption, column_names, dataset_table, in_order, missing_runs
 from aidgn.report.table_formats import Table
 from aidgn.runs.differences import check_same_images, differences
-from aidgn.runs.reader import ADAPTATION, ADAPTED, read_adaptation
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.reader import ADAPTED, read_adaptation
 from aidgn.runs.records import RunRecords
 from aidgn.selection import choose, read_runs
 
@@ -88,11 +87,11 @@ def comparable(lines: Sequence[Line]) -> list[Line]:
 
 def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str]]:
     """The lines of the runs that `chosen_runs` gives, each with the names of its data set's domains; and notes."""
-    runs, notes = chosen_runs(folders, (ADAPTATION, "model.safetensors"))
+    runs, notes = chosen_runs(folders, adapted=True)
     lines: list[Line] = []
     without = []
     for run in runs:
-        found = read_lines(run) if (run / ADAPTATION).is_file() else []
+        found = read_lines(run) if RunFolder(run).adaptation.is_file() else []
         lines += found
         without += [] if found else [run]
     if not lines:
@@ -107,15 +106,9 @@ def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str
 
 def read_lines(run: Path) -> list[Line]:
     """What was measured with the weights that the run has; with any, where it has none any more."""
-    weights, model = run / "model.safetensors", None
-    try:
-        if weights.is_file():
-            with weights.open("rb") as file:
-                model = hashlib.file_digest(file, "sha256").hexdigest()
-        domains = json.loads((run / "run.json").read_bytes())["domains"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AidgnError(f"{run} is not the folder of a run that can be read ({error}).") from None
-    return [{**line, "domains": domains} for line in read_adaptation(run, model)]
+    folder = RunFolder(run)
+    model = folder.model_digest if folder.model.is_file() else None
+    return [{**line, "domains": folder.metadata.domains} for line in read_adaptation(run, model)]
 
 
 def write_lines(lines: Sequence[Line], path: Path) -> None:
@@ -137,12 +130,11 @@ def write_lines(lines: Sequence[Line], path: Path) -> None:
             to_parquet(temporary)
 
 
-def chosen_runs(
-    folders: Sequence[str | Path], having: Sequence[str] = ("model.safetensors",)
-) -> tuple[list[Path], list[str]]:
+def chosen_runs(folders: Sequence[str | Path], adapted: bool = False) -> tuple[list[Path], list[str]]:
     """Folders of runs as they are; below others, of each (data set, algorithm, target, trial) the run that
-    training-domain validation chooses, if it has one of the files named. And what is missing, in words."""
-    runs = [Path(folder) for folder in folders if (Path(folder) / "run.json").is_file()]
+    training-domain validation chooses, if it has its model or, with `adapted`, results of an adaptation. And what is
+    missing, in words."""
+    runs = [Path(folder) for folder in folders if RunFolder(folder).exists]
     sweeps = [folder for folder in folders if Path(folder) not in runs]
     notes: list[str] = []
     places: dict[tuple[str, str, str, int], RunRecords] = {}
@@ -175,17 +167,14 @@ def chosen_runs(
             check_same_images(run for key, members in groups.items() if key[:2] == algorithm for run in members)
         for key, members in sorted(groups.items(), key=lambda group: group[0]):
             best = choose(key[2], members)
-            folder = best.run.path.parent if best and best.run.path else None
-            if best and folder is not None and any((folder / name).is_file() for name in having):
+            folder = RunFolder(best.run.path.parent) if best and best.run.path else None
+            if best and folder and (folder.model.is_file() or (adapted and folder.adaptation.is_file())):
                 take(best.run)
-                runs.append(folder)
+                runs.append(folder.path)
             elif best:
                 without.append(str(best.run))
         if without:
-            notes.append(
-                f"{len(without)} runs have records but no model.safetensors, so they cannot be adapted: "
-                f"{some(without)}."
-            )
+            notes.append(f"{len(without)} runs have records but no model, so they cannot be adapted: {some(without)}.")
         notes += missing_runs(found.finished().runs)
         if not runs:
             raise AidgnError(

@@ -150,7 +150,7 @@ def latent_space(spaces: Sequence[Space]) -> Figure:
 @styled
 def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Figure 3: average accuracy on unseen domains under each adaptation method, per algorithm, from the rows of
-    adaptation.jsonl whose setting was selected. Targets are averaged within a trial and data set, then data sets; the
+    `aidgn adapt` whose setting was selected. Targets are averaged within a trial and data set, then data sets; the
     bar is the mean over trials, its whisker their standard deviation. Many algorithms stand one below the other."""
     chosen: dict[tuple[str, str], dict[int, dict[str, list[float]]]] = {}
     for row in rows:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from aidgn.analysis.diagnosis import KEPT as DIAGNOSIS
 from aidgn.analysis.diagnosis import Diagnosis, diagnose
 from aidgn.analysis.embedding import subsample, tsne
-from aidgn.analysis.features import KEPT, Features, extract, find_dataset
+from aidgn.analysis.features import Features, extract, find_dataset
 from aidgn.data.images import read_image
 from aidgn.errors import AidgnError, some
 from aidgn.files import atomic_write
+from aidgn.runs.folder import RunFolder
 
 SHEET = 16  # thumbnails per row and column of a sheet, which is decoded when one of them is looked at
 SIDES = (80, 56, 40, 32)  # of a thumbnail, by the number of data sets in the page
@@ -57,16 +57,16 @@ def look_inside(
     chosen: dict[str, tuple[int, np.ndarray]] = {}  # by the data set's images: number in `points`, which of them
     drawn: list[tuple[Path, Features]] = []  # a run and its images, per entry of `points`
     absent = [
-        folder for folder in folders if not (folder / "model.safetensors").exists() and not (folder / KEPT).exists()
+        folder for folder in folders if not RunFolder(folder).model.exists() and not RunFolder(folder).features.exists()
     ]
     if absent:
         latent.notes.append(
-            "Features need a trained network, model.safetensors, or features that were kept, and there "
+            "Features need a trained network or features that were kept, and there "
             f"is neither in {some(folder.name for folder in absent)}."
         )
     for folder in absent:
         with suppress(*UNREADABLE):
-            found = Diagnosis.load(folder / DIAGNOSIS)
+            found = Diagnosis.load(RunFolder(folder).diagnosis)
             latent.told.append(
                 {"dataset": found.dataset, "algorithm": found.algorithm, "targets": found.targets, **_words(found)}
             )
@@ -109,8 +109,9 @@ def _features(
     report: Progress,
 ) -> Features:
     """The features of a run; those that are kept will do where its weights are no more."""
-    if not (folder / "model.safetensors").exists() and (folder / KEPT).exists():
-        return Features.load(folder / KEPT)
+    run = RunFolder(folder)
+    if not run.model.exists() and run.features.exists():
+        return Features.load(run.features)
     return extract(folder, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report)
 
 
@@ -204,7 +205,7 @@ def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndar
 
 def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[str]) -> dict[str, Any]:
     try:
-        found = _diagnosed(folder / DIAGNOSIS, features, permutations)
+        found = _diagnosed(RunFolder(folder).diagnosis, features, permutations)
     except AidgnError as error:
         notes.append(f"No diagnosis: {_brief(folder, error)}")
         return {"verdicts": {}, "sentences": [], "main": 0}
@@ -251,11 +252,7 @@ def _thumbnails(
     report: Progress,
 ) -> dict[str, Any]:
     """Add sheets of thumbnails of the images; how large they are, how many there are to a row, and the first sheet."""
-    try:
-        about = json.loads((folder / "run.json").read_bytes())
-        dataset = find_dataset(folder, about, data, data_dir)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AidgnError(f"{folder.name}/run.json does not say where its images are ({error}).") from None
+    dataset = find_dataset(RunFolder(folder).metadata, data, data_dir)
     numbers = {name: number for number, name in enumerate(dataset.files)}
     side, first = min(side, dataset.image_size), len(sheets)
     for start in range(0, len(indices), SHEET * SHEET):

@@ -38,6 +38,7 @@ from aidgn.report.page_data import (
 from aidgn.report.paper import dataset_order, paper_order
 from aidgn.report.table import METHOD_TITLES, in_order, tables
 from aidgn.report.table_formats import Table
+from aidgn.runs.folder import RunFolder
 from aidgn.runs.records import Records
 from aidgn.selection import METHODS, read_runs, select
 
@@ -221,7 +222,7 @@ def _place_name(folder: str | Path) -> str:
     """The folder that runs are in, as it was given; of a path from the root the last part, as those above it are
     nobody's business."""
     path = Path(folder).parent if Path(folder).is_file() else Path(folder)
-    if (path / "run.json").exists():
+    if RunFolder(path).exists:
         path = (path.resolve() if path.name in ("", "..") else path).parent
     return path.resolve().name if path.is_absolute() or path.name in ("", "..") else str(path)
 

@@ -14,7 +14,7 @@ from aidgn.report.adaptation import adaptation_tables, read_lines
 from aidgn.report.table import caption
 from aidgn.report.table_formats import Table
 from aidgn.runs.differences import differences
-from aidgn.runs.reader import ADAPTATION
+from aidgn.runs.folder import RunFolder
 from aidgn.runs.records import Record, Records, RunRecords
 from aidgn.selection import choose, domain_names, select
 
@@ -238,7 +238,7 @@ def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[st
     selected = {place(row) for row in select(finished, "training")}
     lines, notes = [], []
     for run in finished.runs:
-        if key_of(run) in selected and run.path and (run.path.parent / ADAPTATION).is_file():
+        if key_of(run) in selected and run.path and RunFolder(run.path.parent).adaptation.is_file():
             try:
                 found = read_lines(run.path.parent)
                 lines += found

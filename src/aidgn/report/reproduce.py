@@ -12,6 +12,8 @@ import yaml
 
 from aidgn.data.registry import DATASETS, SMALL_SIDE
 from aidgn.errors import short
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.records import RunRecords
 from aidgn.runs.run_id import folder_name
 
@@ -35,23 +37,10 @@ class Group:
         return self.dataset, self.options, self.settings, tuple(self.domains), frozenset(self.runs), self.plan
 
 
-def about(run: RunRecords) -> dict[str, Any]:
-    """run.json of a run, {} where there is none that says what the run is (DomainBed's folders)."""
-    return _about(run.path.parent) if run.path else {}
-
-
-def _about(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((path / "run.json").read_bytes())
-        return found if isinstance(found["identity"]["hyper_parameters"], dict) else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
 def folder(path: Path) -> str:
     """What training calls the folder of this run, whatever it is called by now; '' if it is no folder of one run."""
-    made = _about(path.parent if path.is_file() else path)
-    return folder_name(made["identity"]) if made else ""
+    run = RunFolder(path.parent if path.is_file() else path)
+    return folder_name(run.identity) if run.exists and run.metadata.is_described else ""
 
 
 def commands(runs: Iterable[RunRecords], out: str) -> list[str]:
@@ -60,9 +49,10 @@ def commands(runs: Iterable[RunRecords], out: str) -> list[str]:
     groups: dict[tuple[str, str, tuple[str, ...]], list[tuple[str, Group]]] = {}
     quick: dict[tuple[str, tuple[str, ...]], dict[str, Settings]] = {}
     files: dict[str, str] = {}
-    found = [(run.args["hparams_seed"], made) for run in runs if (made := about(run))]
-    for draw, made in sorted(found, key=lambda pair: pair[0]):
-        identity = made["identity"]
+    described = [run for run in runs if run.metadata.is_described]
+    for run in sorted(described, key=lambda run: run.args["hparams_seed"]):
+        made, draw = run.metadata, run.args["hparams_seed"]
+        identity = made.identity
         algorithm = _name(identity)
         dataset, options = str(identity["dataset"]), _options(made)
         key = dataset, algorithm, options
@@ -83,7 +73,7 @@ def commands(runs: Iterable[RunRecords], out: str) -> list[str]:
             )
         ]
         if not fitting:
-            fitting = [Group(dataset, options, settings, made.get("domains", []))]
+            fitting = [Group(dataset, options, settings, made.domains)]
             groups.setdefault(key, []).append((algorithm, fitting[0]))
         fitting[0].runs.add((tuple(identity["target"]), int(identity["trial"]), draw))
     sweeps: dict[Any, tuple[Group, list[str]]] = {}
@@ -223,12 +213,12 @@ def _weights(identity: Mapping[str, Any]) -> str:
     return f"{stem}.safetensors" if stem and len(digest) == 8 else known
 
 
-def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
+def _options(made: RunMetadata) -> tuple[str, ...]:
     """Options other than --set, in the words of the command line, where they are not what the data set and the
     device give anyway."""
     from aidgn import backbones
 
-    identity = made["identity"]
+    identity = made.identity
     entry = DATASETS.get(identity["dataset"])
     small = (identity.get("image_size") or 224) <= SMALL_SIDE
     backbone = backbones.SMALL if small else backbones.DEFAULT
@@ -237,7 +227,7 @@ def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
         "image_size": entry.image_size if entry else 224,
         "backbone": backbone,
         "weights": "none" if identity.get("backbone") == backbones.SMALL else "hub",
-        "precision": "float32" if str(made.get("device", "")).endswith("CPU") else "bfloat16",
+        "precision": "float32" if made.device.endswith("CPU") else "bfloat16",
     }
     options = []
     for key in ("steps", "eval_every", "image_size", "backbone", "weights", "average", "precision"):
@@ -248,7 +238,7 @@ def _options(made: Mapping[str, Any]) -> tuple[str, ...]:
             options += [f"--{key.replace('_', '-')}", str(value)]
     if identity.get("augment_validation"):
         options.append("--augment-validation")
-    if made.get("skipped") and not identity.get("train_only"):
+    if made.skipped and not identity.get("train_only"):
         options.append("--skip-broken")
     return tuple(options)
 
@@ -279,13 +269,14 @@ def _text(value: Any) -> str:
 
 def versions(runs: Iterable[RunRecords]) -> list[tuple[str, str]]:
     """(what, the values found), from run.json of the runs."""
-    found = [made for run in runs if (made := about(run))]
+    found = [run.metadata for run in runs if run.metadata.is_described]
     names = {"aidgn": "aidgn", "torch": "PyTorch", "python": "Python", "device": "Device", "precision": "Precision"}
     rows = [
-        (title, ", ".join(sorted({str(made[key]) for made in found if key in made}))) for key, title in names.items()
+        (title, ", ".join(sorted({getattr(made, key) for made in found if getattr(made, key)})))
+        for key, title in names.items()
     ]
     for key, title in (("backbone", "Backbone"), ("weights", "Initial weights"), ("data", "Data fingerprint")):
-        values = {(str(made["identity"]["dataset"]), str(made["identity"].get(key, ""))) for made in found}
+        values = {(str(made.identity["dataset"]), str(made.identity.get(key, ""))) for made in found}
         several = len({dataset for dataset, _ in values}) > 1 and key == "data"
         texts = {f"{dataset}: {value}" if several else value for dataset, value in values if value}
         rows.append((title, ", ".join(sorted(texts))))

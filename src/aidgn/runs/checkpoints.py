@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write, write_text
+from aidgn.runs import names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STATE = "state.pt"
-MODEL = "model.safetensors"
-LAST = "last.safetensors"
-NOVELTY = "novelty.json"
+CHECKED = (names.STATE, names.MODEL, names.LAST, names.NOVELTY)
 WEIGHTS_KEYS = {"algorithm", "step", "run", "novelty"}  # metadata in 0.1.0; a file without sha256 has no others
 NOVELTY_KEYS = {"version", "norms", "angles", "by_angle"}  # the same
 
@@ -41,28 +39,13 @@ def _damaged(path: Path, reason: str) -> DamagedFile:
 
 
 def _remedy(path: Path) -> str:
-    if path.name == STATE:
+    if path.name == names.STATE:
         return "Remove it to start this run from the beginning."
-    if path.name == NOVELTY:
+    if path.name == names.NOVELTY:
         return "Remove it to predict without warnings."
-    if (path.parent / "results.jsonl").exists():
-        return f"Remove {path.with_name(LAST)}; the command that started the run then trains it again."
+    if (path.parent / names.RECORDS).exists():
+        return f"Remove {path.with_name(names.LAST)}; the command that started the run then trains it again."
     return "Copy it from its source again, or run the command that wrote it again."
-
-
-def is_finished(run: Path) -> bool:
-    """Tell whether a run's folder has the file that is written last, as long as its header says it is."""
-    try:
-        with (run / LAST).open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            size = os.fstat(file.fileno()).st_size
-            if not 0 < length < size:
-                return False
-            header = json.loads(file.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        return bool(ends) and size == 8 + length + max(ends)
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return False
 
 
 # Weights --------------------------------------------------------------------------------------------------------------
@@ -242,9 +225,9 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
     for number, path in enumerate(paths, 1):
         try:
             has_checksum = True
-            if path.name == STATE:
+            if path.name == names.STATE:
                 read_state(path)
-            elif path.name == NOVELTY:
+            elif path.name == names.NOVELTY:
                 _, has_checksum = _read_novelty(path)
             else:
                 _, _, has_checksum = _read_weights(path)
@@ -260,8 +243,8 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
 
 
 def _find_checked(folder: Path) -> Iterator[Path]:
-    for root, _, names in os.walk(folder):
-        yield from (Path(root, name) for name in names if name in (STATE, MODEL, LAST, NOVELTY))
+    for root, _, files in os.walk(folder):
+        yield from (Path(root, name) for name in files if name in CHECKED)
 
 
 def system_error(error: Exception, folder: Path) -> OSError:

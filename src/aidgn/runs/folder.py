@@ -1,32 +1,40 @@
-"""The folder of a run: what is in it, who may write to it, and how it survives a crash at any moment.
+"""The folder of a run: its files, who may write to them, and how the run survives a crash at any moment.
 
-    run.json            the specification, its identity, versions
+    run.json            identity of the run, data set, versions
     results.jsonl       one record per evaluation
-    state.pt            everything needed to go on; removed when the run is finished
-    novelty.json        norms and angles of features of images set aside
+    state.pt            state to continue from; removed when the run is finished
+    novelty.json        norms and angles of features of validation images
     model.safetensors   weights of the selected step
     last.safetensors    weights of the last step; written last: a run is finished when this file is complete
-    log.txt             what happened, in words
+    log.txt             events, in words
+    features.npz, adaptation.jsonl, diagnosis.json, figures/, export/
+                        written by the commands that analyse a finished run
 
-Progress has one commit point, the renaming of `state.pt`, which knows how long `results.jsonl` was; records behind that
+Progress has one commit point, the renaming of `state.pt`. The state holds the length of `results.jsonl`; later records
 are dropped and measured again. The end has one commit point, the renaming of `last.safetensors`.
 """
 
 import glob
+import hashlib
 import json
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError, Interrupted
 from aidgn.files import lock, open_no_link, storage_error, write_text
-from aidgn.runs.checkpoints import LAST, MODEL, STATE, is_finished, read_state, write_state, write_weights
+from aidgn.runs import names
+from aidgn.runs.checkpoints import read_state, write_state, write_weights
+from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.records import Record, parse, sort_into_runs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Busy(AidgnError):
@@ -34,21 +42,116 @@ class Busy(AidgnError):
 
 
 class RunFolder:
-    def __init__(self, path: Path):
-        self.path = path
-        self.results = path / "results.jsonl"
-        self.state = path / STATE
-        self.model = path / MODEL
-        self.last = path / LAST
+    """The files of a run, for reading.
+
+    Args:
+        path: The folder. It need not exist.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.metadata_file = self.path / names.METADATA
+        self.results = self.path / names.RECORDS
+        self.state = self.path / names.STATE
+        self.model = self.path / names.MODEL
+        self.last = self.path / names.LAST
+        self.novelty = self.path / names.NOVELTY
+        self.log_file = self.path / names.LOG
+        self.features = self.path / names.FEATURES
+        self.adaptation = self.path / names.ADAPTATION
+        self.diagnosis = self.path / names.DIAGNOSIS
+        self.figures = self.path / "figures"
+        self.export = self.path / "export"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def find(cls, folder: str | Path, *patterns: str) -> "list[RunFolder]":
+        """Find the folders of runs in a folder, sorted by path.
+
+        Args:
+            folder: The folder around them.
+            patterns: Where they are in it, such as "*" or "runs/*". By default at any depth, links followed; then
+                runs of DomainBed, which have records alone, are found as well, and models without any record are not.
+        """
+        if patterns:
+            paths = {path for pattern in patterns for path in Path(folder).glob(f"{pattern}/{names.METADATA}")}
+            return [cls(path.parent) for path in sorted(paths)]
+        return [cls(path) for path in sorted(_walk(Path(folder)), key=lambda path: f"{path}{os.sep}{names.RECORDS}")]
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder has a run.json."""
+        return self.metadata_file.is_file()
+
+    @cached_property
+    def metadata(self) -> RunMetadata:
+        """What run.json says, read once."""
+        return RunMetadata.read(self.metadata_file)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.metadata.identity
 
     @property
     def finished(self) -> bool:
-        return is_finished(self.path)
+        """Whether the file that is written last is as long as its header says."""
+        try:
+            with self.last.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                size = os.fstat(file.fileno()).st_size
+                if not 0 < length < size:
+                    return False
+                header = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            return bool(ends) and size == 8 + length + max(ends)
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return False
+
+    @property
+    def model_digest(self) -> str:
+        """The sha256 of the weights of the selected step."""
+        with self.model.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    @property
+    def records(self) -> list[Record]:
+        """The records so far, read from the file."""
+        if not self.results.exists():
+            return []
+        lines = self.results.read_bytes().splitlines()
+        return [parse(line, self.results, number) for number, line in enumerate(lines, 1)]
+
+    @property
+    def selected(self) -> Record:
+        """The record of the step that training-domain validation selects."""
+        (run,) = sort_into_runs(self.records, self.results, self.metadata)
+        return run.record(run.select()[1])
+
+
+class RunWriter(RunFolder):
+    """The folder of a run in training.
+
+    Args:
+        path: The folder.
+        enabled: Whether this process writes. In distributed training only rank 0 does; elsewhere every method that
+            would write does nothing.
+    """
+
+    def __init__(self, path: str | Path, enabled: bool = True):
+        super().__init__(path)
+        self.enabled = enabled
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; the lock goes with the process, however it ends, and the folder with it
-        where the run did not come to begin."""
+        """Hold the folder for this process. The lock ends with the process, however it ends.
+
+        A folder that holds nothing but the lock is removed at the end.
+        """
+        if not self.enabled:
+            yield
+            return
         path = self.path / ".lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -56,7 +159,7 @@ class RunFolder:
         except OSError as error:
             raise storage_error(self.path, error) from None
         with file:
-            if not lock(file, self.path, wait=False) or not path.exists():  # it was removed, below, between the two
+            if not lock(file, self.path, wait=False) or not path.exists():  # removed by another process, see below
                 raise Busy(
                     f"Another process is training this run: {self.path} is locked. "
                     "Wait for it, or stop it, and run the same command again to continue."
@@ -64,10 +167,10 @@ class RunFolder:
             try:
                 yield
             except Exception as error:
-                if (self.path / "run.json").exists() and not isinstance(error, Interrupted):
-                    told = str(error) if isinstance(error, AidgnError) else traceback.format_exc().rstrip()
+                if self.exists and not isinstance(error, Interrupted):
+                    reason = str(error) if isinstance(error, AidgnError) else traceback.format_exc().rstrip()
                     with suppress(AidgnError):  # the disk may be what failed
-                        self.log(f"failed: {told}")
+                        self.log(f"failed: {reason}")
                 raise
             finally:
                 with suppress(OSError):
@@ -75,56 +178,57 @@ class RunFolder:
                         path.unlink()
                         self.path.rmdir()
 
-    def about(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """What run.json says, {} if there is none; an error if it is of another run."""
-        path = self.path / "run.json"
-        if not path.exists():
-            return {}
-        try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            found = about["identity"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise AidgnError(f"{path} cannot be read ({error}). Move the folder away to start anew.") from None
-        if found != identity:
-            differing = sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
-            raise AidgnError(
-                f"{self.path} holds a run of another specification (different: "
-                f"{', '.join(differing)}). Move it away, or choose another folder with --out."
-            )
-        return about
+    def check_identity(self, identity: Mapping[str, Any]) -> None:
+        """Refuse a folder that holds another run."""
+        if not self.exists or self.identity == identity:
+            return
+        keys = {*self.identity, *identity}
+        differing = sorted(key for key in keys if self.identity.get(key) != identity.get(key))
+        raise AidgnError(
+            f"{self.path} holds a run of another specification (different: {', '.join(differing)}). Move it away, or "
+            "choose another folder with --out."
+        )
 
-    def versions(self, identity: Mapping[str, Any]) -> list[Path]:
-        """Unfinished runs beside this one, if it is a new one, that differ in the text of an own algorithm alone."""
-        if "source" not in identity or (self.path / "run.json").exists():
+    def stale_versions(self, identity: Mapping[str, Any]) -> list[Path]:
+        """Find unfinished runs of an earlier text of the same custom algorithm, if this run is a new one."""
+        if not self.enabled or self.exists or "source" not in identity:
             return []
-        found = []
-        for path in self.path.parent.glob(glob.escape(self.path.name.rpartition("-")[0]) + "-*"):
-            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                other = json.loads((path / "run.json").read_text(encoding="utf-8"))["identity"]
-                if {**other, "source": identity["source"]} == identity and not RunFolder(path).finished:
-                    found.append(path)
-        return found
+        stale = []
+        for other in RunFolder.find(self.path.parent, glob.escape(self.path.name.rpartition("-")[0]) + "-*"):
+            with suppress(AidgnError):
+                same = {**other.identity, "source": identity["source"]} == identity
+                if same and not other.finished:
+                    stale.append(other.path)
+        return stale
 
-    def claim(self, identity: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Write run.json, unless it is there."""
-        if not (self.path / "run.json").exists():
-            write_text(self.path / "run.json", json.dumps({"identity": identity, **about}, indent=1) + "\n")
+    def write_metadata(self, metadata: RunMetadata) -> None:
+        """Write run.json, unless it exists."""
+        if self.enabled and not self.exists:
+            write_text(self.metadata_file, json.dumps(metadata.to_dict(), indent=1) + "\n")
 
-    def tidy(self) -> None:
-        """Remove what killed processes left half written, and a state that a finished run does not need."""
+    def remove_temp_files(self) -> None:
+        """Remove files that killed processes left half written, and a state that a finished run does not need."""
+        if not self.enabled:
+            return
         for path in self.path.glob(".*.tmp"):
             path.unlink()
         if self.finished:
             self.state.unlink(missing_ok=True)
 
     def log(self, text: str) -> None:
+        """Add a line with the time to log.txt."""
+        if not self.enabled:
+            return
         try:
-            with open_no_link(self.path / "log.txt", "a", encoding="utf-8") as file:
+            with open_no_link(self.log_file, "a", encoding="utf-8") as file:
                 file.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
         except OSError as error:
-            raise storage_error(self.path / "log.txt", error) from None
+            raise storage_error(self.log_file, error) from None
 
     def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record."""
+        if not self.enabled:
+            return
         try:
             with open_no_link(self.results, "ab") as file:
                 file.write((json.dumps(record) + "\n").encode())
@@ -134,40 +238,58 @@ class RunFolder:
             raise storage_error(self.results, error) from None
 
     def save(self, state: Mapping[str, Any]) -> None:
-        size = self.results.stat().st_size if self.results.exists() else 0
-        write_state(self.state, {**state, "results_bytes": size})
+        """Write the state to continue from."""
+        if self.enabled:
+            write_state(self.state, {**state, "results_bytes": _size(self.results)})
 
     def load(self) -> dict[str, Any] | None:
-        """The last saved state, with the records cut back to it; None to start from the beginning."""
+        """Read the last saved state and cut the records back to it; None to start from the beginning."""
         if not self.state.exists():
-            if self.results.exists():
-                self.results.unlink()
+            if self.enabled:
+                self.results.unlink(missing_ok=True)
             return None
         state = read_state(self.state)
-        size = int(state["results_bytes"])
-        records = self.results.stat().st_size if self.results.exists() else 0
-        if records < size:
+        if self.enabled:
+            self._truncate_results(int(state["results_bytes"]))
+        return state
+
+    def _truncate_results(self, size: int) -> None:
+        if _size(self.results) < size:
             raise AidgnError(
                 f"{self.results} is shorter than when {self.state.name} was saved: records were removed. "
                 f"Remove {self.state} to start this run from the beginning."
             )
-        if records > size:
+        if _size(self.results) > size:
             try:
                 with open_no_link(self.results, "r+b") as file:
                     file.truncate(size)
             except OSError as error:
                 raise storage_error(self.results, error) from None
-        return state
 
     def finish(
-        self, algorithm: str, selected: tuple[Mapping[str, Tensor], int], last: tuple[Mapping[str, Tensor], int]
+        self, algorithm: str, selected: "tuple[Mapping[str, Tensor], int]", last: "tuple[Mapping[str, Tensor], int]"
     ) -> None:
-        """Write both sets of weights with their steps; from then on the run is finished and needs no state."""
+        """Write both sets of weights with their steps. From then on the run is finished and needs no state."""
         for path, (weights, step) in ((self.model, selected), (self.last, last)):
             write_weights(path, weights, {"algorithm": algorithm, "step": step})
         self.state.unlink(missing_ok=True)
 
-    def records(self) -> list[dict[str, Any]]:
-        if not self.results.exists():
-            return []
-        return [json.loads(line) for line in self.results.read_text(encoding="utf-8").splitlines()]
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _walk(folder: Path) -> Iterable[Path]:
+    """Find folders with records, and with a run.json if the run has no record yet. A model that `aidgn fit` kept has
+    weights but no records."""
+    links: set[Path] = set()  # each target is visited once, because links may form a circle
+    for root, folders, files in os.walk(folder, followlinks=True):
+        for name in list(folders):
+            link = Path(root, name)
+            if link.is_symlink():
+                if link.resolve() in links:
+                    folders.remove(name)
+                links.add(link.resolve())
+        has_no_record_yet = names.METADATA in files and names.MODEL not in files
+        if names.RECORDS in files or (has_no_record_yet and RunFolder(root).metadata.steps):
+            yield Path(root)

@@ -4,7 +4,7 @@ adaptation left beside them."""
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
@@ -14,11 +14,13 @@ import numpy as np
 
 from aidgn.data.cache import usable_cores
 from aidgn.errors import AidgnError
+from aidgn.runs import names
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.records import Record, Records, RunRecords, check, is_a, parse, sort_into_runs
 
 File = tuple[str, tuple[int, int] | None, list[RunRecords], bool]  # path, inode, its runs, whether its last line is cut
 
-ADAPTATION = "adaptation.jsonl"  # beside a run: a line for every method of test-time adaptation and setting
 ADAPTED: dict[str, Any] = {
     "dataset": str,
     "algorithm": str,
@@ -49,9 +51,11 @@ def read_runs(*folders: str | Path) -> Records:
     for folder in folders:
         if not Path(folder).exists():
             raise AidgnError(f"{folder} does not exist. Give the folder of a run or of a sweep.")
-        found = sorted(_find_files(Path(folder)))
+        found = _find_files(Path(folder))
         if not found:
-            raise AidgnError(f"There is no results.jsonl in {folder} or below. Give the folder of a run or of a sweep.")
+            raise AidgnError(
+                f"There is no {names.RECORDS} in {folder} or below. Give the folder of a run or of a sweep."
+            )
         paths.update(dict.fromkeys(found))
     runs: dict[Any, RunRecords] = {}
     seen: set[tuple[int, int]] = set()
@@ -89,7 +93,7 @@ def tell_apart(runs: Iterable[RunRecords]) -> None:
 
 def read_adaptation(run: Path, model: str | None) -> list[Record]:
     """The lines of RUN/adaptation.jsonl of this model, by the sha256 of its weights; of any, if it is None."""
-    path = run / ADAPTATION
+    path = RunFolder(run).adaptation
     if not path.exists():
         return []
     try:
@@ -108,36 +112,18 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
     return [line for line in lines if model in (None, line["model"])]
 
 
-def _find_files(folder: Path) -> Iterator[str]:
-    """results.jsonl of every run: where there is one, or a run.json of a run that has no record yet; a model without
-    any is no run but one that `aidgn fit` kept."""
-    if folder.is_file():
-        if folder.suffix != ".jsonl":
-            raise AidgnError(f"{folder} is no results.jsonl. Give the folder of a run or of a sweep.")
-        yield str(folder)
-        return
-    links: set[Path] = set()  # that were followed, each target once: they may lead in a circle
-    for root, folders, names in os.walk(folder, followlinks=True):
-        for name in list(folders):
-            link = Path(root, name)
-            if link.is_symlink():
-                if link.resolve() in links:
-                    folders.remove(name)
-                links.add(link.resolve())
-        new = "run.json" in names and "model.safetensors" not in names and "steps" in _about(Path(root))
-        if "results.jsonl" in names or new:
-            yield f"{root}{os.sep}results.jsonl"
+def _find_files(path: Path) -> list[str]:
+    if path.is_dir():
+        return [str(run.results) for run in RunFolder.find(path)]
+    if path.suffix != ".jsonl":
+        raise AidgnError(f"{path} is no {names.RECORDS}. Give the folder of a run or of a sweep.")
+    return [str(path)]
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """run.json of our runs; DomainBed's have none."""
-    try:
-        about = json.loads((folder / "run.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise AidgnError(f"{folder / 'run.json'} cannot be read ({error}). Move the folder away to go on.") from None
-    return about if isinstance(about, dict) else {}
+def _metadata(folder: Path) -> RunMetadata:
+    """Return the metadata of a run; runs of DomainBed have none."""
+    run = RunFolder(folder)
+    return run.metadata if run.exists else RunMetadata()
 
 
 def _read_files(paths: list[str]) -> Iterator[File]:
@@ -167,7 +153,7 @@ def _read_chunk(paths: list[str]) -> list[File]:
             pass  # the run has a run.json and nothing else yet
         except OSError as error:
             raise AidgnError(f"{path} cannot be read: {error.strerror or error}.") from None
-        files.append((str(path), inode, *_read(text, path, _about(path.parent))))
+        files.append((str(path), inode, *_read(text, path, _metadata(path.parent))))
     return files
 
 
@@ -179,7 +165,7 @@ def _read_chunk_lightly(paths: list[str]) -> list[File]:
     return files
 
 
-def _read(text: bytes, path: Path, about: Mapping[str, Any]) -> tuple[list[RunRecords], bool]:
+def _read(text: bytes, path: Path, metadata: RunMetadata) -> tuple[list[RunRecords], bool]:
     """The runs of one file, one as a rule, and whether its last line is cut in half."""
     was_cut = False
     if not text.endswith(b"\n"):
@@ -189,7 +175,7 @@ def _read(text: bytes, path: Path, about: Mapping[str, Any]) -> tuple[list[RunRe
         except ValueError:
             was_cut = True
         text = complete + newline if was_cut else text + b"\n"
-    run = _read_fast(text, path, about)
+    run = _read_fast(text, path, metadata)
     if run is not None:
         return [run], was_cut
     lines = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
@@ -202,11 +188,11 @@ def _read(text: bytes, path: Path, about: Mapping[str, Any]) -> tuple[list[RunRe
                 raise
             was_cut = True
         else:
-            check(records[-1], f"{path}, line {number}", about)
-    return sort_into_runs(records, path, about), was_cut
+            check(records[-1], f"{path}, line {number}", metadata.aidgn)
+    return sort_into_runs(records, path, metadata), was_cut
 
 
-def _read_fast(text: bytes, path: Path, about: Mapping[str, Any]) -> RunRecords | None:
+def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | None:
     """The run of a file whose lines repeat the args and hparams of the first to the byte and are flat besides; None for
     any other file, which must be parsed in full. Nearly all of the text is these two, and parsing it nearly all of the
     time; comparing it takes none."""
@@ -249,9 +235,9 @@ def _read_fast(text: bytes, path: Path, about: Mapping[str, Any]) -> RunRecords 
         return None
     if DOUBTFUL.search(rest):
         return None
-    check(first, f"{path}, line 1", about)
+    check(first, f"{path}, line 1", metadata.aidgn)
     last = parse(rest[rest.rfind(b"\n", 0, -1) + 1 :], path, number)
-    run = RunRecords(first, last, rest, number, path, about)
+    run = RunRecords(first, last, rest, number, path, metadata)
     try:
         if np.isnan(run.column("step")).any():
             return None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError
+from aidgn.runs.metadata import RunMetadata
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -72,7 +73,7 @@ class RunRecords:
         rest: bytes | list[Record] | None,
         length: int,
         path: Path | None,
-        about: Mapping[str, Any],
+        metadata: RunMetadata,
     ):
         self.args, self.last = first["args"], last
         ours = {theirs: ours for ours, theirs in domainbed_names(self.args["algorithm"]).items()}
@@ -83,14 +84,14 @@ class RunRecords:
         self.targets: list[int] = sorted(set(self.args["test_envs"]))
         self.domains = sorted(int(key[3:-8]) for key in first if re.fullmatch(r"env\d{1,3}_out_acc", key))
         # DomainBed's last step is args.steps - 1; records with the names of the domains are ours.
-        self.steps = about.get("steps", self.args.get("steps") if "domains" in self.args else None)
-        identity = about.get("identity")
-        self.described = isinstance(identity, dict)  # whether run.json says how it was trained, or its args alone
+        self.steps = metadata.steps or (self.args.get("steps") if "domains" in self.args else None)
+        self.metadata = metadata
+        self.described = bool(metadata.identity)  # whether run.json says how it was trained, or its args alone
         in_args = {name: self.args[key] for name, key in SETTINGS_IN_ARGS.items() if key in self.args}
         # All but the target: runs that differ in the target alone have equal settings.
         self.settings: dict[str, Any] = {
             **in_args,
-            **(identity if isinstance(identity, dict) else {"hyper_parameters": self.hparams}),
+            **(metadata.identity or {"hyper_parameters": self.hparams}),
         }
         self.settings.pop("target", None)
         self.setting = json.dumps(self.settings, sort_keys=True)
@@ -150,6 +151,25 @@ class RunRecords:
         if (steps[1:] > steps[:-1]).all():
             return np.arange(len(steps))
         return len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
+
+    def select(self) -> tuple[float, int]:
+        """Select a step by training-domain validation.
+
+        Returns:
+            The highest mean accuracy on the sources' *out* splits and the position of the first record that has it;
+            (-inf, 0) if no record has one.
+        """
+        sources = [domain for domain in self.domains if domain not in self.targets]
+        if not sources:
+            raise AidgnError(f"The records of {self} have no accuracy on a source domain's out split (env*_out_acc).")
+        return self.best(self.order, np.stack([self.curve(f"env{domain}_out_acc") for domain in sources], 1).mean(1))
+
+    def best(self, positions: Integers, validation: Floats) -> tuple[float, int]:
+        """Return the highest of these accuracies, NaN left out, and the position of the first record that has it."""
+        known = np.where(np.isnan(validation), -np.inf, validation)
+        if not len(known):
+            return -np.inf, 0
+        return float(known.max()), int(positions[known.argmax()])
 
     def curve(self, key: str) -> Floats:
         """One value of every record that counts; NaN where it is missing."""
@@ -212,8 +232,8 @@ def as_records(records: Iterable[Record]) -> Records:
         return records
     records = list(records)
     for number, record in enumerate(records):
-        check(record, f"Record {number}", {})
-    return Records(sort_into_runs(records, None, {}))
+        check(record, f"Record {number}")
+    return Records(sort_into_runs(records, None, RunMetadata()))
 
 
 def parse(line: bytes, path: Path | None, number: int) -> Record:
@@ -232,7 +252,7 @@ def is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def check(record: Record, where: str, about: Mapping[str, Any]) -> None:
+def check(record: Record, where: str, written_by: str = "") -> None:
     """Refuse a record that lacks what selection needs, is of a later form, or has an accuracy that can be none."""
     version = record.get("version", RECORD_VERSION)
     if not is_a(version, int) or version > RECORD_VERSION:
@@ -250,7 +270,7 @@ def check(record: Record, where: str, about: Mapping[str, Any]) -> None:
         if not wrong and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             wrong = ["args.domains (their names)"]
     if wrong:
-        by = f" It was written by aidgn {about['aidgn']}." if "aidgn" in about else ""
+        by = f" It was written by aidgn {written_by}." if written_by else ""
         raise AidgnError(f"{where}: the record has no valid {wrong[0]}. Expected a record of aidgn or DomainBed.{by}")
     for key, value in record.items():
         if key.startswith("env") and ACCURACY.fullmatch(key) and not _is_accuracy(value):
@@ -268,13 +288,13 @@ def _is_accuracy(value: Any) -> bool:
     return value is None or (is_a(value, (int, float)) and (0 <= value <= 1 or value != value))
 
 
-def sort_into_runs(records: list[Record], path: Path | None, about: Mapping[str, Any]) -> list[RunRecords]:
+def sort_into_runs(records: list[Record], path: Path | None, metadata: RunMetadata) -> list[RunRecords]:
     """Records sorted into runs, in the order of their first ones."""
     known: dict[tuple[int, int], list[Record]] = {}  # by the objects args and hparams, that most records share
     members: dict[Any, list[Record]] = {}
     for record in records:
         objects = id(record["args"]), id(record["hparams"])
         if objects not in known:
-            known[objects] = members.setdefault(RunRecords(record, record, [record], 1, path, about).identity, [])
+            known[objects] = members.setdefault(RunRecords(record, record, [record], 1, path, metadata).identity, [])
         known[objects].append(record)
-    return [RunRecords(some[0], some[-1], some, len(some), path, about) for some in members.values()]
+    return [RunRecords(some[0], some[-1], some, len(some), path, metadata) for some in members.values()]

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from aidgn.analysis.embedding import tsne
-from aidgn.analysis.features import KEPT, Features, model_digest, read_about
+from aidgn.analysis.features import Features, open_run
 from aidgn.data import Dataset
 from aidgn.data.decode_pool import shrunk
 from aidgn.data.splits import split
@@ -19,6 +18,8 @@ from aidgn.errors import AidgnError
 from aidgn.inference.export import images_of
 from aidgn.inference.model import Model
 from aidgn.runs.checkpoints import read_weights
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.metadata import RunMetadata
 
 MOST = 20_000  # training images that a picture is compared with
 NEAREST = 6  # of these are shown
@@ -86,25 +87,24 @@ def latent_space(
 
     Features come from RUN/features.npz where it is of this model; otherwise those of `count` images are computed."""
     report = on_progress or (lambda *_: None)
-    run = path if path.is_dir() else path.parent
-    about = describe(path)
-    selected = path.is_dir() or path == run / "model.safetensors"
-    kept = run / KEPT
-    usable = selected and (run / "run.json").exists() and kept.exists() and kept.stat().st_size < LARGEST
+    run = RunFolder(path if path.is_dir() else path.parent)
+    metadata = describe(path)
+    selected = path.is_dir() or path == run.model
+    kept = run.features
+    usable = selected and run.exists and kept.exists() and kept.stat().st_size < LARGEST
     known = Features.load(kept) if usable else None
-    if known is not None and known.model != model_digest(run):
+    if known is not None and known.model != run.model_digest:
         known = None
     try:
-        dataset: Dataset | None = images_of(run, about, data)
+        dataset: Dataset | None = images_of(metadata, data)
     except AidgnError:
         if known is None:
             raise
         dataset = None
     labels = dataset.labels if dataset else known.labels if known else np.empty(0, np.int64)
     domains = dataset.domain_of if dataset else known.domains if known else np.empty(0, np.int64)
-    identity = about["identity"]
-    sources = [i for i, name in enumerate(about["domains"]) if name not in identity["target"]]
-    rows = spread(labels, domains, sources, int(identity["trial"]), MOST if known else count)
+    sources = [metadata.domains.index(name) for name in metadata.sources]
+    rows = spread(labels, domains, sources, metadata.identity["trial"], MOST if known else count)
     if known is not None:
         features = known.features[rows]
     else:
@@ -121,14 +121,15 @@ def latent_space(
     )
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """What run.json says of a run, or an exported file of itself."""
-    if path.is_file() and not path.with_name("run.json").exists():
+def describe(path: Path) -> RunMetadata:
+    """Return the metadata of a run folder, of its weights, or of an exported file."""
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    if path.is_file() and not folder.exists:
         _, metadata = read_weights(path)
         if "run" not in metadata:
             raise AidgnError(f"{path} does not say what it was trained on.")
-        return metadata["run"]
-    return read_about(path if path.is_dir() else path.parent)
+        return RunMetadata.from_dict(metadata["run"], path)
+    return open_run(folder.path).metadata
 
 
 def spread(labels: np.ndarray, domains: np.ndarray, sources: list[int], trial: int, count: int) -> np.ndarray:

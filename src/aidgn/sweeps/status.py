@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from shlex import quote
 
 from aidgn.errors import AidgnError, plural, some
-from aidgn.runs.checkpoints import is_finished
+from aidgn.runs.folder import RunFolder
 from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.store import PlannedRun, RunStatus, SweepFolder
 from aidgn.sweeps.timing import Speeds, in_words
-
-LOG = "log.txt"  # of a run
 
 
 @dataclass
@@ -80,19 +78,19 @@ def _without_plan(folder: SweepFolder) -> Status:
     """A folder of runs that no sweep has planned: what is finished and what is not, no more is known."""
     if not folder.path.is_dir():
         raise AidgnError(f"The folder {folder.path} does not exist.")
-    if (folder.path / "run.json").exists():
+    if RunFolder(folder.path).exists:
         raise AidgnError(f"{folder.path} is a run, not a sweep. Give the folder around it, {folder.path.parent}.")
     # Without a log it is a model that was kept of a run.
-    names = [name for name in folder.run_folders() if folder.identity(name) and (folder.path / name / LOG).exists()]
+    names = [
+        name
+        for name in folder.run_folders()
+        if folder.identity(name) and RunFolder(folder.path / name).log_file.exists()
+    ]
     if not names:
-        deeper = sorted(
-            {
-                path.parent.parent
-                for depth in ("*/", "*/*/")
-                for what in (".sweep/plan.json", f"*/{LOG}")
-                for path in folder.path.glob(depth + what)
-            }
-        )
+        runs = RunFolder.find(folder.path, "*/*", "*/*/*")
+        planned = [path for depth in ("*", "*/*") for path in folder.path.glob(f"{depth}/.sweep/plan.json")]
+        sweeps = {path.parent.parent for path in planned}
+        deeper = sorted(sweeps | {run.path.parent for run in runs if run.log_file.exists()})
         raise AidgnError(
             f"{folder.path} has no runs and no plan of a sweep"
             + (
@@ -101,7 +99,7 @@ def _without_plan(folder: SweepFolder) -> Status:
                 else ". Give the folder that `aidgn sweep` was given as --out."
             )
         )
-    done = sum(is_finished(folder.path / name) for name in names)
+    done = sum(RunFolder(folder.path / name).finished for name in names)
     return Status(
         len(names),
         Counter(done=done, left=len(names) - done),

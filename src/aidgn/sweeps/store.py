@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aidgn.errors import AidgnError, short
 from aidgn.files import lock, open_no_link, storage_error, write_text
-from aidgn.runs.checkpoints import is_finished
+from aidgn.runs.folder import RunFolder
 from aidgn.runs.options import run_options
 from aidgn.runs.run_id import sweep_key
 from aidgn.sweeps.journal import History, history
@@ -109,7 +109,7 @@ class SweepFolder:
         for item in items:
             if item.key not in self.finished:
                 past, folder = histories[item.key], folders.get(item.key)
-                if folder and is_finished(self.path / folder):
+                if folder and RunFolder(self.path / folder).finished:
                     self.finished[item.key] = RunStatus("done", past)
                 else:
                     kind = "running" if past.running else "failed" if past.failures > retries else "left"
@@ -125,11 +125,10 @@ class SweepFolder:
 
     def identity(self, name: str) -> dict[str, Any]:
         """Of the run in a folder; {} where there is none."""
-        try:
-            identity = json.loads((self.path / name / "run.json").read_bytes())["identity"]
-            return identity if isinstance(identity, dict) and "hyper_parameters" in identity else {}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
+        with suppress(AidgnError):
+            metadata = RunFolder(self.path / name).metadata
+            return metadata.identity if metadata.is_described else {}
+        return {}
 
     def check(
         self,

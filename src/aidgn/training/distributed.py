@@ -9,7 +9,6 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from torch.utils.hooks import RemovableHandle
 
 from aidgn.backbones import FrozenBatchNorm
 from aidgn.errors import AidgnError
-from aidgn.runs.checkpoints import read_state
-from aidgn.runs.folder import RunFolder
 from aidgn.training.featurizer import Featurizer
 
 TIMEOUT = timedelta(hours=2)  # for one process to wait for another; one that died is noticed by who started it
@@ -212,30 +209,3 @@ class SyncedBatchNorm(_BatchNorm):
 @functools.cache
 def of_the_whole_batch(kind: type[_BatchNorm]) -> type[_BatchNorm]:
     return type(f"Whole{kind.__name__}", (SyncedBatchNorm, kind), {})
-
-
-# The run folder -------------------------------------------------------------------------------------------------------
-
-
-class ReadOnlyRunFolder(RunFolder):
-    """The run folder in the eyes of the other processes: they read the state, the first one writes."""
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        yield
-
-    def load(self) -> dict[str, Any] | None:
-        return read_state(self.state) if self.state.exists() else None
-
-    def tidy(self) -> None: ...
-
-    def versions(self, *_: Any) -> list[Path]:
-        return []
-
-    def claim(self, *_: Any) -> None: ...
-
-    def log(self, text: str) -> None: ...
-
-    def append(self, *_: Any) -> None: ...
-
-    def save(self, *_: Any) -> None: ...

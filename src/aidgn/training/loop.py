@@ -18,7 +18,7 @@ from aidgn.data import transforms as augment
 from aidgn.data.loader import BatchSampler, DeviceImageStore, to_device
 from aidgn.errors import AidgnError
 from aidgn.novelty import Novelty
-from aidgn.runs.folder import RunFolder
+from aidgn.runs.folder import RunWriter
 from aidgn.runs.records import RECORDED, domainbed_names
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed as parallel
@@ -180,7 +180,7 @@ class Trainer:
         values, _ = measure(self.algorithm, self.images, groups, transform, shared=False)
         return {f"env{domain}_out_acc": value for domain, value in zip(self.sources, values, strict=True)}
 
-    def check_finite(self, folder: RunFolder) -> None:
+    def check_finite(self, folder: RunWriter) -> None:
         """Stop if a loss or a weight is not a finite number, before anything of it is saved."""
         weights = [parameter.detach() for parameter in self.algorithm.parameters()]
         sound = torch.stack([norm.float() for norm in torch._foreach_norm(weights)]).isfinite().all()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from aidgn.errors import AidgnError, did_you_mean
 from aidgn.files import write_text
-from aidgn.runs.folder import RunFolder
+from aidgn.runs.folder import RunWriter
 
 PATIENCE = 10.0  # seconds the end of a run waits for its trackers
 
@@ -197,7 +197,7 @@ _last: dict[str, threading.Thread] = {}  # of each kind of tracker, in this proc
 class Tracking:
     """The trackers of one run, by name or of one's own, each in its thread."""
 
-    def __init__(self, trackers: Sequence[str | Tracker], folder: RunFolder):
+    def __init__(self, trackers: Sequence[str | Tracker], folder: RunWriter):
         self.trackers: list[Tracker] = [
             find_tracker(each)() if isinstance(each, str) else each for each in dict.fromkeys(trackers)
         ]
@@ -210,7 +210,7 @@ class Tracking:
 
     def start(self, about: Mapping[str, Any]) -> None:
         """The run starts, or goes on after the records in its folder."""
-        records = self.folder.records() if self.trackers else []
+        records = self.folder.records if self.trackers else []
         for tracker in self.trackers:
             name, queue = type(tracker).__name__, SimpleQueue[Record | str]()
             if name in _last and _last[name].is_alive():

@@ -23,8 +23,9 @@ from aidgn.data.cache import DecodedDataset, prepare
 from aidgn.data.dataset import check_outside
 from aidgn.data.loader import DeviceImageStore
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.runs.checkpoints import NOVELTY, write_novelty
-from aidgn.runs.folder import RunFolder
+from aidgn.runs.checkpoints import write_novelty
+from aidgn.runs.folder import RunFolder, RunWriter
+from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.run_id import folder_name
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed as parallel
@@ -75,9 +76,10 @@ def train(
     dataset = prepared.dataset
     spec = spec.resolved(dataset)
     identity = {**spec.identity(dataset, prepared.content), "precision": precision}
-    folder = (RunFolder if parallel.rank() == 0 else parallel.ReadOnlyRunFolder)(Path(out) / folder_name(identity))
+    folder = RunWriter(Path(out) / folder_name(identity), enabled=parallel.rank() == 0)
     tracking = Tracking(trackers, folder)
-    if folder.about(identity) and folder.finished:
+    folder.check_identity(identity)
+    if folder.exists and folder.finished:
         return folder.path
     begins = find_average(spec.average).begins(int(spec.eval_every or 0)) if spec.average else 0
     if int(spec.steps or 0) <= begins and parallel.processes() == 1:
@@ -111,12 +113,15 @@ def train(
         _explain_out_of_memory(spec, len(sources)),
     ):
         parallel.barrier()
-        folder.tidy()
-        about = folder.about(identity)
-        if about and folder.finished:  # by another process, meanwhile
+        folder.remove_temp_files()
+        folder.check_identity(identity)
+        continued = folder.exists
+        if continued and folder.finished:  # by another process, meanwhile
             return folder.path
         # Sums on the CPU depend on the number of threads, so it belongs to the run, wherever it is continued.
-        threads = int(about.get("threads") or (1 if dataset.small else THREADS))
+        threads = 1 if dataset.small else THREADS
+        if continued:
+            threads = folder.metadata.threads or threads
         torch.set_num_threads(max(threads // devices, 1))
         seed = spec.seed(dataset)
         random.seed(seed)
@@ -165,31 +170,31 @@ def train(
                 algorithm.anneal,
             )
         run = Trainer(spec, algorithm, load_images(prepared, where), splits, sources, targets, seed, args)
-        for other in folder.versions(identity):
+        for other in folder.stale_versions(identity):
             log.warning(
                 "%s has changed since it was trained in %s, which is not finished; this run begins anew.",
                 spec.algorithm,
                 other,
             )
-        folder.claim(
-            identity,
-            {
-                "steps": spec.steps,
-                "classes": dataset.classes,
-                "domains": dataset.domains,
-                "image_size": dataset.image_size,
-                "skipped": prepared.skipped,
-                "root": str(dataset.root.resolve()) if dataset.root else None,
-                "stride_first": backbones.says_stride_first(str(spec.backbone), spec.weights),
-                "precision": precision,
-                "threads": threads,
-                "device": _describe(where),
-                "aidgn": aidgn.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+        folder.write_metadata(
+            RunMetadata(
+                identity,
+                steps=spec.steps,
+                classes=list(dataset.classes),
+                domains=list(dataset.domains),
+                image_size=dataset.image_size,
+                skipped=list(prepared.skipped),
+                root=str(dataset.root.resolve()) if dataset.root else None,
+                stride_first=backbones.says_stride_first(str(spec.backbone), spec.weights),
+                precision=precision,
+                threads=threads,
+                device=_describe(where),
+                aidgn=aidgn.__version__,
+                torch=str(torch.__version__),
+                python=platform.python_version(),
+            )
         )
-        if about and folder.last.exists() and not parallel.rank():
+        if continued and folder.last.exists() and not parallel.rank():
             folder.log(f"{folder.last.name} is damaged: the run is not finished")
             log.warning(
                 "%s is damaged: the run is trained again, from the last saved state if there is one.", folder.last
@@ -241,7 +246,7 @@ def train(
                 spec.average,
             )
         last = {name: tensor.clone() for name, tensor in run.last_weights().items()}
-        write_novelty(folder.path / NOVELTY, run.novelty().to_dict())
+        write_novelty(folder.novelty, run.novelty().to_dict())
         folder.finish(spec.label(), (run.best_weights, run.best_step), (last, run.step))
         folder.log(f"finished; step {run.best_step} selected by training-domain validation")
     return folder.path
@@ -271,7 +276,7 @@ def _report_custom_errors(spec: RunSpec, folder: RunFolder) -> Iterator[None]:
         yield
     except Exception as error:
         place = frame_in(spec.algorithm, error)
-        log_file = folder.path / "log.txt"
+        log_file = folder.log_file
         if (
             place is None
             or isinstance(error, AidgnError | OSError)

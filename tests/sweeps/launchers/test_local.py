@@ -66,7 +66,7 @@ def records(out: Path) -> dict[str, list[dict]]:
         folder = RunFolder(path)
         assert folder.finished and not folder.state.exists()
         found[path.name] = [
-            {key: value for key, value in record.items() if not key.endswith("_time")} for record in folder.records()
+            {key: value for key, value in record.items() if not key.endswith("_time")} for record in folder.records
         ]
     return found
 

@@ -117,7 +117,7 @@ def records(out: Path) -> dict[str, list[dict]]:
             assert RunFolder(path).finished and not RunFolder(path).state.exists()
             found[path.name] = [
                 {key: value for key, value in record.items() if not key.endswith("_time")}
-                for record in RunFolder(path).records()
+                for record in RunFolder(path).records
             ]
     return found
 

@@ -157,7 +157,7 @@ def records(out: Path) -> dict[str, list[dict]]:
             assert RunFolder(path).finished
             found[path.name] = [
                 {key: value for key, value in record.items() if not key.endswith("_time")}
-                for record in RunFolder(path).records()
+                for record in RunFolder(path).records
             ]
     return found
 
@@ -167,7 +167,7 @@ def test_a_run_as_a_job(cluster: Path, tmp_path: Path) -> None:
     specs, seen = plan(**{**SWEEP, "steps": 6}, algorithms=["ERM"], targets=["ink"]), []
     assert slurm.run_all(specs, tmp_path, on_event=lambda *event: seen.append(event), device="cpu", workers=1) == {}
     (folder,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
-    assert RunFolder(folder).finished and [record["step"] for record in RunFolder(folder).records()] == [6]
+    assert RunFolder(folder).finished and [record["step"] for record in RunFolder(folder).records] == [6]
     assert [event for event in seen if event[1] != "step"] == [(0, "done", str(folder))]
     assert slurm.run_all(specs, tmp_path, device="cpu") == {}  # finished: no other job
     assert len(list(tmp_path.glob(".sweep/slurm/*.json"))) == 1 and not jobs()

@@ -1,0 +1,117 @@
+"""What run.json says about a run: its identity, its data set, and the machine and versions that trained it."""
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from aidgn.errors import AidgnError
+
+MODEL_NEEDS = ("algorithm", "average", "backbone", "weights", "target", "hyper_parameters")  # of the identity
+IDENTITY_TYPES: dict[str, Any] = {"target": list, "hyper_parameters": dict, "trial": int, "draw": int}
+
+
+class DamagedMetadata(AidgnError):
+    """A run.json cannot be used."""
+
+    def __init__(self, path: Path, reason: str):
+        super().__init__(
+            f"{path} does not describe a run: {reason}. It was changed, or written by another version of aidgn. "
+            "Move its folder away to go on without it."
+        )
+        self.path = path
+
+
+@dataclass(frozen=True)
+class RunMetadata:
+    """The content of run.json. What the writing version did not know has its default.
+
+    Args:
+        identity: Everything that makes a run this run and no other: `RunSpec.identity` and the precision.
+        steps: Step at which the run is finished.
+        classes: Names of the classes.
+        domains: Names of the domains, sources and targets.
+        image_size: Side of the network's input in pixels.
+        skipped: Images that could not be decoded and were left out.
+        root: Folder of the images at the time of training.
+        stride_first: Whether a ResNet from a file of weights has its strides in the first convolution of a block.
+        precision: Arithmetic of the training.
+        threads: Number of CPU threads. Sums depend on it, so a continued run uses the same number.
+        device: Name of the device.
+        aidgn: Version of aidgn.
+        torch: Version of PyTorch.
+        python: Version of Python.
+        path: The file, for messages.
+    """
+
+    identity: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    classes: list[str] = field(default_factory=list)
+    domains: list[str] = field(default_factory=list)
+    image_size: int = 0
+    skipped: list[str] = field(default_factory=list)
+    root: str | None = None
+    stride_first: bool | None = None
+    precision: str = ""
+    threads: int | None = None
+    device: str = ""
+    aidgn: str = ""
+    torch: str = ""
+    python: str = ""
+    path: Path = field(default=Path("run.json"), compare=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "RunMetadata":
+        """Read and check a run.json."""
+        try:
+            values = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise DamagedMetadata(path, f"it cannot be read ({error})") from None
+        return cls.from_dict(values, path)
+
+    @classmethod
+    def from_dict(cls, values: Any, path: Path) -> "RunMetadata":
+        """Check values that were read from `path`."""
+        if not isinstance(values, dict):
+            raise DamagedMetadata(path, "it holds no object")
+        names = {key.name for key in fields(cls)} - {"path"}
+        known = {name: value for name, value in values.items() if name in names and value is not None}
+        for name, value in known.items():
+            if not _is_valid(name, value):
+                raise DamagedMetadata(path, f"{name} is {value!r}")
+        for name, kind in IDENTITY_TYPES.items():
+            value = known.get("identity", {}).get(name)
+            if value is not None and not isinstance(value, kind):
+                raise DamagedMetadata(path, f"identity.{name} is {value!r}")
+        return cls(**known, path=path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `from_dict` reads."""
+        return {key.name: getattr(self, key.name) for key in fields(self) if key.name != "path"}
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the identity says how the run was trained."""
+        return "hyper_parameters" in self.identity
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the domains that the run was trained on."""
+        return [name for name in self.domains if name not in self.identity["target"]]
+
+    def check_complete(self, *needed: str) -> None:
+        """Refuse a run.json that lacks these values of its identity, or the classes, domains or size of images."""
+        missing = [f"identity.{name}" for name in needed if name not in self.identity]
+        missing += [name for name in ("classes", "domains", "image_size") if not getattr(self, name)]
+        if missing:
+            raise DamagedMetadata(self.path, f"it has no {missing[0]}")
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    if name == "identity":
+        return isinstance(value, dict)
+    if name in ("classes", "domains", "skipped"):
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    if name in ("steps", "image_size", "threads"):
+        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, bool if name == "stride_first" else str)

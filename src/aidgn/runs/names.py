@@ -1,0 +1,12 @@
+"""The names of the files in the folder of a run. Other packages use the paths of `RunFolder`."""
+
+METADATA = "run.json"
+RECORDS = "results.jsonl"
+STATE = "state.pt"
+MODEL = "model.safetensors"
+LAST = "last.safetensors"
+NOVELTY = "novelty.json"
+LOG = "log.txt"
+FEATURES = "features.npz"
+ADAPTATION = "adaptation.jsonl"
+DIAGNOSIS = "diagnosis.json"
