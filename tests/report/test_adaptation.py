@@ -265,9 +265,7 @@ def test_nothing_to_show(tmp_path: Path) -> None:
         with pytest.raises(AidgnError, match=r"adaptation\.jsonl cannot be read .* Remove it"):
             load_adaptation([tmp_path])
     (run / "model.safetensors").unlink()
-    with pytest.raises(
-        AidgnError, match=r"(?s)no finished run .* its model.*records but no model"
-    ):
+    with pytest.raises(AidgnError, match=r"(?s)no finished run .* its model.*records but no model"):
         chosen_runs([tmp_path])
 
 
