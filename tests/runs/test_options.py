@@ -26,6 +26,8 @@ EXAMPLES = {
     "weights": "none",
     "train_only": "last-stage",
     "average": "sma:20",
+    "schedule": "halve:4,6",
+    "warmup": 2,
     "augment_validation": True,
     "evaluate_source_in": True,
     "skip_broken": True,

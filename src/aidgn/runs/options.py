@@ -126,6 +126,17 @@ class RunOptions:
         pattern=r"sma|swad|sma:[1-9]\d*",
         identity="always",
     )
+    schedule: str | None = option(
+        None,
+        "Learning-rate schedule",
+        default_help="constant, or the milestones of the data set for algorithms that use them",
+        metavar="constant|cosine|linear|halve:STEP,...",
+        pattern=r"constant|cosine|linear|halve:\d+(,\d+)*",
+        must_match=True,
+    )
+    warmup: int = option(
+        0, "Steps over which the learning rate first rises to its value", default_help="0", minimum=0, must_match=True
+    )
     augment_validation: bool = option(
         False, "Validate on augmented images, as DomainBed does.", must_match=True, identity="always"
     )

@@ -66,13 +66,17 @@ class RunSpec(RunOptions):
             raise AidgnError(
                 f"train_only={self.train_only} keeps pretrained stages, but weights is none. Give weights."
             )
-        milestones = dataset.lr_milestones if algorithm.lr_milestones else ()
+        use_milestones = algorithm.lr_milestones and self.schedule is None
+        milestones = dataset.lr_milestones if use_milestones else ()
+        steps = dataset.steps if self.steps is None else self.steps
+        if self.warmup >= steps:
+            raise ParameterError("warmup", self.warmup, f"fewer than the {plural(steps, 'step')} of the run")
         return replace(
             self,
             algorithm=canonical(self.algorithm),
             target=tuple(targets),
             hyper_parameters=hyper_parameters,
-            steps=dataset.steps if self.steps is None else self.steps,
+            steps=steps,
             eval_every=dataset.eval_every if self.eval_every is None else self.eval_every,
             image_size=dataset.image_size,
             backbone=backbone,

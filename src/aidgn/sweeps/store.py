@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
 
 
+# Options that an identity omits when they are not set.
+DEFAULTS = {option.name: option.default for option in run_options() if option.identity == "if set"}
+
+
 class PlannedRun(NamedTuple):
     """A planned run."""
 
@@ -162,9 +166,10 @@ class SweepFolder:
             ours = {option.name: getattr(example, option.name) for option in run_options() if option.must_match}
             ours |= {"weights": None, **common[identity["dataset"]]}
             differing = {
-                key: (identity.get(key), value)
+                key: (identity.get(key, DEFAULTS.get(key)), value)
                 for key, value in ours.items()
-                if (value is not None or key == "train_only") and not _same(key, identity.get(key), value)
+                if (value is not None or key in DEFAULTS)
+                and not _same(key, identity.get(key, DEFAULTS.get(key)), value)
             }
             cell = (
                 identity["dataset"],

@@ -25,6 +25,7 @@ from aidgn.training import distributed as parallel
 from aidgn.training.averaging import find_average
 from aidgn.training.evaluation import Splits, Transform, calibrate, measure
 from aidgn.training.featurizer import compiled_by_shape
+from aidgn.training.schedule import learning_rate_factor
 
 CHUNK = 8  # images augmented together on the CPU
 BLOCK = 64  # steps whose draws are made and sent to the device at once
@@ -81,7 +82,9 @@ class Trainer:
             indices, uniforms = self.draws.steps(self.step, stop)
             uniforms = to_device(uniforms, self.images.device)
             for (pixels, geometry, labels), uniform in zip(self.images.batches(list(indices)), uniforms, strict=True):
-                rate = 0.5 ** sum(self.step >= milestone for milestone in self.spec.lr_milestones or ())
+                rate = learning_rate_factor(
+                    self.step, self.steps, self.spec.schedule, self.spec.warmup, self.spec.lr_milestones or ()
+                )
                 if rate != self.algorithm.lr_factor:
                     self.algorithm.scale_lr(rate)
                 x = self.train_transform(pixels, geometry, uniform)
