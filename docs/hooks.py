@@ -1,5 +1,4 @@
-"""What the documentation takes from the code when it is built: commands, algorithms, signatures, dependencies; and
-equations as MathML, which browsers show without any script."""
+"""MkDocs hooks: fill pages from the code (commands, algorithms, signatures, dependencies); equations as MathML."""
 
 import html
 import inspect
@@ -14,118 +13,120 @@ from latex2mathml.converter import convert
 
 ROOT = Path(__file__).parents[1]
 
+REASONS = {
+    "torch": "tensors, automatic differentiation, compilation",
+    "torchvision": "second source of backbones; the reference for augmentation",
+    "timm": "backbones and their pretrained weights",
+    "safetensors": "weights on disk without pickle",
+    "numpy": "arrays outside the network: images, splits, records",
+    "scipy": "Bessel functions and statistical tests",
+    "scikit-learn": "the embedded digits; t-SNE",
+    "pillow": "decoding images",
+    "click": "the command line",
+    "rich": "progress and tables in the terminal",
+    "pyyaml": "sweep plans",
+    "matplotlib": "figures for papers (PNG, SVG)",
+    "jinja2": "the report page",
+}
+
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace {{ commands }}, {{ algorithms }}, {{ dependencies }} and {{ api module.name }}."""
-    makers = {"commands": commands, "algorithms": algorithms, "dependencies": dependencies}
-    for name, make in makers.items():
-        if f"{{{{ {name} }}}}" in markdown:
-            markdown = markdown.replace(f"{{{{ {name} }}}}", make())
-    return re.sub(r"\{\{ api ([\w.]+) \}\}", lambda found: api(found[1]), markdown)
+    for name, make in {"commands": commands, "algorithms": algorithms, "dependencies": dependencies}.items():
+        placeholder = f"{{{{ {name} }}}}"
+        if placeholder in markdown:
+            markdown = markdown.replace(placeholder, make())
+    return re.sub(r"\{\{ api ([\w.]+) \}\}", lambda match: signature_and_docstring(match[1]), markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    r"""Turn \( ... \) and \[ ... \] into MathML."""
+    r"""Turn \( ... \) and \[ ... \] into MathML, which browsers show without a script."""
 
-    def formula(found: re.Match[str]) -> str:
-        text = html.unescape(found[2].strip()[2:-2])
-        if found[1] == "span":
-            return convert(text)
-        return f'<div class="formula">{convert(text, display="block")}</div>'
+    def formula(match: re.Match[str]) -> str:
+        latex = html.unescape(match[2].strip()[2:-2])
+        if match[1] == "span":
+            return convert(latex)
+        return f'<div class="formula">{convert(latex, display="block")}</div>'
 
     return re.sub(r'<(div|span) class="arithmatex">(.*?)</\1>', formula, content, flags=re.DOTALL)
 
 
 def commands() -> str:
-    """Every command with its arguments, options and examples, in the order of `aidgn --help`."""
+    """Describe every command in the order of `aidgn --help`."""
     from aidgn.cli import app
 
-    return "\n\n".join(described(command, f"aidgn {name}") for name, command in app.commands.items())
+    return "\n\n".join(describe_command(command, f"aidgn {name}") for name, command in app.commands.items())
 
 
-def described(command: click.Command, name: str) -> str:
+def describe_command(command: click.Command, name: str) -> str:
+    """Give the help, usage, options and examples of one command as Markdown."""
     if isinstance(command, click.Group):
-        parts = [described(each, f"{name} {below}") for below, each in command.commands.items()]
-        return "\n\n".join([f"## `{name}`", prose(command.help), *parts])
+        parts = [describe_command(child, f"{name} {child_name}") for child_name, child in command.commands.items()]
+        return "\n\n".join([f"## `{name}`", paragraph(command.help), *parts])
     context = click.Context(command, info_name=name)
-    level = "###" if name.count(" ") > 1 else "##"
+    heading = "###" if name.count(" ") > 1 else "##"
     usage = " ".join([name, *command.collect_usage_pieces(context)])
-    parts = [f"{level} `{name}`", prose(command.help), f"```text\n{usage}\n```"]
-    rows = []
-    for parameter in command.params:
-        record = parameter.get_help_record(context)
-        if record:
-            rows.append("| " + " | ".join(cell(text) for text in (f"`{record[0]}`", record[1])) + " |")
+    parts = [f"{heading} `{name}`", paragraph(command.help), f"```text\n{usage}\n```"]
+    helps = [parameter.get_help_record(context) for parameter in command.params]
+    rows = [[f"`{option}`", text] for option, text in filter(None, helps)]
     if rows:
-        parts.append("\n".join(["| option | |", "|---|---|", *rows]))
+        parts.append(table(["option", ""], rows))
     if command.epilog:
         parts.append("```text\n" + inspect.cleandoc(command.epilog.replace("\b", "")).strip() + "\n```")
     return "\n\n".join(parts)
 
 
-def prose(text: str | None) -> str:
-    """Help as a paragraph of Markdown, in which <domain> is no tag."""
-    return inspect.cleandoc(text or "").replace("\b\n", "").replace("<", "&lt;")
-
-
-def cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
 def algorithms() -> str:
-    """Each algorithm with its objective, paper and search space."""
+    """Describe each algorithm: objective, paper, search space."""
     from aidgn.algorithms import ALGORITHMS
 
     parts = []
-    for name, kind in ALGORITHMS.items():
+    for name, algorithm in ALGORITHMS.items():
         rows = [
-            f"| `{key}` | {cell(f'{default:g}' if isinstance(default, float) else str(default))} | "
-            f"{cell(str(distribution))} |"
-            for key, (default, distribution) in kind.search_space.items()
+            [f"`{key}`", f"{default:g}" if isinstance(default, float) else str(default), distribution.text]
+            for key, (default, distribution) in algorithm.search_space.items()
         ]
         parts += [
             f"## {name}",
-            f"{kind.title[0].upper()}{kind.title[1:]}. {kind.paper}.",
-            f"```text\n{inspect.getdoc(kind)}\n```",
-            "\n".join(["| hyper-parameter | default (224 pixels) | searched |", "|---|---|---|", *rows]),
+            f"{algorithm.title[0].upper()}{algorithm.title[1:]}. {algorithm.paper}.",
+            f"```text\n{inspect.getdoc(algorithm)}\n```",
+            table(["hyper-parameter", "default (224 pixels)", "search distribution"], rows),
         ]
     return "\n\n".join(parts)
 
 
-def api(name: str) -> str:
-    """The signature and docstring of one function or class."""
-    thing, attribute = pkgutil.resolve_name(name), name.rpartition(".")[2]
-    signature = re.sub(r"(?<=[:>] )'([\w.\[\], |]+)'", r"\1", str(inspect.signature(thing)))
+def signature_and_docstring(name: str) -> str:
+    """Give the signature and docstring of a function or class, named as `module.name`."""
+    documented = pkgutil.resolve_name(name)
+    signature = re.sub(r"(?<=[:>] )'([\w.\[\], |]+)'", r"\1", str(inspect.signature(documented)))
     signature = re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", signature).replace("(self, ", "(")
     if len(signature) > 80:
         signature = re.sub(r", (?=\*{0,2}\w+: |\*, )", ",\n    ", signature)
-    return f"### `{name}`\n\n```python\n{attribute}{signature}\n```\n\n```text\n{inspect.getdoc(thing)}\n```"
-
-
-WHY = {  # of every package that an installation brings
-    "torch": "tensors, automatic differentiation, compilation",
-    "torchvision": "second source of backbones; its transforms are what augmentation equals",
-    "timm": "backbones and their pretrained weights",
-    "safetensors": "weights on disk without pickle",
-    "numpy": "arrays outside the network: images, splits, records",
-    "scipy": "Bessel functions and tests of the theory and the diagnosis",
-    "scikit-learn": "the embedded digits; t-SNE",
-    "pillow": "decoding images",
-    "click": "the command line; starts three times faster than typer, which is built on it",
-    "rich": "progress, tables in the terminal",
-    "pyyaml": "sweep plans; timm's hub client brings it anyway",
-    "matplotlib": "figures for papers (PNG, SVG)",
-    "jinja2": "the report page; torch brings it anyway",
-}
+    return (
+        f"### `{name}`\n\n```python\n{name.rpartition('.')[2]}{signature}\n```\n\n"
+        f"```text\n{inspect.getdoc(documented)}\n```"
+    )
 
 
 def dependencies() -> str:
-    """The core dependencies with their reason, then the extras."""
+    """List the core dependencies with their reasons, then the extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    core = [(re.split(r"[<>=!~ \[]", each)[0], each) for each in project["dependencies"]]
-    rows = [f"| `{wanted}` | {WHY[name]} |" for name, wanted in core]
+    core = [[f"`{package}`", REASONS[re.split(r"[<>=!~ \[]", package)[0]]] for package in project["dependencies"]]
     extras = [
-        f"| `aidgn[{extra}]` | {', '.join(f'`{each}`' for each in wanted)} |"
-        for extra, wanted in project["optional-dependencies"].items()
+        [f"`aidgn[{extra}]`", ", ".join(f"`{package}`" for package in packages)]
+        for extra, packages in project["optional-dependencies"].items()
     ]
-    return "\n".join(["| package | why |", "|---|---|", *rows, "", "| extra | brings |", "|---|---|", *extras])
+    return table(["package", "why"], core) + "\n\n" + table(["extra", "brings"], extras)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Format a Markdown table."""
+    cells = [
+        [cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in [head, ["---"] * len(head), *rows]
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+
+
+def paragraph(text: str | None) -> str:
+    """Give help text as Markdown, where <domain> is not an HTML tag."""
+    return inspect.cleandoc(text or "").replace("\b\n", "").replace("<", "&lt;")
