@@ -17,11 +17,10 @@ from rich.text import Text
 
 from aidgn.data import load_dataset
 
-WIDTH = 98
+WIDTH = 90
 SESSION = [
     "aidgn sweep digits --algorithm ERM --algorithm AIDGN --trials 2 --yes",
     "aidgn fit photos --quick",
-    "aidgn predict runs/fit-photos/model photos/ink/2/0002.png photos/chalk/1/0001.png",
 ]
 
 
@@ -52,7 +51,7 @@ def draw(session: list[tuple[str, str]]) -> str:
         console.print(Text.from_ansi(output))
         console.print()
     svg = console.export_svg(title="aidgn", unique_id="terminal")
-    svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"\s*(@font-face \{.*?\}|<!--.*?-->)", "", svg, flags=re.DOTALL)
     return svg.replace("Fira Code, monospace", "monospace")
 
 
