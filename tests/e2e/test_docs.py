@@ -217,14 +217,13 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-@pytest.mark.slow
 def test_search_finds_pages(address: str, browser: Any) -> None:
     page = browser.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(address)
-    page.locator("label[for=__search]").first.click()
-    page.get_by_role("textbox", name="Search").fill("von Mises-Fisher")
+    page.get_by_role("textbox", name="Search").click()
+    page.keyboard.type("von Mises-Fisher")
     first = page.locator(".md-search-result__link").first
     first.wait_for()
     assert "how-it-works" in (first.get_attribute("href") or "")
@@ -234,7 +233,6 @@ def test_search_finds_pages(address: str, browser: Any) -> None:
     page.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [1440, 390])
 def test_front_page_fits_the_window(address: str, browser: Any, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900})
