@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from aidgn.algorithms import create
-from aidgn.data import Dataset
+from aidgn.data import Dataset, DatasetInfo
 from aidgn.data.cache import prepare
 from aidgn.data.loader import DeviceImageStore
 from aidgn.runs.spec import RunSpec
@@ -28,22 +28,10 @@ def dataset(images: int, size: int) -> Dataset:
     domain_of = np.sort(np.arange(images) % 4)
     labels = np.arange(images) % 5
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3), dtype=np.uint8)
-    return Dataset(
-        "random",
-        None,
-        list("abcd"),
-        list("vwxyz"),
-        list("ABCD"),
-        [f"{i}" for i in range(images)],
-        labels,
-        domain_of,
-        224 if size > 64 else size,
-        size > 64,
-        10**9,
-        10**9,
-        (),
-        pixels,
+    info = DatasetInfo(
+        "random", tuple("abcd"), tuple("ABCD"), 5, image_size=224 if size > 64 else size, augment=size > 64
     )
+    return Dataset(info, list("vwxyz"), [str(i) for i in range(images)], labels, domain_of, pixels=pixels)
 
 
 def loop(data: Dataset, backbone: str, batch_size: int) -> Run:

@@ -28,7 +28,7 @@ from torchvision import transforms as T
 
 from aidgn import backbones
 from aidgn.algorithms import create
-from aidgn.data import load_dataset, split
+from aidgn.data import load_dataset, train_val_indices
 from aidgn.data.cache import prepare
 from aidgn.data.loader import BatchSampler, DeviceImageStore
 from aidgn.data.transforms import MEAN, STD
@@ -72,10 +72,10 @@ def reference(dataset, arguments, device):
     loaders, evaluations = [], []
     for domain in range(len(dataset.domains)):
         indices = dataset.indices(domain)
-        inside, outside = (indices[part] for part in split(len(indices), 0, domain))
+        training, validation = (indices[part] for part in train_val_indices(len(indices), 0, domain))
         transform = clean if domain == target else augmented
         if domain in sources:
-            files = Files(dataset, inside, augmented)
+            files = Files(dataset, training, augmented)
             sampler = RandomSampler(files, replacement=True, num_samples=10**9)
             loaders.append(
                 iter(
@@ -91,7 +91,7 @@ def reference(dataset, arguments, device):
                 num_workers=arguments.workers,
                 persistent_workers=arguments.workers > 0,
             )
-            for part in (inside, outside)
+            for part in (training, validation)
         ]
     network = backbones.create(arguments.backbone, weights=arguments.weights).to(device)
     network = nn.Sequential(network, nn.Linear(network.num_features, len(dataset.classes)).to(device))
@@ -145,7 +145,7 @@ def parts(dataset, arguments, device):
         len(sources),
     ).to(device)
     draws = BatchSampler([splits.inside[d] for d in sources], arguments.batch_size, 0)
-    augmented, clean = transforms(dataset.image_size, dataset.augment, images.exact_fit, device.type == "cuda")
+    augmented, clean = transforms(dataset.image_size, dataset.info.augment, images.exact_fit, device.type == "cuda")
     indices, uniforms = draws.steps(0, 20)
     uniforms = uniforms.to(device)
 

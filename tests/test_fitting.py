@@ -42,10 +42,10 @@ def folder(root: Path, side: int, domains: int = 3, each: int = 4) -> Dataset:
 def test_small_pictures_get_a_small_network(tmp_path: Path, side: int, size: int, backbone: str, weights: str) -> None:
     dataset = folder(tmp_path / "pictures", side)
     assert fit.choose_size(dataset) == size
-    job = fit.plan(replace(dataset, image_size=size), str(dataset.root), "AIDGN", device="cpu")
+    job = fit.plan(dataset.with_image_size(size), str(dataset.root), "AIDGN", device="cpu")
     final = job.finals[job.preferred]
     assert (final.backbone, final.weights) == (backbone, weights)
-    quick = fit.plan(replace(dataset, image_size=size), str(dataset.root), "AIDGN", device="cpu", quick=True)
+    quick = fit.plan(dataset.with_image_size(size), str(dataset.root), "AIDGN", device="cpu", quick=True)
     first = quick.finals[quick.preferred]
     assert first.train_only == (None if weights == "none" else "last-stage")
     assert (first.steps or 0) < (final.steps or 0)
@@ -57,7 +57,7 @@ def test_small_pictures_get_a_small_network(tmp_path: Path, side: int, size: int
 def test_steps_grow_with_the_data(images: int, steps: int, quick: int) -> None:
     many = replace(
         DIGITS,
-        name="own",
+        info=replace(DIGITS.info, name="own"),
         files=[str(number) for number in range(images)],
         labels=np.arange(images) % 10,
         domain_of=np.arange(images) * 4 // images,
@@ -84,7 +84,9 @@ def test_the_plan_leaves_each_domain_out_once_and_compares_with_erm() -> None:
     assert "9 runs of 150 steps" in fit.describe(job)
     alone = fit.plan(DIGITS, "digits", "ERM")
     assert len(alone.estimates) == 4 and list(alone.finals) == ["ERM"]
-    one = replace(DIGITS, domains=["ink"], letters=["I"], domain_of=np.zeros_like(DIGITS.domain_of))
+    one = replace(
+        DIGITS, info=replace(DIGITS.info, domains=("ink",), letters=("I",)), domain_of=np.zeros_like(DIGITS.domain_of)
+    )
     job = fit.plan(one, "digits", "AIDGN")
     assert not job.estimates and "One model: 1 run of" in fit.describe(job)
 
@@ -148,7 +150,7 @@ def digits_folder(root: Path, domains: list[int], most: int = 10_000) -> Dataset
             path = root / DIGITS.domains[domain] / DIGITS.classes[DIGITS.labels[index]] / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(DIGITS.pixels[index]).save(path)
-    return replace(load_dataset(root), image_size=28)
+    return load_dataset(root).with_image_size(28)
 
 
 def test_model_and_summary(tmp_path: Path) -> None:

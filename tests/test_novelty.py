@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binom
 
 from aidgn.data import load_dataset
-from aidgn.data.splits import split
+from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.inference.model import Model, load_model
 from aidgn.novelty import MOST, Novelty
@@ -18,7 +18,7 @@ from aidgn.training import RunSpec, train
 
 DIGITS = load_dataset("digits")
 DARK_ON_LIGHT = [DIGITS.domains.index(name) for name in ("ink", "outline")]
-OUTSIDE = np.concatenate([DIGITS.indices(d)[split(len(DIGITS.indices(d)), 0, d)[1]] for d in DARK_ON_LIGHT])
+OUTSIDE = np.concatenate([DIGITS.indices(d)[train_val_indices(len(DIGITS.indices(d)), 0, d)[1]] for d in DARK_ON_LIGHT])
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from aidgn.data import DATASETS, Dataset
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.decode_pool import longest_side
 from aidgn.data.registry import SMALL_SIDE
-from aidgn.data.validate import count, pixel_digests, same_images
+from aidgn.data.validate import inspect_decoded
 from aidgn.errors import AidgnError, plural, some
 from aidgn.files import atomic_write, write_text
 from aidgn.report.table_formats import markdown
@@ -48,7 +48,8 @@ LEAST = 5  # images of a domain, for a fifth of them is set aside
 
 def survey(prepared: DecodedDataset) -> list[str]:
     """What the data set holds and what is wrong with it, one sentence each; the first one counts."""
-    dataset, counts = prepared.dataset, count(prepared.dataset)
+    dataset, inspection = prepared.dataset, inspect_decoded(prepared)
+    counts = inspection.counts
     for domain, total in zip(dataset.domains, counts.sum(1).tolist(), strict=True):
         if total < LEAST:
             raise AidgnError(
@@ -65,19 +66,11 @@ def survey(prepared: DecodedDataset) -> list[str]:
         f"{len(dataset.classes)} classes of {f'{few} to {many} images' if few < many else f'{few} images each'} "
         f"({some(dataset.classes, 6)})."
     ]
-    if prepared.skipped:
-        told.append(
-            f"{plural(len(prepared.skipped), 'file')} left out, unreadable: "
-            + some(
-                (
-                    f"{file} {reason}".rstrip(". ")
-                    for file, reason in zip(prepared.skipped, prepared.reasons, strict=True)
-                ),
-                separator="; ",
-            )
-            + "."
-        )
-    across, straddling, contradictory = same_images(dataset, pixel_digests(prepared))
+    if inspection.broken:
+        reasons = (f"{file} {reason}".rstrip(". ") for file, reason in inspection.broken)
+        told.append(f"{plural(len(inspection.broken), 'file')} left out, unreadable: {some(reasons, separator='; ')}.")
+    across, straddling = inspection.across_domains, inspection.across_split
+    contradictory = inspection.across_classes
     if across:
         told.append(
             f"{plural(len(across), 'image')} in several domains, so that an unseen domain is not quite unseen "
@@ -190,7 +183,7 @@ def plan(
     steps, most = (10, 2000) if quick else (40, 15000)
     number = min(max(round(steps * math.sqrt(len(dataset)), -1), 100 if quick else 300), most)
     if dataset.name in DATASETS and not quick:
-        number = dataset.steps
+        number = dataset.info.steps
     number = given.pop("steps", None) or int(number)
     plain = quick or weights == "none" or number < 2 * SMA.start
     average = given.pop("average", None) or ("none" if plain else "sma")
@@ -346,7 +339,7 @@ def root_of(dataset: Dataset) -> str | None:
 def replaced(out: Path, final: RunSpec, dataset: Dataset) -> list[str]:
     """A sentence, if the model of an earlier fit goes."""
     earlier = read_summary(out)
-    facts = {**about(final), "images": count(dataset).tolist()}
+    facts = {**about(final), "images": dataset.count_images().tolist()}
     if not earlier or all(earlier.get(key) == value for key, value in facts.items()):
         return []
     return [
@@ -403,7 +396,7 @@ def write_summary(
     dataset: Dataset,
 ) -> None:
     """REPORT.md for people and summary.json for programs, beside the model."""
-    counts = count(dataset)
+    counts = dataset.count_images()
     value = {
         "dataset": dataset.name,
         "root": root_of(dataset),

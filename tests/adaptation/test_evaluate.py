@@ -23,7 +23,7 @@ from aidgn.algorithms import Algorithm
 from aidgn.analysis.features import Features, extract
 from aidgn.data.cache import prepare
 from aidgn.data.loader import DeviceImageStore
-from aidgn.data.splits import split
+from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.inference.model import load_model
 from aidgn.runs.reader import ADAPTATION
@@ -119,7 +119,7 @@ def naive_lines(toy: SimpleNamespace, features: Features, network: Algorithm, me
         shares: dict[bool, list[float]] = {True: [], False: []}
         for number, name in enumerate(features.domain_names):
             everywhere = np.flatnonzero(features.domains == number)
-            inside, outside = split(len(everywhere), features.trial, number)
+            inside, outside = train_val_indices(len(everywhere), features.trial, number)
             target = name in features.targets
             where = everywhere[inside if target else outside]
             z = torch.from_numpy(features.features[where]).double()
@@ -198,7 +198,7 @@ def test_order_batches_and_resets(run: Path, monkeypatch: pytest.MonkeyPatch) ->
     wanted: list[Any] = []
     for number in (0, 2, 3, 1):
         everywhere = np.flatnonzero(features.domains == number)
-        inside, outside = split(len(everywhere), 0, number)
+        inside, outside = train_val_indices(len(everywhere), 0, number)
         rows = everywhere[inside if number == 1 else outside]
         wanted += ["reset", *(features.features[rows[start : start + 32]] for start in range(0, len(rows), 32))]
     assert [len(each) for each in wanted if each is not None and not isinstance(each, str)] == [

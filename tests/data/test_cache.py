@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from aidgn.data import Dataset, cache, load_dataset
+from aidgn.data import Dataset, cache, load_dataset, validate
 from aidgn.data import decode_pool as decoding
-from aidgn.data import validate as checking
 from aidgn.data.cache import DecodedDataset, Index, cache_folder, line_of, prepare
 from aidgn.data.validate import pixel_digests
 from aidgn.errors import AidgnError, amount
@@ -72,7 +71,7 @@ def fill(root: Path, files: Mapping[str, Image.Image | bytes], image_size: int =
         path = root / name
         path.write_bytes(content if isinstance(content, bytes) else as_bytes(content))
         os.utime(path, ns=(0, 10**18 + next(MOMENTS)))
-    return replace(load_dataset(root), image_size=image_size)
+    return load_dataset(root).with_image_size(image_size)
 
 
 def many(root: Path, count: int = 12, side: int = 9, seed: int = 0) -> Dataset:
@@ -410,9 +409,9 @@ def test_little_is_read_to_compare_pixels(tmp_path: Path, monkeypatch: pytest.Mo
         )
     )
     steps: list[int] = []
-    read = checking.rows_digest
+    read = validate.rows_digest
     monkeypatch.setattr(
-        checking, "rows_digest", lambda prepared, step, index: (steps.append(step), read(prepared, step, index))[1]
+        validate, "rows_digest", lambda prepared, step, index: (steps.append(step), read(prepared, step, index))[1]
     )
     assert len(set(pixel_digests(prepared))) == 17
     assert sorted(steps) == [1, 1, 16, 16, *[prepared.slot] * 17]  # nothing of the one whose size no other has

@@ -36,7 +36,7 @@ def test_form(dataset):
     assert dataset.labels.dtype == dataset.domain_of.dtype == np.int64
     assert dataset.root is None
     assert dataset.small
-    assert not dataset.augment
+    assert not dataset.info.augment
     assert dataset.classes == list("0123456789")
     assert dataset.domains == ["ink", "chalk", "poster", "outline"]
     assert [dataset.find_domain(letter) for letter in "ICPO"] == [0, 1, 2, 3]

@@ -166,7 +166,7 @@ def small(name: str, classes: tuple[str, ...] | None = None) -> DatasetInfo:
     return replace(
         entry,
         classes=classes,
-        number_of_classes=len(classes),
+        num_classes=len(classes),
         class_counts=class_counts,
         other_counts={},
         counts={domain: sum(counts) for domain, counts in class_counts.items()},
@@ -405,11 +405,11 @@ def test_killed_in_the_middle_it_fetches_only_the_rest(server: Server, tmp_path:
 import sys
 sys.path[:0] = {sys.path!r}
 from dataclasses import replace
-from aidgn.data.registry import CATALOGUE
+from aidgn.data.registry import DATASETS
 from aidgn.data.download import download
 from aidgn.data.download.http import File
 from aidgn.data.download.mirrors import Mirror, Source
-entry = replace(CATALOGUE["PACS"], counts={dict(ENTRY.counts)!r}, class_counts={dict(ENTRY.class_counts)!r})
+entry = replace(DATASETS["PACS"], counts={dict(ENTRY.counts)!r}, class_counts={dict(ENTRY.class_counts)!r})
 print("ready", flush=True)
 download("PACS", {str(tmp_path)!r}, sources={{"PACS": Source(entry, (Mirror("m", (File("PACS.zip", ({url!r},)),)),),
          10 ** 8, "")}})
@@ -781,7 +781,13 @@ def test_an_image_with_two_categories_lies_in_both(server: Server, tmp_path: Pat
         ],
     }
     entry = DatasetInfo(
-        "TerraIncognita", "terra_incognita", ("location_38",), ("L38",), 2, {"location_38": 3}, classes=("cat", "dog")
+        "TerraIncognita",
+        ("location_38",),
+        ("L38",),
+        2,
+        "terra_incognita",
+        {"location_38": 3},
+        classes=("cat", "dog"),
     )
     files = (
         File("i.tar.gz", (server.serve("/i.tar.gz", tarred({"a/0.png": picture(0), "a/1.png": picture(1)})),)),
@@ -1008,7 +1014,7 @@ def test_idx_files_are_read_strictly(server: Server, tmp_path: Path) -> None:
 def test_sources_are_well_formed() -> None:
     assert set(SOURCES) == set(DATASETS) - {"digits"}
     for name, source in SOURCES.items():
-        assert source.entry is DATASETS[name]
+        assert source.info is DATASETS[name]
         files: dict[str, File] = {}
         for mirror in source.mirrors:
             assert mirror.arrange in ARRANGE
@@ -1023,7 +1029,7 @@ def test_sources_are_well_formed() -> None:
                     and set(digest) <= set("0123456789abcdef")
                 )
             for known in mirror.names.values():
-                assert known in (*source.entry.domains, *source.entry.classes)
+                assert known in (*source.info.domains, *source.info.classes)
 
 
 def test_mnist_checksums_are_torchvisions() -> None:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
-from aidgn.data.loader import AHEAD, BatchSampler, DeviceImageStore
+from aidgn.data.loader import PREFETCHED, BatchSampler, DeviceImageStore
 from aidgn.data.transforms import UNIFORMS
 
 POOLS = [np.arange(100, 140), np.arange(7), np.array([50, 60, 70])]
@@ -39,14 +39,14 @@ def test_every_domain_gives_its_share_uniformly_with_replacement() -> None:
     assert float(uniforms.min()) >= 0 and float(uniforms.max()) < 1
 
 
-def test_streamed_batches_equal_gathered_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_batches_equal_gathered_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The streaming thread, on the CPU: pinning is the only part that needs a GPU."""
     prepared = prepare(load_dataset("digits"))
     images = DeviceImageStore(prepared, torch.device("cpu"))
     rows = list(torch.from_numpy(np.random.default_rng(0).integers(0, len(prepared.rows), (9, 6))))
     gathered = list(images.batches(rows))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    streamed = list(images._streamed(rows, rows))
+    streamed = list(images._stream(rows, rows))
     assert len(streamed) == len(gathered) == 9
     for (pixels, geometry, labels), other in zip(gathered, streamed, strict=True):
         assert torch.equal(pixels, other[0]) and torch.equal(geometry, other[1]) and torch.equal(labels, other[2])
@@ -65,14 +65,14 @@ def test_leaving_a_stream_that_fails_ends_its_thread(monkeypatch: pytest.MonkeyP
     left, number = threading.Event(), itertools.count()
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:
-        if next(number) > AHEAD:  # the queue is full by now
+        if next(number) > PREFETCHED:  # the queue is full by now
             left.wait(10)
             raise RuntimeError("no memory to pin")
         return tensor
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    rows = [torch.arange(4)] * (AHEAD + 5)
-    stream = images._streamed(rows, rows)
+    rows = [torch.arange(4)] * (PREFETCHED + 5)
+    stream = images._stream(rows, rows)
     next(stream)
     closing = threading.Thread(target=stream.close, daemon=True)  # type: ignore[attr-defined]
     threading.Timer(0.3, left.set).start()
@@ -86,7 +86,7 @@ def test_leaving_a_stream_early_ends_its_thread(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     before = threading.active_count()
     rows = [torch.arange(4)] * 100
-    stream = images._streamed(rows, rows)
+    stream = images._stream(rows, rows)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before

@@ -1,12 +1,12 @@
-"""The catalogue against the published sizes, and the finding of entries and domains by name."""
+"""The registry against the published sizes, and the finding of entries and domains by name."""
 
 import subprocess
 import sys
 
 import pytest
 
-from aidgn.data.registry import DATASETS, find_entry
-from aidgn.errors import AidgnError
+from aidgn.data.registry import DATASETS, get_info
+from aidgn.errors import UnknownNameError
 
 PUBLISHED = {  # images, classes, domains
     "PACS": (9991, 7, 4),
@@ -26,22 +26,22 @@ def test_all_data_sets_are_there():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_sizes(name):
-    entry = DATASETS[name]
+    info = DATASETS[name]
     images, classes, domains = PUBLISHED[name]
-    assert entry.name == name
-    assert sum(entry.counts.values()) == images
-    assert len(entry.domains) == len(entry.letters) == len(set(entry.letters)) == domains
-    assert set(entry.counts) == set(entry.domains)
-    assert entry.number_of_classes == classes
-    if entry.classes:
-        assert len(entry.classes) == classes
-        assert list(entry.classes) == sorted(entry.classes)  # the order of folders
+    assert info.name == name
+    assert sum(info.counts.values()) == images
+    assert len(info.domains) == len(info.letters) == len(set(info.letters)) == domains
+    assert set(info.counts) == set(info.domains)
+    assert info.num_classes == classes
+    if info.classes:
+        assert len(info.classes) == classes
+        assert list(info.classes) == sorted(info.classes)  # the order of folders
 
 
 @pytest.mark.parametrize("name", ["PACS", "VLCS"])
 def test_class_counts_add_up_to_the_domains(name):
-    entry = DATASETS[name]
-    assert {domain: sum(counts) for domain, counts in entry.class_counts.items()} == entry.counts
+    info = DATASETS[name]
+    assert {domain: sum(counts) for domain, counts in info.class_counts.items()} == info.counts
 
 
 def test_second_copy_of_terra_incognita():
@@ -49,7 +49,7 @@ def test_second_copy_of_terra_incognita():
 
 
 def test_settings_of_the_protocol():
-    assert {name: entry.eval_every for name, entry in DATASETS.items() if name != "digits"} == {
+    assert {name: info.eval_every for name, info in DATASETS.items() if name != "digits"} == {
         "PACS": 50,
         "VLCS": 50,
         "OfficeHome": 100,
@@ -58,15 +58,15 @@ def test_settings_of_the_protocol():
         "RotatedMNIST": 300,
         "ColoredMNIST": 300,
     }
-    assert {name for name, entry in DATASETS.items() if entry.lr_milestones == (2000, 4000)} == {"PACS", "OfficeHome"}
-    assert {name for name, entry in DATASETS.items() if entry.image_size == 28} == {
+    assert {name for name, info in DATASETS.items() if info.lr_milestones == (2000, 4000)} == {"PACS", "OfficeHome"}
+    assert {name for name, info in DATASETS.items() if info.image_size == 28} == {
         "RotatedMNIST",
         "ColoredMNIST",
         "digits",
     }
-    for entry in DATASETS.values():
-        assert entry.image_size in (28, 224)
-        assert entry.augment == (entry.image_size == 224)
+    for info in DATASETS.values():
+        assert info.image_size in (28, 224)
+        assert info.augment == (info.image_size == 224)
     assert DATASETS["DomainNet"].steps == 15000
     assert DATASETS["PACS"].steps == 5000
 
@@ -83,13 +83,13 @@ def test_settings_of_the_protocol():
         ("rotatedmnist", "RotatedMNIST"),
     ],
 )
-def test_find_entry(given, name):
-    assert find_entry(given) is DATASETS[name]
+def test_get_info(given, name):
+    assert get_info(given) is DATASETS[name]
 
 
-def test_find_entry_suggests_the_nearest():
-    with pytest.raises(AidgnError, match=r"PCAS.*Did you mean PACS\?"):
-        find_entry("PCAS")
+def test_get_info_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="PCAS"):
+        get_info("PCAS")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_find_entry_suggests_the_nearest():
     ],
 )
 def test_domain_folders_by_any_of_their_names(name, folders, ordered):
-    assert DATASETS[name].order(folders) == ordered
+    assert DATASETS[name].order_folders(folders) == ordered
 
 
 def test_import_is_light():

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from aidgn.data.splits import split
+from aidgn.data.splits import train_val_indices
 
 
 def literal(n, trial, domain):
@@ -19,25 +19,25 @@ def literal(n, trial, domain):
 @pytest.mark.parametrize("n", [1, 4, 5, 9, 15, 35, 1670, 2048, 2344, 3929])
 @pytest.mark.parametrize(("trial", "domain"), [(0, 0), (0, 3), (2, 1)])
 def test_split_is_the_protocols(n, trial, domain):
-    inside, outside = split(n, trial, domain)
+    inside, outside = train_val_indices(n, trial, domain)
     expected_inside, expected_outside = literal(n, trial, domain)
     assert inside.tolist() == expected_inside
     assert outside.tolist() == expected_outside
 
 
 def test_split_has_every_position_once_and_a_fifth_held_out():
-    inside, outside = split(2344, 1, 2)
+    inside, outside = train_val_indices(2344, 1, 2)
     assert len(outside) == 468  # floor(0.2 * 2344)
     assert sorted([*inside, *outside]) == list(range(2344))
 
 
 def test_split_depends_on_trial_and_domain_only():
-    assert split(100, 0, 1)[0].tolist() == split(100, np.int64(0), np.int64(1))[0].tolist()
-    assert split(100, 0, 1)[0].tolist() != split(100, 1, 0)[0].tolist()
+    assert train_val_indices(100, 0, 1)[0].tolist() == train_val_indices(100, np.int64(0), np.int64(1))[0].tolist()
+    assert train_val_indices(100, 0, 1)[0].tolist() != train_val_indices(100, 1, 0)[0].tolist()
     state = np.random.get_state()[1].copy()
-    split(100, 0, 1)
+    train_val_indices(100, 0, 1)
     assert (np.random.get_state()[1] == state).all()  # the global generator is left alone
 
 
 def test_split_of_nothing():
-    assert [len(part) for part in split(0, 0, 0)] == [0, 0]
+    assert [len(part) for part in train_val_indices(0, 0, 0)] == [0, 0]

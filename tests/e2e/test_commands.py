@@ -213,7 +213,7 @@ def test_letters_that_the_terminal_has_not(locale: dict[str, str], tmp_path: Pat
     ("called", "command", "words"),
     [
         ("aidgn.inference.load_model", "predict run photo.jpg", "Interrupted."),
-        ("aidgn.data.check", "data check digits", "Interrupted."),
+        ("aidgn.data.inspect_dataset", "data check digits", "Interrupted."),
         ("aidgn.data.cache.prepare", "data prepare digits", "Interrupted; the same command continues."),
         ("aidgn.training.train", "train digits --target ink", "Interrupted; the same command continues."),
     ],

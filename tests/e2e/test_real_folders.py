@@ -322,7 +322,7 @@ import os, sys
 from pathlib import Path
 from aidgn import fitting as fit
 from aidgn.data.cache import prepare
-from aidgn.data import check, load_dataset
+from aidgn.data import inspect_dataset, load_dataset
 from aidgn.errors import AidgnError
 from aidgn.inference.image_stream import decode
 import PIL.PngImagePlugin
@@ -331,7 +331,7 @@ if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 print("predict:", decode([str(root / "barn" / "dark" / "0.png")], 32)[0])
-print("check:", check(load_dataset(root)).broken)
+print("check:", inspect_dataset(load_dataset(root)).broken)
 print("fit:", fit.survey(prepare(load_dataset(root), cache_dir=cache, workers=1, skip_broken=True)))
 try:
     load_dataset(root.parent / "closed")

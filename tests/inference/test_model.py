@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from aidgn import backbones
 from aidgn.data import load_dataset
-from aidgn.data.splits import split
+from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.inference import image_stream as streaming
 from aidgn.inference.model import Model, find_images, load_model, softmax
@@ -27,7 +27,9 @@ from aidgn.training import RunSpec, train
 DigitsRun = Callable[..., Path]
 DIGITS = load_dataset("digits")
 CHALK = DIGITS.domains.index("chalk")
-INSIDE = DIGITS.indices(CHALK)[split(len(DIGITS.indices(CHALK)), 0, CHALK)[0]]  # the target's `in` split, trial 0
+INSIDE = DIGITS.indices(CHALK)[
+    train_val_indices(len(DIGITS.indices(CHALK)), 0, CHALK)[0]
+]  # the target's `in` split, trial 0
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
@@ -107,7 +109,7 @@ def test_folder_of_images_larger_than_the_cache_stores(tmp_path: Path) -> None:
         device="cpu",
     )
     model, data = load_model(folder, device="cpu"), load_dataset(root)
-    inside = data.indices(2)[split(len(data.indices(2)), 0, 2)[0]]
+    inside = data.indices(2)[train_val_indices(len(data.indices(2)), 0, 2)[0]]
     paths = [root / data.files[index] for index in inside]
     assert accuracy(model, paths, data.labels[inside]) == pytest.approx(recorded(folder, 2), abs=1e-9)
 

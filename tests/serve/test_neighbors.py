@@ -11,7 +11,7 @@ from PIL import Image
 
 from aidgn.analysis.features import extract
 from aidgn.data import load_dataset
-from aidgn.data.splits import split
+from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.inference.export import export
 from aidgn.inference.model import load_model
@@ -64,7 +64,9 @@ def test_only_images_that_were_trained_on_of_all_kinds_alike(space: LatentSpace)
     inside = set()
     for domain in range(4):
         everywhere = DIGITS.indices(domain)
-        inside |= set(everywhere[split(len(everywhere), 0, domain)[0]].tolist()) if domain != CHALK else set()
+        inside |= (
+            set(everywhere[train_val_indices(len(everywhere), 0, domain)[0]].tolist()) if domain != CHALK else set()
+        )
     assert set(space.rows.tolist()) <= inside
     assert set(Counter(zip(space.domains.tolist(), space.labels.tolist(), strict=True)).values()) == {4}
     rare = spread(np.array([0] * 50 + [1] * 10), np.zeros(60, np.int64), [0], 0, 10)

@@ -36,7 +36,7 @@ def build(name: str, **hyper_parameters: object) -> Algorithm:
 def pixels_of(images: DeviceImageStore, group: np.ndarray) -> Tensor:
     """The network's input by the definition: (pixel / 255 - mean) / deviation, channels first."""
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-    data = images.prepared.dataset.pixels
+    data = images.decoded.dataset.pixels
     assert data is not None
     return torch.from_numpy(((data[group] / 255 - mean) / deviation).transpose(0, 3, 1, 2)).float()
 
@@ -46,7 +46,7 @@ def expected(predict: Callable[[Tensor], Tensor], images: DeviceImageStore, grou
     results = []
     for group in groups:
         right, loss = 0, 0.0
-        labels = images.prepared.dataset.labels[group].tolist()
+        labels = images.decoded.dataset.labels[group].tolist()
         for row, label in zip(predict(pixels_of(images, group)).double().tolist(), labels, strict=True):
             right += row.index(max(row)) == label
             loss -= row[label] - max(row) - math.log(sum(math.exp(value - max(row)) for value in row))

@@ -23,7 +23,7 @@ from aidgn.data import transforms as augment
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import load_folder
 from aidgn.data.loader import DeviceImageStore
-from aidgn.data.splits import split
+from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
 from aidgn.inference.model import find_run, load_model
@@ -75,7 +75,7 @@ class Features:
         """Where the images of a domain's `in` and `out` split are, in the splits' shuffled order."""
         number = self.domain_names.index(domain)
         everywhere = np.flatnonzero(self.domains == number)
-        inside, outside = split(len(everywhere), self.trial, number)
+        inside, outside = train_val_indices(len(everywhere), self.trial, number)
         return everywhere[inside], everywhere[outside]
 
     def accuracy(self, images: np.ndarray) -> float:
@@ -171,7 +171,7 @@ def extract(
     report = on_progress or (lambda *_: None)
     images = open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report)
     model = load_model(folder.path, device, own_algorithm(folder.metadata, algorithm))
-    dataset, identity = images.prepared.dataset, folder.identity
+    dataset, identity = images.decoded.dataset, folder.identity
     shape, vectors = (len(dataset), len(dataset.classes)), class_vectors(model.network.classifier)
     found = Features(
         np.empty((0, 0), np.float32),
@@ -225,7 +225,7 @@ def compute(
 
 def clean_transform(images: DeviceImageStore) -> Callable[[Tensor, Tensor], Tensor]:
     """That of evaluation; on a GPU without compiling, which would take longer than the work."""
-    return partial(augment.clean, size=images.prepared.dataset.image_size, exact_fit=images.exact_fit)
+    return partial(augment.clean, size=images.decoded.dataset.image_size, exact_fit=images.exact_fit)
 
 
 # The run and its images -----------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str |
 
     if entry is not None and entry.name == "digits":
         dataset = load_dataset(name)
-    elif data is not None and entry is not None and not entry.order(_folders(Path(data))):
+    elif data is not None and entry is not None and not entry.order_folders(_folders(Path(data))):
         dataset = named(data)
     elif data is not None:
         dataset = load_folder(Path(data), entry)
@@ -307,7 +307,7 @@ def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str |
             f"The images of {metadata.path.parent} are not here: {was}. Say where the folder of {name} "
             "is with --data DIR."
         )
-    return replace(dataset, image_size=metadata.image_size)
+    return dataset.with_image_size(metadata.image_size)
 
 
 def _folders(path: Path) -> list[str]:

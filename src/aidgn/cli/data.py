@@ -4,8 +4,6 @@ from pathlib import Path
 
 import click
 
-from aidgn.errors import AidgnError, plural, some
-
 
 @click.group(
     epilog="""\b
@@ -13,7 +11,7 @@ Example:
   aidgn data list"""
 )
 def data() -> None:
-    """Data sets: list, check, download, prepare."""
+    """List, check, download and prepare data sets."""
 
 
 @data.command(
@@ -23,31 +21,31 @@ Example:
   aidgn data list""",
 )
 def list_() -> None:
-    """The data sets that are known by name."""
+    """List the data sets that are known by name."""
     from rich.table import Table
 
     from aidgn.cli.display import NARROW, wide_console
     from aidgn.data import DATASETS
 
     console = wide_console(160)
-    heads = ["name", "domains", "images", "classes", "steps", "eval every", "halve lr at"]
-    heads = heads if console.width >= NARROW else heads[:4]
+    headings = ["name", "domains", "images", "classes", "steps", "eval every", "halve lr at"]
+    headings = headings if console.width >= NARROW else headings[:4]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, overflow="fold")
-    for entry in DATASETS.values():
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for info in DATASETS.values():
         domains = ", ".join(
             f"{name} ({letter})" if letter != name else name
-            for name, letter in zip(entry.domains, entry.letters, strict=True)
+            for name, letter in zip(info.domains, info.letters, strict=True)
         )
-        numbers = (sum(entry.counts.values()), entry.number_of_classes, entry.steps, entry.eval_every)
-        row = (entry.name, domains, *map(str, numbers), ", ".join(map(str, entry.lr_milestones)))
-        table.add_row(*row[: len(heads)])
+        numbers = (sum(info.counts.values()), info.num_classes, info.steps, info.eval_every)
+        row = (info.name, domains, *map(str, numbers), ", ".join(map(str, info.lr_milestones)))
+        table.add_row(*row[: len(headings)])
     console.print(table)
 
 
 @data.command(
-    short_help="Count and decode every image: what is missing, broken or twice.",
+    short_help="Count and decode every image: what is missing, broken or there twice.",
     epilog="""\b
 Examples:
   aidgn data check PACS
@@ -56,71 +54,31 @@ Examples:
 @click.argument("folder")
 @click.option("--data-dir", metavar="DIR", help="Where data sets are  [default: $AIDGN_DATA, else data/].")
 def check(folder: str, data_dir: str | None) -> None:
-    """Count and decode every image of FOLDER (or of a data set by name): what is missing, broken or twice."""
+    """Count and decode every image of FOLDER (or of a data set by name): what is missing, broken or there twice."""
     from rich.table import Table
     from rich.text import Text
 
     from aidgn.cli.display import RunDisplay, wide_console
-    from aidgn.data import check as check_dataset
-    from aidgn.data import load_dataset
+    from aidgn.data import inspect_dataset, load_dataset
 
     dataset = load_dataset(folder, data_dir)
     with RunDisplay() as display:
-        found = check_dataset(dataset, on_progress=lambda done, total: display.update("reading images", done, total))
-    table = Table(
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        title_justify="left",
-        title=Text(f"{dataset.name}: {len(dataset.labels)} images"),
-    )
+        inspection = inspect_dataset(dataset, lambda done, total: display.update("reading images", done, total))
+    title = Text(f"{dataset.name}: {len(dataset)} images")
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title=title)
     table.add_column("class", overflow="fold")
     for name in (*dataset.domains, "all"):
         table.add_column(Text(name), justify="right", overflow="fold")
-    for name, counts in (*zip(dataset.classes, found.counts.T, strict=True), ("all", found.counts.sum(1))):
+    for name, counts in (*zip(dataset.classes, inspection.counts.T, strict=True), ("all", inspection.counts.sum(1))):
         table.add_row(Text(name), *map(str, counts), str(counts.sum()))
     wide_console(160).print(table)
-    for line in found.differences:
-        click.echo(line)
-    for file, reason in found.broken:
-        click.echo(f"broken: {reason}" if file in reason else f"broken: {file}: {reason}")
-    for group in found.duplicates:
-        click.echo(f"the same image in several domains: {', '.join(group)}")
-    for group in found.contradictions:
-        click.echo(f"the same image in several classes: {', '.join(group)}")
-    if found.copies:
-        click.echo(
-            f"{plural(len(found.copies), 'image')} with a copy in the same domain on the other side of the "
-            "split (trial 0), so that validation sees what was trained on: "
-            + some(map(", ".join, found.copies), 5, "; ")
-        )
-    empty = [
-        f"{name} of {class_name}"
-        for name, row in zip(dataset.domains, found.counts, strict=True)
-        for class_name, number in zip(dataset.classes, row, strict=True)
-        if not number
-    ]
-    if empty:
-        click.echo(f"no images in {some(empty, 10)}: right, if there are none")
-    if dataset.ignored:
-        click.echo(f"{plural(len(dataset.ignored), 'other file')} ignored: {some(dataset.ignored, 5)}")
-    if not found.fine:
-        wrong = [
-            (len(found.broken), "broken file{}"),
-            (len(found.duplicates), "image{} in several domains"),
-            (len(found.contradictions), "image{} in several classes"),
-            (len(found.differences), "difference{} from the published counts"),
-        ]
-        raise AidgnError(
-            f"{dataset.name} is not in order: "
-            + ", ".join(f"{number} {words.format('s' * (number != 1))}" for number, words in wrong if number)
-            + "."
-        )
-    click.echo(f"Every image can be read{f', counts are those of {found.expected}' if found.expected else ''}.")
+    for sentence in inspection.findings():
+        click.echo(sentence)
+    click.echo(inspection.verdict())
 
 
 @data.command(
-    short_help="Fetch a data set from its mirrors and verify it.",
+    short_help="Download a data set and verify it.",
     epilog="""\b
 Example:
   aidgn data download PACS --data-dir ~/data""",
@@ -128,14 +86,14 @@ Example:
 @click.argument("name")
 @click.option("--data-dir", metavar="DIR", help="Where to put it  [default: $AIDGN_DATA, else data/].")
 def download(name: str, data_dir: str | None) -> None:
-    """Fetch a data set by NAME from its mirrors, resume where it broke off, verify the counts."""
+    """Download the data set NAME from its mirrors, resume an interrupted download, verify the counts."""
     import os
 
     from aidgn.cli.display import RunDisplay
-    from aidgn.data.download import download as fetch
+    from aidgn.data.download import download as download_dataset
 
     with RunDisplay() as display:
-        folder = fetch(
+        folder = download_dataset(
             name,
             Path(data_dir or os.environ.get("AIDGN_DATA") or "data"),
             on_progress=lambda done, total: display.update("downloading", done // 10**6, total and total // 10**6),
@@ -154,7 +112,7 @@ Example:
 @click.option("--workers", type=int, metavar="N", help="Processes  [default: one per core].")
 @click.option("--skip-broken", is_flag=True, help="Leave out images that cannot be read.")
 def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken: bool) -> None:
-    """Decode every image once, so that training starts at once. Training does this by itself on first use."""
+    """Decode every image once, so that training starts at once. Otherwise the first training does this."""
     from aidgn.cli.display import RunDisplay
     from aidgn.data import load_dataset
     from aidgn.data.cache import prepare as prepare_dataset

@@ -95,7 +95,6 @@ def fit(
 
     Looks the folder through, leaves each domain out in turn to see how well it is predicted unseen, and trains the
     model on all of them."""
-    from dataclasses import replace
 
     from aidgn import fitting
     from aidgn.algorithms import find
@@ -114,7 +113,7 @@ def fit(
     check_outside(dataset, place)
     fitting.check_place(place, dataset)
     size = image_size or fitting.choose_size(dataset)
-    dataset = replace(dataset, image_size=fitting.quick_size(size, device) if quick and not image_size else size)
+    dataset = dataset.with_image_size(fitting.quick_size(size, device) if quick and not image_size else size)
     with RunDisplay() as display:
         prepared = prepare(
             dataset, skip_broken=True, on_progress=lambda done, total: display.update("decoding images", done, total)

@@ -80,7 +80,7 @@ def train(
             "Name the domain to hold out with --target: "
             + ", ".join(
                 f"{name} ({letter})" if letter != name else name
-                for name, letter in zip(dataset.domains, dataset.letters, strict=True)
+                for name, letter in zip(dataset.domains, dataset.info.letters, strict=True)
             )
             + "; or --target none to train on all of them."
         )

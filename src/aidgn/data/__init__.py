@@ -1,20 +1,20 @@
-"""Data sets: the catalogue, folders, images, splits."""
+"""Data sets: the registry, folders of images, decoding, splits."""
 
 from aidgn.data.dataset import Dataset, load_dataset
 from aidgn.data.images import IMAGE_SUFFIXES, read_image
-from aidgn.data.registry import DATASETS, DatasetInfo, find_entry
-from aidgn.data.splits import split
-from aidgn.data.validate import Check, check
+from aidgn.data.registry import DATASETS, DatasetInfo, get_info
+from aidgn.data.splits import train_val_indices
+from aidgn.data.validate import Inspection, inspect_dataset
 
 __all__ = [
     "DATASETS",
     "IMAGE_SUFFIXES",
-    "Check",
     "Dataset",
     "DatasetInfo",
-    "check",
-    "find_entry",
+    "Inspection",
+    "get_info",
+    "inspect_dataset",
     "load_dataset",
     "read_image",
-    "split",
+    "train_val_indices",
 ]

@@ -25,7 +25,7 @@ from typing import IO, NamedTuple, NoReturn
 import numpy as np
 from PIL import Image, ImageFile
 
-from aidgn.data.images import FORMATS, orientation, read_image
+from aidgn.data.images import open_image, orientation, read_image
 from aidgn.errors import AidgnError
 from aidgn.files import open_no_link
 
@@ -80,7 +80,7 @@ def settled(stamp: list[int]) -> list[int]:
 def longest_side(path: str) -> int:
     """From the file's header; 1 if it is broken, for decoding will say so."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_image(path) as image:
             return max(image.size)
     except Exception:
         return 1

@@ -9,7 +9,7 @@ from aidgn.data.dataset import Dataset
 from aidgn.data.registry import DATASETS
 
 SIZE = 28
-ENTRY = DATASETS["digits"]
+INFO = DATASETS["digits"]
 
 
 def load_digits() -> Dataset:
@@ -18,7 +18,7 @@ def load_digits() -> Dataset:
 
     source = load_source()
     by_class = np.argsort(source.target, kind="stable")
-    deal = [by_class[domain :: len(ENTRY.domains)] for domain in range(len(ENTRY.domains))]
+    deal = [by_class[domain :: len(INFO.domains)] for domain in range(len(INFO.domains))]
     styles = (ink, chalk, poster, outline)
     rng = np.random.Generator(np.random.PCG64(1797))
     pixels = np.concatenate(
@@ -28,26 +28,12 @@ def load_digits() -> Dataset:
     domain_of = np.arange(len(deal)).repeat([len(chosen) for chosen in deal])
     labels = source.target[order].astype(np.int64)
     files = [
-        f"{ENTRY.domains[domain]}/{label}/{number:04}.png"
+        f"{INFO.domains[domain]}/{label}/{number:04}.png"
         for domain, label, number in zip(domain_of.tolist(), labels.tolist(), order.tolist(), strict=True)
     ]
     pixels = np.round(np.round(pixels * 255, 6))  # to 6 places first: halves fall to the same side on every processor
-    return Dataset(
-        name=ENTRY.name,
-        root=None,
-        domains=list(ENTRY.domains),
-        classes=list(ENTRY.classes),
-        letters=list(ENTRY.letters),
-        files=files,
-        labels=labels,
-        domain_of=domain_of,
-        image_size=ENTRY.image_size,
-        augment=ENTRY.augment,
-        eval_every=ENTRY.eval_every,
-        steps=ENTRY.steps,
-        lr_milestones=ENTRY.lr_milestones,
-        pixels=np.clip(pixels, 0, 255).astype(np.uint8),
-    )
+    pixels = np.clip(pixels, 0, 255).astype(np.uint8)
+    return Dataset(INFO, list(INFO.classes), files, labels, domain_of, pixels=pixels)
 
 
 # The strokes --------------------------------------------------------------------------------------------------------

@@ -1,19 +1,32 @@
-"""Any image file as upright RGB, or an error that names the file: nothing truncated, faked or huge gets through."""
+"""Decode an image file of any common format into upright RGB, or say what is wrong with the file."""
 
+import io
 import os
 import warnings
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import IO
 
 import numpy as np
 from PIL import Image, ImageFile
 
 from aidgn.errors import AidgnError
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
-# Only these are tried, whatever the file's name says: Pillow also opens formats that start other programs.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
-MAX_PIXELS = 178_956_970  # where Pillow too sees a decompression bomb: 512 MiB of RGB
+# Pillow's names of formats and the suffixes of their files. No other format is tried, whatever a file's suffix: some
+# of Pillow's decoders start other programs.
+IMAGE_FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm"),
+}
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
+FORMAT_NAMES = "JPEG, PNG, WebP, BMP, TIFF, GIF or PPM"  # for messages
+
+MAX_PIXELS = 178_956_970  # Pillow's own limit for decompression bombs: 512 MiB of RGB
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # large, but below MAX_PIXELS
 
 ORIENTATION = 0x0112  # EXIF tag
@@ -26,39 +39,53 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+TURNS_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange height and width
+
+
+def open_image(file: str | Path | IO[bytes]) -> Image.Image:
+    """Read the header of an image file with Pillow, in one of `IMAGE_FORMATS`."""
+    return Image.open(file, formats=tuple(IMAGE_FORMATS))
+
+
+def suffix_of(content: bytes) -> str | None:
+    """Return the suffix that suits the content of an image file; None if it is not an image."""
+    try:
+        with open_image(io.BytesIO(content)) as image:
+            return IMAGE_FORMATS[str(image.format)][0]
+    except Exception:  # decoders fail on damaged files with exceptions of all kinds
+        return None
 
 
 def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
-    """The image in mode RGB, turned upright as EXIF says, and the (height, width) of the upright original.
+    """Decode an image file to mode RGB, turned upright as its EXIF data say.
 
-    With `at_least`, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides keep that many
-    pixels: several times faster for photographs. Transparent pixels are laid on white. Of an animation: frame one.
+    Transparent pixels are laid on white. Of an animation the first frame is read.
+
+    Args:
+        path: The file.
+        at_least: Decode a JPEG at 1/2, 1/4 or 1/8 of its size, as long as both sides keep this many pixels. That is
+            several times faster for photographs.
+
+    Returns:
+        The image, and (height, width) of the upright original.
     """
     try:
         stat = os.stat(path)  # noqa: PTH116, for many files
         if not (S_ISREG(stat.st_mode) or S_ISDIR(stat.st_mode)):
             raise AidgnError(f"{path} is not a file but a pipe, socket or device.")
-        with Image.open(path, formats=FORMATS) as image:
+        with open_image(path) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             if at_least is not None:
                 image.draft(None, (at_least, at_least))  # type: ignore[arg-type]
             reduced = image.size != (width, height)
-            ImageFile.LOAD_TRUNCATED_IMAGES = False  # others set it for the whole process
+            ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code may have set it for the whole process
             image.load()
-            upright = to_rgb(image)
-            turn = UPRIGHT.get(orientation(image))
-            if turn is not None:
-                upright = upright.transpose(turn)
+            upright = turn_upright(image)
             if not reduced:
                 width, height = upright.size
-            elif turn in (
-                Image.Transpose.TRANSPOSE,
-                Image.Transpose.ROTATE_270,
-                Image.Transpose.TRANSVERSE,
-                Image.Transpose.ROTATE_90,
-            ):
+            elif orientation(image) in TURNS_SIDEWAYS:
                 width, height = height, width
             return upright, (height, width)
     except AidgnError:
@@ -70,51 +97,53 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
     except IsADirectoryError:
         raise AidgnError(f"{path} is a folder, not an image.") from None
     except Image.DecompressionBombError:
-        raise AidgnError(
-            f"{path} is too large: images of up to {MAX_PIXELS // 1_000_000} megapixels are read. "
-            "Make it smaller or remove it."
-        ) from None
+        limit = MAX_PIXELS // 1_000_000
+        raise AidgnError(f"{path} is too large, with more than {limit} megapixels. Shrink or remove it.") from None
     except Image.UnidentifiedImageError:
-        raise AidgnError(
-            f"{path} is "
-            + (
-                "empty (0 bytes)."
-                if stat.st_size == 0
-                else "not an image: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM."
-            )
-        ) from None
+        if stat.st_size == 0:
+            raise AidgnError(f"{path} is empty (0 bytes).") from None
+        raise AidgnError(f"{path} is not an image: its content is not {FORMAT_NAMES}.") from None
     except MemoryError as error:
         raise AidgnError(f"{path} cannot be read: there is not enough memory for it.") from error
-    except Exception as error:  # decoders fail on damaged files with exceptions of every kind
+    except Exception as error:  # decoders fail on damaged files with exceptions of all kinds
         if isinstance(error, OSError) and error.strerror:  # a link to itself, a fault of the disk
             raise AidgnError(f"{path} cannot be read: {error.strerror}.") from error
-        raise AidgnError(
-            f"{path} is damaged: {str(error) or type(error).__name__}. Get the file again or remove it."
-        ) from error
+        reason = str(error) or type(error).__name__
+        raise AidgnError(f"{path} is damaged: {reason}. Get the file again or remove it.") from error
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8. Asked after loading, for Pillow turns a TIFF upright itself while it loads."""
+    """Return the EXIF orientation, 1 to 8, of a loaded image: Pillow turns a TIFF upright while loading it."""
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # unreadable EXIF data say nothing about the pixels
+    except Exception:  # unreadable EXIF data do not concern the pixels
         return 1
 
 
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Convert a loaded image to RGB and turn it as its EXIF data say."""
+    turn = UPRIGHT.get(orientation(image))
+    return to_rgb(image) if turn is None else to_rgb(image).transpose(turn)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image of any mode to RGB, transparent pixels on white."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "F" or image.mode.startswith("I"):
-        return eight_bits(image).convert("RGB")
+        return to_eight_bits(image).convert("RGB")
     if image.has_transparency_data:
-        colours = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours).convert("RGB")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
 
 
-def eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits and more as 8 bits: white is 65535 for whole numbers, 1 for fractions, black is 0, the same for
-    every file. Values outside that range have no known white; they are stretched from the least to the greatest."""
+def to_eight_bits(image: Image.Image) -> Image.Image:
+    """Convert grey of 16 bits or more to 8 bits.
+
+    Black is 0 and white is 65535 for whole numbers, 1 for fractions. An image with values outside that range has no
+    known white, so its least and greatest values become black and white.
+    """
     values = np.nan_to_num(np.asarray(image).astype(np.float64))
     low, high = 0.0, 1.0 if image.mode == "F" else 65535.0
     if values.min() < low or values.max() > high:

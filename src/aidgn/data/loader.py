@@ -1,6 +1,6 @@
 """Batches: which images a step trains on, and how they reach the device.
 
-The draw of step s depends on (seed, s) only, so a resumed run, another number of workers or images streamed instead of
+The images of step s depend on (seed, s) only. A resumed run, another number of workers, or images streamed instead of
 held on the device change nothing.
 """
 
@@ -13,105 +13,122 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aidgn.data import transforms as augment
 from aidgn.data.cache import DecodedDataset
+from aidgn.data.transforms import UNIFORMS
 
-RESIDENT_SHARE = 0.6  # of the free device memory that images may take
-AHEAD = 4  # streamed batches in flight
+DEVICE_SHARE = 0.6  # of the free device memory that images may take
+PREFETCHED = 4  # streamed batches in flight
+COPIED_TOGETHER = 1024  # images
+
+Batch = tuple[Tensor, Tensor, Tensor]  # uint8 images, geometry and labels on the device
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device that nobody waits for."""
+    """Copy a tensor to the device without waiting for the copy."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class BatchSampler:
-    """What is random in a run's batches: per step, `batch_size` images of every source domain, uniformly with
-    replacement and independently per domain, and the uniforms of their augmentation."""
+    """Draw the random numbers of a run's batches.
+
+    A step has `batch_size` images of every source domain, uniformly with replacement and independently per domain, and
+    uniform numbers for the augmentation of each.
+
+    Args:
+        pools: Indices of the training images of each source domain.
+        batch_size: Images per domain.
+        seed: Seed of the run.
+    """
 
     def __init__(self, pools: Sequence[np.ndarray], batch_size: int, seed: int):
-        self.pools, self.batch_size, self.seed = pools, batch_size, seed
+        self.pools = pools
+        self.batch_size = batch_size
+        self.seed = seed
 
     def steps(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Image indices [stop - start, domains * batch_size] and uniforms [.., .., UNIFORMS] of steps start..stop-1."""
+        """Return image indices [steps, domains * batch_size] and uniforms [.., .., UNIFORMS] of steps start..stop-1."""
         size = len(self.pools) * self.batch_size
         indices = np.empty((stop - start, size), np.int64)
-        uniforms = np.empty((stop - start, size, augment.UNIFORMS), np.float32)
+        uniforms = np.empty((stop - start, size, UNIFORMS), np.float32)
         for row, step in enumerate(range(start, stop)):
             random = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, step]))
-            indices[row] = np.concatenate(
-                [pool[random.integers(len(pool), size=self.batch_size)] for pool in self.pools]
-            )
+            positions = [random.integers(len(pool), size=self.batch_size) for pool in self.pools]
+            indices[row] = np.concatenate([pool[chosen] for pool, chosen in zip(self.pools, positions, strict=True)])
             random.random(out=uniforms[row], dtype=np.float32)
         return torch.from_numpy(indices), torch.from_numpy(uniforms)
 
 
 class DeviceImageStore:
-    """The decoded images of a data set as the device sees them: uint8 slots, geometry and labels by image index.
+    """The decoded images of a data set for a device: uint8 slots, geometry and labels by image index.
 
-    They live on the device when they take at most `RESIDENT_SHARE` of its free memory; otherwise batches are gathered
-    from the memory map by a thread, through pinned memory, `AHEAD` of their use.
+    Args:
+        decoded: The images.
+        device: Where batches are needed.
+        resident: Whether all images are held on the device. By default they are if they take at most `DEVICE_SHARE`
+            of its free memory. Otherwise a thread gathers `PREFETCHED` batches ahead, through pinned memory.
     """
 
-    def __init__(self, prepared: DecodedDataset, device: torch.device, resident: bool | None = None):
-        self.prepared, self.device = prepared, device
-        self.geometry = torch.from_numpy(prepared.geometry.astype(np.int32)).to(device)
-        self.labels = torch.from_numpy(np.ascontiguousarray(prepared.dataset.labels)).to(device)
-        fills = (prepared.geometry[:, :2] == prepared.slot).all()
-        self.exact_fit = bool(fills and prepared.slot == prepared.dataset.image_size)
+    def __init__(self, decoded: DecodedDataset, device: torch.device, resident: bool | None = None):
+        self.decoded = decoded
+        self.device = device
+        self.geometry = torch.from_numpy(decoded.geometry.astype(np.int32)).to(device)
+        self.labels = torch.from_numpy(np.ascontiguousarray(decoded.dataset.labels)).to(device)
+        fills_slot = (decoded.geometry[:, :2] == decoded.slot).all()
+        self.exact_fit = bool(fills_slot and decoded.slot == decoded.dataset.image_size)
         if resident is None:
             resident = device.type == "cpu" or (
-                prepared.pixels.nbytes <= RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+                decoded.pixels.nbytes <= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
             )
         self.pixels: Tensor | None = None
         if resident and device.type != "cpu":
-            shape = (len(prepared.rows), *prepared.pixels.shape[1:])
+            shape = (len(decoded.rows), *decoded.pixels.shape[1:])
             self.pixels = torch.empty(shape, dtype=torch.uint8, device=device)
-            for start in range(0, len(prepared.rows), 1024):
-                rows = prepared.pixels[prepared.rows[start : start + 1024]]
-                self.pixels[start : start + 1024] = torch.from_numpy(rows).to(device)
+            for start in range(0, len(decoded.rows), COPIED_TOGETHER):
+                stop = start + COPIED_TOGETHER
+                self.pixels[start:stop] = torch.from_numpy(decoded.pixels[decoded.rows[start:stop]]).to(device)
 
-    def batches(self, rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For every row of image indices, on the host: uint8 images, geometry and labels on the device."""
-        if not rows:  # of a few batches that are shared out, one process may have none
+    def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
+        """Yield the batch of each row of image indices, which are on the host."""
+        if not rows:  # a process may have no share of the last batches
             return
-        wheres = to_device(torch.cat(list(rows)), self.device).split([len(row) for row in rows])
+        indices = to_device(torch.cat(list(rows)), self.device).split([len(row) for row in rows])
         if self.pixels is None and self.device.type != "cpu":
-            yield from self._streamed(rows, wheres)
+            yield from self._stream(rows, indices)
             return
-        for row, where in zip(rows, wheres, strict=True):
-            pixels = self._gather(row) if self.pixels is None else self.pixels[where]
-            yield pixels, self.geometry[where], self.labels[where]
+        for row, index in zip(rows, indices, strict=True):
+            pixels = self._gather(row) if self.pixels is None else self.pixels[index]
+            yield pixels, self.geometry[index], self.labels[index]
 
     def _gather(self, row: Tensor) -> Tensor:
-        return torch.from_numpy(self.prepared.pixels[self.prepared.rows[row.numpy()]])
+        return torch.from_numpy(self.decoded.pixels[self.decoded.rows[row.numpy()]])
 
-    def _streamed(self, rows: Sequence[Tensor], wheres: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        ready: queue.Queue[Tensor | BaseException] = queue.Queue(AHEAD)
+    def _stream(self, rows: Sequence[Tensor], indices: Sequence[Tensor]) -> Iterator[Batch]:
+        """Yield batches that a thread gathers ahead from the memory map."""
+        ready: queue.Queue[Tensor | BaseException] = queue.Queue(PREFETCHED)
         stop = threading.Event()
 
-        def hand_over(what: Tensor | BaseException) -> None:
+        def put(result: Tensor | BaseException) -> None:
             while not stop.is_set():
                 with suppress(queue.Full):
-                    return ready.put(what, timeout=0.1)
+                    return ready.put(result, timeout=0.1)
 
-        def gather() -> None:
+        def gather_all() -> None:
             try:
                 for row in rows:
                     if stop.is_set():
                         return
-                    hand_over(self._gather(row).pin_memory())
+                    put(self._gather(row).pin_memory())
             except BaseException as error:
-                hand_over(error)
+                put(error)
 
-        thread = threading.Thread(target=gather, daemon=True)
+        thread = threading.Thread(target=gather_all, daemon=True)
         thread.start()
         try:
-            for where in wheres:
-                batch = ready.get()
-                if isinstance(batch, BaseException):
-                    raise batch
-                yield batch.to(self.device, non_blocking=True), self.geometry[where], self.labels[where]
+            for index in indices:
+                pixels = ready.get()
+                if isinstance(pixels, BaseException):
+                    raise pixels
+                yield pixels.to(self.device, non_blocking=True), self.geometry[index], self.labels[index]
         finally:
             stop.set()
             thread.join()

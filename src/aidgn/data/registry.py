@@ -1,130 +1,117 @@
-"""The data sets that are known by name: domains in the order of the tables, sizes, and the settings of their runs."""
+"""Data sets that are known by name, with the settings of their runs."""
 
-from collections.abc import Iterable, Mapping
+import os
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from aidgn.errors import AidgnError, did_you_mean
+from aidgn.errors import UnknownNameError
 
-SMALL_SIDE = 64  # of images that a small network from scratch suits
+SMALL_SIDE = 64  # a small network trained from scratch suits images of at most this side
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One data set. `letters` name the domains in tables; `counts` is empty where no count is published."""
+    """What is known of a data set before its images are read, and the settings of its runs.
+
+    Args:
+        name: Name in tables and records.
+        domains: Names of the domains, in the order of the tables.
+        letters: Short names of the domains in tables.
+        num_classes: Number of classes.
+        folder: Name of its folder on disk.
+        counts: Published images per domain; empty if none are published.
+        classes: Names of the classes; empty if the folder decides.
+        class_counts: Published images per class, by domain.
+        other_counts: Images per domain of a second accepted copy.
+        domain_aliases: Other names of domain folders.
+        image_size: Side of the network's input in pixels.
+        augment: Whether training images are augmented.
+        eval_every: Steps between evaluations.
+        steps: Training steps.
+        lr_milestones: Steps at which the learning rate is halved.
+    """
 
     name: str
-    folder: str  # its name on disk
     domains: tuple[str, ...]
     letters: tuple[str, ...]
-    number_of_classes: int
-    counts: Mapping[str, int]  # images per domain
-    classes: tuple[str, ...] = ()  # empty: taken from the folder
-    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # images per class, by domain
-    other_counts: Mapping[str, int] = field(default_factory=dict)  # images per domain of a second accepted copy
-    domain_aliases: Mapping[str, str] = field(default_factory=dict)  # other names of domain folders
+    num_classes: int
+    folder: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    other_counts: Mapping[str, int] = field(default_factory=dict)
+    domain_aliases: Mapping[str, str] = field(default_factory=dict)
     image_size: int = 224
     augment: bool = True
     eval_every: int = 300
     steps: int = 5000
     lr_milestones: tuple[int, ...] = ()
 
-    def order(self, folders: Iterable[str]) -> list[str] | None:
-        """`folders` in the order of the domains they stand for, None unless they are exactly these domains.
+    def order_folders(self, folders: Iterable[str]) -> list[str] | None:
+        """Put domain folders in the order of the domains; None unless they are exactly these domains.
 
-        A domain folder may bear the domain's name, its letter or an alias, in any case, with or without _, - and space.
+        A folder may have the name, the letter or an alias of its domain, with any case, spaces, _ and -.
         """
-        known = {normalize_name(alias): domain for alias, domain in self.domain_aliases.items()}
-        known |= {normalize_name(letter): domain for letter, domain in zip(self.letters, self.domains, strict=True)}
-        known |= {normalize_name(domain): domain for domain in self.domains}
-        meant = [(known.get(normalize_name(folder)), folder) for folder in folders]
-        if sorted(str(domain) for domain, _ in meant) != sorted(self.domains):
+        domain_of = {normalize_name(alias): domain for alias, domain in self.domain_aliases.items()}
+        domain_of |= {normalize_name(letter): domain for letter, domain in zip(self.letters, self.domains, strict=True)}
+        domain_of |= {normalize_name(domain): domain for domain in self.domains}
+        pairs = [(domain_of.get(normalize_name(folder)), folder) for folder in folders]
+        if sorted(str(domain) for domain, _ in pairs) != sorted(self.domains):
             return None
-        return [dict(meant)[domain] for domain in self.domains]
+        folder_of = dict(pairs)
+        return [folder_of[domain] for domain in self.domains]
 
 
 def normalize_name(name: str) -> str:
-    """The name without case, spaces, _ and -: OfficeHome, office_home and Office-Home are one."""
+    """Remove case, spaces, _ and - from a name: OfficeHome, office_home and Office-Home are the same."""
     return name.casefold().translate({ord(character): None for character in " _-"})
 
 
-OFFICE_HOME_CLASSES = (
-    "Alarm_Clock",
-    "Backpack",
-    "Batteries",
-    "Bed",
-    "Bike",
-    "Bottle",
-    "Bucket",
-    "Calculator",
-    "Calendar",
-    "Candles",
-    "Chair",
-    "Clipboards",
-    "Computer",
-    "Couch",
-    "Curtains",
-    "Desk_Lamp",
-    "Drill",
-    "Eraser",
-    "Exit_Sign",
-    "Fan",
-    "File_Cabinet",
-    "Flipflops",
-    "Flowers",
-    "Folder",
-    "Fork",
-    "Glasses",
-    "Hammer",
-    "Helmet",
-    "Kettle",
-    "Keyboard",
-    "Knives",
-    "Lamp_Shade",
-    "Laptop",
-    "Marker",
-    "Monitor",
-    "Mop",
-    "Mouse",
-    "Mug",
-    "Notebook",
-    "Oven",
-    "Pan",
-    "Paper_Clip",
-    "Pen",
-    "Pencil",
-    "Postit_Notes",
-    "Printer",
-    "Push_Pin",
-    "Radio",
-    "Refrigerator",
-    "Ruler",
-    "Scissors",
-    "Screwdriver",
-    "Shelf",
-    "Sink",
-    "Sneakers",
-    "Soda",
-    "Speaker",
-    "Spoon",
-    "TV",
-    "Table",
-    "Telephone",
-    "ToothBrush",
-    "Toys",
-    "Trash_Can",
-    "Webcam",
-)
+def normalize_unicode(name: str) -> str:
+    """Put a folder's name into one form of Unicode; a name that is not UTF-8 is read as Latin-1, as in old archives."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raw = os.fsencode(name)
+        name = raw.decode("latin-1")
+        with suppress(UnicodeDecodeError):  # the name is UTF-8 but the locale is not
+            name = raw.decode()
+    return unicodedata.normalize("NFC", name)
+
+
+def short_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Shorten names to their first one to three letters, in capitals, where no other name starts with these."""
+
+    def shorten(name: str) -> str:
+        others = [other.upper() for other in names if other != name]
+        for length in range(1, 4):
+            if not any(other.startswith(name.upper()[:length]) for other in others):
+                return name.upper()[:length]
+        return name
+
+    return tuple(map(shorten, names))
+
+
+OFFICE_HOME_CLASSES = """
+Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair Clipboards Computer Couch
+Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet Flipflops Flowers Folder Fork Glasses Hammer Helmet Kettle
+Keyboard Knives Lamp_Shade Laptop Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes
+Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table
+Telephone ToothBrush Toys Trash_Can Webcam
+"""
 TEN_DIGITS = tuple("0123456789")
 
 DATASETS: dict[str, DatasetInfo] = {
-    entry.name: entry
-    for entry in (
+    info.name: info
+    for info in (
         DatasetInfo(
-            "PACS",
             "PACS",
             ("art_painting", "cartoon", "photo", "sketch"),
             ("A", "C", "P", "S"),
-            7,
+            num_classes=7,
+            folder="PACS",
             counts={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
             classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
             class_counts={
@@ -138,10 +125,10 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
         DatasetInfo(
             "VLCS",
-            "VLCS",
             ("Caltech101", "LabelMe", "SUN09", "VOC2007"),
             ("C", "L", "S", "V"),
-            5,
+            num_classes=5,
+            folder="VLCS",
             counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
             classes=("bird", "car", "chair", "dog", "person"),
             class_counts={
@@ -154,22 +141,22 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
         DatasetInfo(
             "OfficeHome",
-            "office_home",
             ("Art", "Clipart", "Product", "Real World"),
             ("A", "C", "P", "R"),
-            65,
+            num_classes=65,
+            folder="office_home",
             counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
-            classes=OFFICE_HOME_CLASSES,
+            classes=tuple(OFFICE_HOME_CLASSES.split()),
             eval_every=100,
             lr_milestones=(2000, 4000),
         ),
-        # Published with 24788 images; annotations corrected since leave 24330 in the copy that can be downloaded today.
+        # Published with 24788 images. Corrected annotations leave 24330 in the copy that can be downloaded today.
         DatasetInfo(
             "TerraIncognita",
-            "terra_incognita",
             ("location_100", "location_38", "location_43", "location_46"),
             ("L100", "L38", "L43", "L46"),
-            10,
+            num_classes=10,
+            folder="terra_incognita",
             counts={"location_100": 4879, "location_38": 9767, "location_43": 4020, "location_46": 6122},
             other_counts={"location_100": 4741, "location_38": 9736, "location_43": 3970, "location_46": 5883},
             classes=("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"),
@@ -177,22 +164,22 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
         DatasetInfo(
             "DomainNet",
-            "domain_net",
             ("clip", "info", "paint", "quick", "real", "sketch"),
             ("clip", "info", "paint", "quick", "real", "sketch"),
-            345,
+            num_classes=345,
+            folder="domain_net",
             counts={"clip": 48129, "info": 51605, "paint": 72266, "quick": 172500, "real": 172947, "sketch": 69128},
             domain_aliases={"clipart": "clip", "infograph": "info", "painting": "paint", "quickdraw": "quick"},
             eval_every=1000,
             steps=15000,
         ),
-        # The 70000 images of MNIST dealt out to the domains in turn.
+        # Every sixth, or third, of the 70000 images of MNIST is in the same domain.
         DatasetInfo(
             "RotatedMNIST",
-            "RotatedMNIST",
             ("0", "15", "30", "45", "60", "75"),
             ("0", "15", "30", "45", "60", "75"),
-            10,
+            num_classes=10,
+            folder="RotatedMNIST",
             counts={"0": 11667, "15": 11667, "30": 11667, "45": 11667, "60": 11666, "75": 11666},
             classes=TEN_DIGITS,
             image_size=28,
@@ -200,22 +187,22 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
         DatasetInfo(
             "ColoredMNIST",
-            "ColoredMNIST",
             ("+90%", "+80%", "-90%"),
             ("+90%", "+80%", "-90%"),
-            2,
+            num_classes=2,
+            folder="ColoredMNIST",
             counts={"+90%": 23334, "+80%": 23333, "-90%": 23333},
             classes=("0", "1"),
             image_size=28,
             augment=False,
         ),
-        # Comes with the package (digits.py).
+        # Part of the package (digits.py).
         DatasetInfo(
-            "digits",
             "digits",
             ("ink", "chalk", "poster", "outline"),
             ("I", "C", "P", "O"),
-            10,
+            num_classes=10,
+            folder="digits",
             counts={"ink": 450, "chalk": 449, "poster": 449, "outline": 449},
             classes=TEN_DIGITS,
             image_size=28,
@@ -227,17 +214,20 @@ DATASETS: dict[str, DatasetInfo] = {
 }
 
 
+def lookup(name: str) -> DatasetInfo | None:
+    """Find the data set of this name, whatever its case, spaces, _ and -; None if there is none."""
+    return next((info for info in DATASETS.values() if normalize_name(info.name) == normalize_name(name)), None)
+
+
 def is_registered(name: str) -> bool:
-    """Whether it is a name of the catalogue, not a folder; there may be a folder of that name."""
-    return "/" not in name and normalize_name(name) in map(normalize_name, DATASETS)
+    """Whether a data set is known by this name. A folder, which is given by a path with /, is not."""
+    return "/" not in name and lookup(name) is not None
 
 
-def find_entry(name: str) -> DatasetInfo:
-    """The data set of this name (case, _ and - do not matter), or an error that suggests the nearest."""
-    for entry in DATASETS.values():
-        if normalize_name(entry.name) == normalize_name(name):
-            return entry
-    raise AidgnError(
-        f"There is no data set and no folder {name}.{did_you_mean(name, DATASETS)} The data sets known by "
-        f"name are {', '.join(DATASETS)}; your own is given by its folder."
-    )
+def get_info(name: str) -> DatasetInfo:
+    """Find the data set of this name, or raise an error that suggests the nearest name."""
+    info = lookup(name)
+    if info is None:
+        advice = f"Data sets known by name: {', '.join(DATASETS)}. Give your own images by their folder."
+        raise UnknownNameError("data set or folder", name, DATASETS, advice)
+    return info

@@ -1,20 +1,25 @@
-"""The in and out split of every domain, the same as DomainBed's."""
+"""The training and validation images of every domain, the same as DomainBed's."""
 
 import hashlib
 
 import numpy as np
 
-HOLDOUT = 0.2
+VALIDATION_SHARE = 0.2
 
 
-def split(n: int, trial: int, domain: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions 0..n-1 shuffled by a seed made of (trial, domain number): (in, out), out the first floor(0.2 n).
+def train_val_indices(count: int, trial: int, domain: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divide the positions 0 to count - 1 of a domain's images into training and validation.
 
-    The seed is int(md5(str((trial, domain)))) mod 2^31, for numpy's RandomState, as in DomainBed; the order is kept
-    as shuffled.
+    As in DomainBed, numpy's RandomState with the seed int(md5(str((trial, domain)))) mod 2^31 shuffles the positions.
+    The first floor(0.2 count) are for validation, and both parts keep the shuffled order.
+
+    Args:
+        count: Images of the domain.
+        trial: Seed of the split.
+        domain: Number of the domain.
     """
     seed = int(hashlib.md5(str((int(trial), int(domain))).encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
-    positions = np.arange(n)
+    positions = np.arange(count)
     np.random.RandomState(seed).shuffle(positions)
-    out = int(n * HOLDOUT)
-    return positions[out:], positions[:out]
+    validation = int(count * VALIDATION_SHARE)
+    return positions[validation:], positions[:validation]

@@ -1,4 +1,4 @@
-"""What is in a data set: counts, against the published ones; files that are broken, or the same image twice."""
+"""Inspect a data set: images per domain and class, unreadable files, the same image twice."""
 
 import hashlib
 import mmap
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,149 +18,218 @@ from aidgn.data.cache import DecodedDataset
 from aidgn.data.dataset import Dataset
 from aidgn.data.images import read_image
 from aidgn.data.registry import DATASETS, DatasetInfo
-from aidgn.data.splits import split
-from aidgn.errors import AidgnError
+from aidgn.data.splits import train_val_indices
+from aidgn.errors import AidgnError, plural, some
+
+CHECKED_ROWS = 16  # images that agree in their middle row are compared in every 16th row, then in all rows
+
+Groups = list[list[str]]  # files with the same pixels
 
 
 @dataclass(frozen=True, eq=False)
-class Check:
-    """What `check` found."""
+class Inspection:
+    """What is in a data set and what is wrong with it.
 
-    counts: np.ndarray  # images [domains, classes]
-    expected: str | None  # what it was compared with; None where no counts are known
-    differences: list[str]  # from the expected counts, one sentence each
-    broken: list[tuple[str, str]]  # (file, what is wrong with it)
-    duplicates: list[list[str]]  # files of the same pixels in different domains: a target image among the sources
-    copies: list[list[str]] = field(default_factory=list)  # ... in one domain, on both sides of its split in trial 0
-    contradictions: list[list[str]] = field(default_factory=list)  # ... in different classes
+    Args:
+        dataset: The data set.
+        counts: Images of each domain and class.
+        broken: Unreadable files, each with the reason.
+        across_domains: Groups of files with the same pixels in several domains: target images among the sources.
+        across_split: ... in one domain, in training and in validation (trial 0).
+        across_classes: ... in several classes.
+        published: The published copy that `counts` were compared with; None if no counts are published.
+        differences: Differences from the published copy.
+    """
+
+    dataset: Dataset
+    counts: np.ndarray
+    broken: list[tuple[str, str]]
+    across_domains: Groups
+    across_split: Groups
+    across_classes: Groups
+    published: str | None = None
+    differences: Sequence[str] = ()
 
     @property
     def fine(self) -> bool:
-        return not (self.differences or self.broken or self.duplicates)
+        """Whether the data set can be used as it is. Copies within a domain do not matter to an unseen domain."""
+        return not (self.differences or self.broken or self.across_domains)
+
+    def findings(self) -> list[str]:
+        """Compose a sentence for each finding."""
+        sentences = list(self.differences)
+        for file, reason in self.broken:
+            sentences.append(f"broken: {reason}" if file in reason else f"broken: {file}: {reason}")
+        sentences += [f"the same image in several domains: {', '.join(group)}" for group in self.across_domains]
+        sentences += [f"the same image in several classes: {', '.join(group)}" for group in self.across_classes]
+        if self.across_split:
+            groups = some((", ".join(group) for group in self.across_split), 5, "; ")
+            sentences.append(
+                f"{plural(len(self.across_split), 'image')} with a copy in the same domain on the other side of the "
+                f"split (trial 0), so that training images are among the validation images: {groups}"
+            )
+        empty = [
+            f"{name} of {class_name}"
+            for name, row in zip(self.dataset.domains, self.counts, strict=True)
+            for class_name, count in zip(self.dataset.classes, row, strict=True)
+            if not count
+        ]
+        if empty:
+            sentences.append(f"no images in {some(empty, 10)}: if that is intended, there is nothing to do")
+        if self.dataset.ignored:
+            ignored = some(self.dataset.ignored, 5)
+            sentences.append(f"{plural(len(self.dataset.ignored), 'other file')} ignored: {ignored}")
+        return sentences
+
+    def verdict(self) -> str:
+        """Compose the conclusion, or raise it as an error if the data set is not fine."""
+        if self.fine:
+            return f"Every image can be read{f', the counts match {self.published}' if self.published else ''}."
+        problems: list[tuple[Sequence[object], str, str]] = [
+            (self.broken, "broken file", ""),
+            (self.across_domains, "image", " in several domains"),
+            (self.across_classes, "image", " in several classes"),
+            (self.differences, "difference", " from the published counts"),
+        ]
+        words = [plural(len(items), noun) + rest for items, noun, rest in problems if items]
+        raise AidgnError(f"{self.dataset.name} is not in order: {', '.join(words)}.")
 
 
-def check(dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> Check:
-    """Decode every file, count images, compare with what is published, look for copies across domains."""
+def inspect_dataset(dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> Inspection:
+    """Decode every file, count the images and compare the counts with the published ones, find copies.
 
-    def examine(index: int) -> tuple[bytes, str]:
+    Args:
+        dataset: The data set; nothing is cached.
+        on_progress: Called with the number of files read and of all files.
+    """
+
+    def read(index: int) -> tuple[bytes, str]:
+        """Return a digest of the pixels, or what is wrong with the file."""
         if dataset.pixels is not None:
             return hashlib.sha256(dataset.pixels[index].tobytes()).digest(), ""
         try:
-            image, size = read_image(Path(dataset.root or "") / dataset.files[index])
+            image, size = read_image(Path(dataset.root or "", dataset.files[index]))
             return hashlib.sha256(image.tobytes()).digest() + str(size).encode(), ""
         except AidgnError as error:
             return b"", str(error)
 
-    broken, digests = [], [b""] * len(dataset)
+    broken, digests = [], []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads: decoders and hashes release the interpreter lock
-        for index, (digest, reason) in enumerate(pool.map(examine, range(len(dataset)))):
+        for index, (digest, reason) in enumerate(pool.map(read, range(len(dataset)))):
+            digests.append(digest)
             if reason:
                 broken.append((dataset.files[index], reason))
-            else:
-                digests[index] = digest
             if on_progress:
                 on_progress(index + 1, len(dataset))
-    counts = count(dataset)
-    return Check(counts, *compare(dataset, counts, DATASETS.get(dataset.name)), broken, *same_images(dataset, digests))
+    published, differences = compare_counts(dataset, DATASETS.get(dataset.name))
+    return Inspection(dataset, dataset.count_images(), broken, *group_copies(dataset, digests), published, differences)
 
 
-def count(dataset: Dataset) -> np.ndarray:
-    """Images by domain and class."""
-    counts = np.zeros((len(dataset.domains), len(dataset.classes)), dtype=np.int64)
-    np.add.at(counts, (dataset.domain_of, dataset.labels), 1)
-    return counts
+def inspect_decoded(decoded: DecodedDataset) -> Inspection:
+    """Inspect a data set by its decoded images: as `inspect_dataset`, but without reading the files again."""
+    dataset = decoded.dataset
+    broken = list(zip(decoded.skipped, decoded.reasons, strict=True))
+    return Inspection(dataset, dataset.count_images(), broken, *group_copies(dataset, pixel_digests(decoded)))
 
 
-def same_images(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[list[list[str]], ...]:
-    """Groups of files of the same pixels (digests; an empty one is of no image): in different domains; in one domain
-    but on both sides of its split in trial 0, so that validation sees training images; in different classes."""
-    same: dict[bytes | str, list[int]] = defaultdict(list)
-    for index, digest in enumerate(digests):
-        if digest:
-            same[digest].append(index)
-    side = 2 * dataset.domain_of  # even in a domain's `in` split, odd in its `out` split
+def compare_counts(dataset: Dataset, info: DatasetInfo | None) -> tuple[str | None, list[str]]:
+    """Name the published copy that the data set resembles most, and its differences from that copy."""
+    if info is None:
+        return None, []
+    counts = dataset.count_images()
+    totals = dict(zip(dataset.domains, counts.sum(1).tolist(), strict=True))
+    copies = [("published", info.counts), ("downloadable today", info.other_counts or info.counts)]
+    title, expected = min(copies, key=lambda copy: sum(abs(totals[name] - count) for name, count in copy[1].items()))
+    differences = []
+    if len(dataset.classes) != info.num_classes:
+        differences.append(f"{len(dataset.classes)} classes, expected {info.num_classes}")
+    elif info.classes and tuple(dataset.classes) != info.classes:
+        differences.append(f"classes {', '.join(dataset.classes)}, expected {', '.join(info.classes)}")
+    same_classes = not differences
+    for name, row in zip(dataset.domains, counts.tolist(), strict=True):
+        if totals[name] != expected[name]:
+            differences.append(f"{name}: {totals[name]} images, expected {expected[name]}")
+        if same_classes and name in info.class_counts:
+            differences += [
+                f"{name}/{class_name}: {count} images, expected {wanted}"
+                for class_name, count, wanted in zip(info.classes, row, info.class_counts[name], strict=True)
+                if count != wanted
+            ]
+    return f"the copy of {info.name} {title} ({sum(expected.values())} images)", differences
+
+
+# Copies -------------------------------------------------------------------------------------------------------------
+
+
+def group_copies(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[Groups, Groups, Groups]:
+    """Group files of the same digest: across domains, across the split of a domain in trial 0, across classes.
+
+    Args:
+        dataset: The data set.
+        digests: A digest of each image's pixels; an empty one belongs to no image.
+    """
+    part = 2 * dataset.domain_of  # even for a domain's training images, odd for its validation images
     for domain in range(len(dataset.domains)):
         indices = dataset.indices(domain)
-        side[indices[split(len(indices), 0, domain)[1]]] += 1
-    groups = [group for group in same.values() if len(group) > 1]
-    domains, sides, labels = (
-        [len(np.unique(of[group])) for group in groups] for of in (dataset.domain_of, side, dataset.labels)
-    )
-    files = [[dataset.files[index] for index in group] for group in groups]
-    return tuple(
-        [names for names, chosen in zip(files, kind, strict=True) if chosen]
-        for kind in (np.greater(domains, 1), np.greater(sides, domains), np.greater(labels, 1))
-    )
+        _, validation = train_val_indices(len(indices), 0, domain)
+        part[indices[validation]] += 1
+    groups = group_by((index for index, digest in enumerate(digests) if digest), digests.__getitem__)
+    across_domains, across_split, across_classes = [], [], []
+    for group in groups:
+        files = [dataset.files[index] for index in group]
+        domains = len(np.unique(dataset.domain_of[group]))
+        if domains > 1:
+            across_domains.append(files)
+        if len(np.unique(part[group])) > domains:
+            across_split.append(files)
+        if len(np.unique(dataset.labels[group])) > 1:
+            across_classes.append(files)
+    return across_domains, across_split, across_classes
 
 
-def pixel_digests(prepared: DecodedDataset) -> list[str]:
-    """Of each image the digest of the first one of the same pixels, whatever the format of their files.
+def pixel_digests(decoded: DecodedDataset) -> list[str]:
+    """Return a digest of each image's content that is the same for all files with the same pixels.
 
-    Images that are alike so far are compared by more and more: size, middle row, every 16th row, all rows. So of most
-    of them no more than a page of the pixel file is read.
+    Images of different content are compared by more and more of their pixels: size, middle row, every 16th row, all
+    rows. Of most images no more than a page of the pixel file is read.
     """
     first: dict[str, int] = {}
-    for index, digest in enumerate(prepared.digests):
+    for index, digest in enumerate(decoded.digests):
         first.setdefault(digest, index)
-    sizes = list(map(tuple, prepared.geometry.tolist()))
-    groups = alike(first.values(), sizes.__getitem__)
-    read_ahead(prepared, list(chain.from_iterable(groups)))
-    for step in (prepared.slot, 16, 1):
-        groups = [closer for group in groups for closer in alike(group, partial(rows_digest, prepared, step))]
-    same = {prepared.digests[index]: prepared.digests[group[0]] for group in groups for index in group}
-    return [same.get(digest, digest) for digest in prepared.digests]
+    sizes = list(map(tuple, decoded.geometry.tolist()))
+    groups = group_by(first.values(), sizes.__getitem__)
+    read_ahead(decoded, list(chain.from_iterable(groups)))
+    for step in (decoded.slot, CHECKED_ROWS, 1):
+        groups = [same for group in groups for same in group_by(group, partial(rows_digest, decoded, step))]
+    same = {decoded.digests[index]: decoded.digests[group[0]] for group in groups for index in group}
+    return [same.get(digest, digest) for digest in decoded.digests]
 
 
-def alike(indices: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    """Groups of two or more of the same key."""
+def group_by(indices: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    """Group indices with the same key; leave out an index whose key no other has."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index in indices:
         groups[key(index)].append(index)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def rows_digest(prepared: DecodedDataset, step: int, index: int) -> bytes:
-    """Of the middle row of an image and each `step` rows from it."""
-    height, width = prepared.geometry[index, :2].tolist()
-    image = prepared.pixels[prepared.rows[index], :height, :width]
+def rows_digest(decoded: DecodedDataset, step: int, index: int) -> bytes:
+    """Digest the middle row of an image and each `step`-th row from there."""
+    height, width = decoded.geometry[index, :2].tolist()
+    image = decoded.pixels[decoded.rows[index], :height, :width]
     return hashlib.blake2b(image[height // 2 % step :: step].tobytes(), digest_size=16).digest()
 
 
-def read_ahead(prepared: DecodedDataset, indices: list[int]) -> None:
-    """Have the middle rows of images read from the disk all at once. Otherwise they are waited for one by one, and with
-    each come 128 kB around it."""
-    mapped = getattr(prepared.pixels.base, "_mmap", None)
+def read_ahead(decoded: DecodedDataset, indices: list[int]) -> None:
+    """Ask the system to read the middle rows of images from the disk.
+
+    Otherwise each row is waited for in turn, and 128 kB around it are read too.
+    """
+    mapped = getattr(decoded.pixels.base, "_mmap", None)
     if mapped is None:
         return
-    with suppress(OSError):  # a file system that cannot
-        for row, height in zip(prepared.rows[indices].tolist(), prepared.geometry[indices, 0].tolist(), strict=True):
-            start = (row * prepared.slot + height // 2) * prepared.slot * 3
+    with suppress(OSError):  # not all file systems can
+        for row, height in zip(decoded.rows[indices].tolist(), decoded.geometry[indices, 0].tolist(), strict=True):
+            start = (row * decoded.slot + height // 2) * decoded.slot * 3
             page = start - start % mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_WILLNEED, page, start + prepared.slot * 3 - page)
-
-
-def compare(dataset: Dataset, counts: np.ndarray, entry: DatasetInfo | None) -> tuple[str | None, list[str]]:
-    """The counts against the catalogue's: which published copy this is compared with, and where it differs."""
-    if entry is None:
-        return None, []
-    totals = dict(zip(dataset.domains, counts.sum(1).tolist(), strict=True))
-    copies = [(entry.counts, "published"), (entry.other_counts or entry.counts, "downloadable today")]
-    expected, label = min(copies, key=lambda copy: sum(abs(totals[name] - number) for name, number in copy[0].items()))
-    differences = []
-    if len(dataset.classes) != entry.number_of_classes:
-        differences.append(f"{len(dataset.classes)} classes, expected {entry.number_of_classes}")
-    elif entry.classes and tuple(dataset.classes) != entry.classes:
-        differences.append(f"classes {', '.join(dataset.classes)}, expected {', '.join(entry.classes)}")
-    same_classes = not differences
-    for domain, name in enumerate(dataset.domains):
-        if totals[name] != expected[name]:
-            differences.append(f"{name}: {totals[name]} images, expected {expected[name]}")
-        if same_classes and name in entry.class_counts:
-            differences += [
-                f"{name}/{class_name}: {found} images, expected {wanted}"
-                for class_name, found, wanted in zip(
-                    entry.classes, counts[domain].tolist(), entry.class_counts[name], strict=True
-                )
-                if found != wanted
-            ]
-    return f"the copy of {entry.name} {label} ({sum(expected.values())} images)", differences
+            mapped.madvise(mmap.MADV_WILLNEED, page, start + decoded.slot * 3 - page)

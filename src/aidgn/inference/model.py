@@ -21,7 +21,7 @@ from aidgn.algorithms import ALGORITHMS, Algorithm, find
 from aidgn.algorithms.base import class_vectors
 from aidgn.algorithms.custom import source_of
 from aidgn.algorithms.search_space import resolve
-from aidgn.data.dataset import walk
+from aidgn.data.dataset import walk_images
 from aidgn.data.decode_pool import largest_slot
 from aidgn.data.images import IMAGE_SUFFIXES
 from aidgn.data.loader import to_device
@@ -248,7 +248,7 @@ def find_images(names: Iterable[str], ignored: list[str] | None = None) -> list[
     for name in names:
         if os.path.isdir(name):  # noqa: PTH112, here and below for lists of 100,000 names
             others: list[str] = []
-            files += sorted(str(Path(name, below, file)) for below, file in walk(Path(name), ".", others, ()))
+            files += sorted(str(Path(name, below, file)) for below, file in walk_images(Path(name), ".", others))
             ignored += sorted(str(Path(name, other)) for other in others)
         elif not glob.has_magic(name) or os.path.lexists(name):
             files.append(name)

@@ -151,7 +151,7 @@ def column_names(dataset: str, domains: Iterable[Sequence[str]], count: int) -> 
     entry = DATASETS.get(dataset)
     known = {tuple(names) for names in domains if names}
     if entry:  # the same domains may have been spelt differently on disk
-        known = {entry.domains if entry.order(names) == list(names) else names for names in known}
+        known = {entry.domains if entry.order_folders(names) == list(names) else names for names in known}
     if len(known) > 1:
         raise AidgnError(
             f"The runs of {dataset} are of different domains ({' / '.join(', '.join(n) for n in known)}). "

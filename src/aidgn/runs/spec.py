@@ -12,8 +12,7 @@ from aidgn.algorithms import Algorithm, canonical, find
 from aidgn.algorithms.custom import is_custom, source_of
 from aidgn.algorithms.search_space import resolve
 from aidgn.data import DATASETS, Dataset, load_dataset
-from aidgn.data.dataset import normalize_unicode
-from aidgn.data.registry import is_registered
+from aidgn.data.registry import is_registered, normalize_unicode
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.runs.options import RunOptions, run_options
 from aidgn.runs.run_id import sweep_key
@@ -47,7 +46,7 @@ class RunSpec(RunOptions):
         dataset = load_dataset(self.dataset, data_dir)
         if self.image_size is None or self.image_size == dataset.image_size:
             return dataset
-        return replace(dataset, image_size=self.image_size)
+        return dataset.with_image_size(self.image_size)
 
     def resolved(self, dataset: Dataset) -> "RunSpec":
         """Return the specification with every choice made and checked."""
@@ -67,8 +66,8 @@ class RunSpec(RunOptions):
                 f"train_only={self.train_only} keeps pretrained stages, but weights is none. Give weights."
             )
         use_milestones = algorithm.lr_milestones and self.schedule is None
-        milestones = dataset.lr_milestones if use_milestones else ()
-        steps = dataset.steps if self.steps is None else self.steps
+        milestones = dataset.info.lr_milestones if use_milestones else ()
+        steps = dataset.info.steps if self.steps is None else self.steps
         if self.warmup >= steps:
             raise ParameterError("warmup", self.warmup, f"fewer than the {plural(steps, 'step')} of the run")
         return replace(
@@ -77,7 +76,7 @@ class RunSpec(RunOptions):
             target=tuple(targets),
             hyper_parameters=hyper_parameters,
             steps=steps,
-            eval_every=dataset.eval_every if self.eval_every is None else self.eval_every,
+            eval_every=dataset.info.eval_every if self.eval_every is None else self.eval_every,
             image_size=dataset.image_size,
             backbone=backbone,
             weights=weights,

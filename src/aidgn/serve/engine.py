@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from aidgn.data.images import FORMATS
+from aidgn.data.images import FORMAT_NAMES, open_image
 from aidgn.errors import AidgnError
 from aidgn.inference import image_stream as streaming
 from aidgn.inference.model import Model
@@ -84,7 +84,7 @@ class Engine:
     def decode(self, path: Path) -> np.ndarray:
         """Pixels as `aidgn predict` reads them, once the header says that they are not too many."""
         try:
-            with Image.open(path, formats=FORMATS) as image:
+            with open_image(path) as image:
                 pixels = image.width * image.height
                 lean = image.mode in LEAN and "transparency" not in image.info
                 size = f"{image.width:,} x {image.height:,}"
@@ -93,8 +93,7 @@ class Engine:
                 raise RequestError(415, "This file is empty (0 bytes).") from None
             raise RequestError(
                 415,
-                "This is not a picture: its content is not JPEG, PNG, WebP, BMP, TIFF, GIF or PPM, "
-                "whatever its name says.",
+                f"This is not a picture: its content is not {FORMAT_NAMES}, whatever its name says.",
             ) from None
         except Image.DecompressionBombError:
             pixels, lean, size = 1 << 62, True, "by far"

@@ -13,7 +13,7 @@ from aidgn.analysis.embedding import tsne
 from aidgn.analysis.features import Features, open_run
 from aidgn.data import Dataset
 from aidgn.data.decode_pool import shrunk
-from aidgn.data.splits import split
+from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.inference.export import images_of
 from aidgn.inference.model import Model
@@ -135,7 +135,9 @@ def describe(path: Path) -> RunMetadata:
 def spread(labels: np.ndarray, domains: np.ndarray, sources: list[int], trial: int, count: int) -> np.ndarray:
     """Up to `count` images that the training saw: one of every class of every domain in turn, at random."""
     inside = [np.flatnonzero(domains == domain) for domain in sources]
-    rows = np.concatenate([row[split(len(row), trial, domain)[0]] for row, domain in zip(inside, sources, strict=True)])
+    rows = np.concatenate(
+        [row[train_val_indices(len(row), trial, domain)[0]] for row, domain in zip(inside, sources, strict=True)]
+    )
     rows = np.random.default_rng(0).permutation(rows)
     group = domains[rows] * (labels.max(initial=0) + 1) + labels[rows]
     order = np.argsort(group, kind="stable")

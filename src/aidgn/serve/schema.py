@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 import aidgn
+from aidgn.data.images import FORMAT_NAMES
 from aidgn.serve.engine import OTHERS, Limits
 
 
@@ -103,8 +104,7 @@ def schema(limits: Limits) -> dict[str, Any]:
                                             "minItems": 1,
                                             "maxItems": limits.images,
                                             "items": {"type": "string", "format": "binary"},
-                                            "description": "JPEG, PNG, WebP, BMP, TIFF, GIF or PPM files, "
-                                            "each as a part `images`.",
+                                            "description": f"{FORMAT_NAMES} files, each as a part `images`.",
                                         }
                                     },
                                 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -13,7 +13,7 @@ import aidgn
 from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.custom import file_and_class, is_custom
-from aidgn.data import DATASETS, Dataset, find_entry
+from aidgn.data import DATASETS, Dataset, get_info
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
 from aidgn.errors import AidgnError
@@ -202,23 +202,9 @@ def custom_plans(plans: Sequence[Plan]) -> list[tuple[str, str, Mapping[str, Any
 
 def outline(spec: RunSpec) -> Dataset:
     """A data set of the catalogue without its images: enough to plan runs and to know how long they take."""
-    entry = find_entry(spec.dataset)
+    info = get_info(spec.dataset)
     none = np.zeros(0, np.int64)
-    return Dataset(
-        entry.name,
-        None,
-        list(entry.domains),
-        list(entry.classes),
-        list(entry.letters),
-        [],
-        none,
-        none,
-        spec.image_size or entry.image_size,
-        entry.augment,
-        entry.eval_every,
-        entry.steps,
-        entry.lr_milestones,
-    )
+    return Dataset(replace(info, image_size=spec.image_size or info.image_size), list(info.classes), [], none, none)
 
 
 def _check_alike(specs: Sequence[RunSpec]) -> None:

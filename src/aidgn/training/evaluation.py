@@ -12,7 +12,7 @@ from aidgn.algorithms import Algorithm
 from aidgn.algorithms.base import class_vectors
 from aidgn.data import Dataset
 from aidgn.data.loader import DeviceImageStore
-from aidgn.data.splits import split
+from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.novelty import MOST, Novelty, outputs
 from aidgn.training import distributed as parallel
@@ -32,7 +32,7 @@ class Splits:
     @classmethod
     def of(cls, dataset: Dataset, trial: int) -> "Splits":
         pairs = [
-            (dataset.indices(domain), *split(len(dataset.indices(domain)), trial, domain))
+            (dataset.indices(domain), *train_val_indices(len(dataset.indices(domain)), trial, domain))
             for domain in range(len(dataset.domains))
         ]
         return cls([all_[in_] for all_, in_, _ in pairs], [all_[out] for all_, _, out in pairs])

@@ -58,9 +58,9 @@ class Trainer:
         pools = [splits.inside[domain] for domain in sources]
         self.draws = BatchSampler(pools, batch_size, seed)
         self.steps_per_epoch = min(map(len, pools)) / batch_size
-        dataset = images.prepared.dataset
+        dataset = images.decoded.dataset
         self.train_transform, self.clean_transform = transforms(
-            dataset.image_size, dataset.augment, images.exact_fit, images.device.type == "cuda"
+            dataset.image_size, dataset.info.augment, images.exact_fit, images.device.type == "cuda"
         )
 
         self.average = find_average(spec.average)(algorithm) if spec.average else None

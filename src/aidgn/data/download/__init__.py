@@ -12,8 +12,8 @@ from aidgn.data.dataset import load_folder
 from aidgn.data.download.archives import ARRANGE, BadFile, Limit
 from aidgn.data.download.http import File, MirrorError, OnProgress, fetch, storing
 from aidgn.data.download.mirrors import SOURCES, Mirror, Source
-from aidgn.data.registry import DatasetInfo, find_entry, normalize_name
-from aidgn.data.validate import compare, count
+from aidgn.data.registry import DatasetInfo, get_info, normalize_name
+from aidgn.data.validate import compare_counts
 from aidgn.errors import AidgnError, some
 from aidgn.files import lock, open_no_link, write_text
 
@@ -36,27 +36,27 @@ def download(
     The folder appears only when it is complete; what it is made from is in DATA_DIR/.downloads until then.
     """
     source, data_dir = find_source(name, sources), Path(data_dir)
-    entry, say = source.entry, on_message or (lambda text: None)
-    downloads = data_dir / ".downloads" / entry.name
-    if folder := existing(entry, data_dir, say):
+    info, say = source.info, on_message or (lambda text: None)
+    downloads = data_dir / ".downloads" / info.name
+    if folder := existing(info, data_dir, say):
         return folder
     with storing(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
-    with locked(downloads.with_suffix(".lock"), lambda: say(f"Another process is downloading {entry.name}; waiting.")):
-        if folder := existing(entry, data_dir, say):
+    with locked(downloads.with_suffix(".lock"), lambda: say(f"Another process is downloading {info.name}; waiting.")):
+        if folder := existing(info, data_dir, say):
             return folder
         failures = []
         with storing(downloads):  # again: the process waited for may have removed it
             downloads.mkdir(exist_ok=True)
         for mirror in source.mirrors:
-            say(f"{entry.name} from {mirror.title}.")
+            say(f"{info.name} from {mirror.title}.")
             try:
                 unpacked, result = obtain(source, mirror, downloads, say, on_progress, backoff)
             except MirrorError as error:
                 failures.append(f"  {mirror.title}: {error}.")
                 say(f"{mirror.title} failed: {error}.")
                 continue
-            folder = data_dir / entry.folder
+            folder = data_dir / info.folder
             with storing(folder):
                 unpacked.rename(folder)  # an empty folder of this name gives way
             shutil.rmtree(downloads, ignore_errors=True)
@@ -64,7 +64,7 @@ def download(
             return folder
     raise AidgnError(
         "\n".join(
-            [f"{entry.name} could not be downloaded. Tried:", *failures, "", manual_steps(name, data_dir, sources)]
+            [f"{info.name} could not be downloaded. Tried:", *failures, "", manual_steps(name, data_dir, sources)]
         )
     )
 
@@ -72,16 +72,16 @@ def download(
 def manual_steps(name: str, data_dir: str | Path = "data", sources: Mapping[str, Source] | None = None) -> str:
     """How a person gets the data set without us."""
     source = find_source(name, sources)
-    entry, data_dir = source.entry, Path(data_dir)
+    info, data_dir = source.info, Path(data_dir)
     files = "; or ".join(", ".join(file.name for file in mirror.files) for mirror in source.mirrors if mirror.files)
-    classes = ", ".join(entry.classes) if 0 < len(entry.classes) <= 10 else f"{entry.number_of_classes} classes"
+    classes = ", ".join(info.classes) if 0 < len(info.classes) <= 10 else f"{info.num_classes} classes"
     steps = [
         f"Get the data set from {source.page}." + (f" {source.by_hand}" if source.by_hand else ""),
-        f"Either put the files as they are ({files}) into {data_dir / '.downloads' / entry.name} and run "
-        f"`aidgn data download {entry.name} --data-dir {data_dir}` again,",
-        f"or make the layout {data_dir / entry.folder}/<domain>/<class>/<image>, with the domains "
-        f"{', '.join(entry.domains)}, in each the classes ({classes}).",
-        f"Then `aidgn data check {entry.name} --data-dir {data_dir}` counts and reads every image.",
+        f"Either put the files as they are ({files}) into {data_dir / '.downloads' / info.name} and run "
+        f"`aidgn data download {info.name} --data-dir {data_dir}` again,",
+        f"or make the layout {data_dir / info.folder}/<domain>/<class>/<image>, with the domains "
+        f"{', '.join(info.domains)}, in each the classes ({classes}).",
+        f"Then `aidgn data check {info.name} --data-dir {data_dir}` counts and reads every image.",
     ]
     return "\n".join(["By hand:", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))])
 
@@ -89,10 +89,10 @@ def manual_steps(name: str, data_dir: str | Path = "data", sources: Mapping[str,
 def find_source(name: str, sources: Mapping[str, Source] | None) -> Source:
     known = SOURCES if sources is None else sources
     for source in known.values():
-        if normalize_name(source.entry.name) == normalize_name(name):
+        if normalize_name(source.info.name) == normalize_name(name):
             return source
-    entry = find_entry(name)  # or it says that there is none
-    raise AidgnError(f"{entry.name} comes with the package: there is nothing to download.")
+    info = get_info(name)  # or it says that there is none
+    raise AidgnError(f"{info.name} comes with the package: there is nothing to download.")
 
 
 @contextmanager
@@ -107,19 +107,19 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def existing(entry: DatasetInfo, data_dir: Path, say: Callable[[str], None]) -> Path | None:
+def existing(info: DatasetInfo, data_dir: Path, say: Callable[[str], None]) -> Path | None:
     """The folder of the data set that is there already, unless it is empty; an error if it holds something else."""
-    names = {normalize_name(entry.name), normalize_name(entry.folder)}
+    names = {normalize_name(info.name), normalize_name(info.folder)}
     for folder in sorted(data_dir.iterdir()) if data_dir.is_dir() else ():
         if normalize_name(folder.name) in names and folder.is_dir() and any(folder.iterdir()):
             try:
-                say(f"{folder} is there: {verify(folder, entry)}.")
+                say(f"{folder} is there: {verify(folder, info)}.")
             except MirrorError as error:
                 raise AidgnError(
-                    f"{folder} is there, but is not {entry.name} as published: {error}. Remove or rename "
-                    f"it to have it downloaded; `aidgn data check {entry.name}` tells more."
+                    f"{folder} is there, but is not {info.name} as published: {error}. Remove or rename "
+                    f"it to have it downloaded; `aidgn data check {info.name}` tells more."
                 ) from None
-            shutil.rmtree(data_dir / ".downloads" / entry.name, ignore_errors=True)  # if it was killed just before
+            shutil.rmtree(data_dir / ".downloads" / info.name, ignore_errors=True)  # if it was killed just before
             return folder
     return None
 
@@ -135,7 +135,7 @@ def obtain(
     """The data set from one mirror in a folder of its own, and what it is in words."""
     if mirror.arrange == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise MirrorError("its parquet files need pyarrow to be read: pip install pyarrow")
-    entry, images = source.entry, sum(source.entry.counts.values())
+    info, images = source.info, sum(source.info.counts.values())
     paths = []
     for file in mirror.files or list_repository(mirror, downloads, backoff):
         say(f"Downloading {file.name}.")
@@ -149,19 +149,19 @@ def obtain(
         unpacked.mkdir()
     try:
         made = ARRANGE[mirror.arrange](
-            paths, unpacked, entry, mirror.names, Limit(2 * source.unpacked, 4 * images + 1000)
+            paths, unpacked, info, mirror.names, Limit(2 * source.unpacked, 4 * images + 1000)
         )
     except BadFile as error:
         with storing(error.path):
             error.path.replace(error.path.with_name(f"{error.path.name}.damaged"))
         raise
     same_classes(unpacked)
-    result = verify(unpacked, entry) + (f"; {made}" if made else "") + (f"; {mirror.note}" if mirror.note else "")
+    result = verify(unpacked, info) + (f"; {made}" if made else "") + (f"; {mirror.note}" if mirror.note else "")
     write_text(
         unpacked / ".source.json",
         json.dumps(
             {
-                "data set": entry.name,
+                "data set": info.name,
                 "mirror": mirror.title,
                 "what": result,
                 "files": {path.name: path.stat().st_size for path in paths},
@@ -203,13 +203,13 @@ def same_classes(folder: Path) -> None:
             (domain / name).mkdir(exist_ok=True)
 
 
-def verify(folder: Path, entry: DatasetInfo) -> str:
+def verify(folder: Path, info: DatasetInfo) -> str:
     """Count the images per domain and class. Returns which published copy it is; other counts are an error."""
     try:
-        dataset = load_folder(folder, entry)
+        dataset = load_folder(folder, info)
     except AidgnError as error:
         raise MirrorError(str(error).rstrip(".")) from None
-    copy, differences = compare(dataset, count(dataset), entry)
+    copy, differences = compare_counts(dataset, info)
     if differences:
         raise MirrorError(some(differences, SHOWN, "; "))
     return str(copy)

@@ -127,9 +127,9 @@ def unpack(archive: Path, folder: Path, place: Place, limit: Limit) -> None:
 class ByFolder:
     """.../<domain>/[<split>/]<class>/<image> -> <domain>/<class>/[<split>_]<image>, with the catalogue's names."""
 
-    def __init__(self, entry: DatasetInfo, names: Mapping[str, str]) -> None:
-        self.domains = known(entry.domains, {**entry.domain_aliases, **names})
-        self.classes = known(entry.classes, names)
+    def __init__(self, info: DatasetInfo, names: Mapping[str, str]) -> None:
+        self.domains = known(info.domains, {**info.domain_aliases, **names})
+        self.classes = known(info.classes, names)
         self.splits: set[str] = set()
 
     def __call__(self, name: str) -> list[str]:
@@ -157,9 +157,9 @@ def known(names: Iterable[str], other: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def folders(files: list[Path], folder: Path, entry: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
+def folders(files: list[Path], folder: Path, info: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
     """Archives of folders per domain and class. In VLCS, `full` is `train` and `crossval` together: taken once."""
-    place = ByFolder(entry, names)
+    place = ByFolder(info, names)
     for file in files:
         unpack(file, folder, place, limit)
     if "full" in place.splits:
@@ -170,7 +170,7 @@ def folders(files: list[Path], folder: Path, entry: DatasetInfo, names: Mapping[
     return ""
 
 
-def listed_folders(files: list[Path], folder: Path, entry: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
+def listed_folders(files: list[Path], folder: Path, info: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
     """Folders of which only the images named in the text files, as `<domain>/<class>/<image> <label>`, belong to it."""
     listed = {
         line.rpartition(" ")[0].strip()
@@ -178,7 +178,7 @@ def listed_folders(files: list[Path], folder: Path, entry: DatasetInfo, names: M
         if file.suffix == ".txt"
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
     }
-    by_folder = ByFolder(entry, names)
+    by_folder = ByFolder(info, names)
 
     def place(name: str) -> list[str]:
         return by_folder(name) if "/".join(name.split("/")[-3:]) in listed else []
@@ -192,7 +192,7 @@ def listed_folders(files: list[Path], folder: Path, entry: DatasetInfo, names: M
 # Caltech Camera Traps -----------------------------------------------------------------------------------------------
 
 
-def camera_traps(files: list[Path], folder: Path, entry: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
+def camera_traps(files: list[Path], folder: Path, info: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
     """TerraIncognita: the images of four locations and ten categories, by annotations in COCO camera-traps form."""
     images, annotations = files
     annotated: dict[str, list[Any]] = defaultdict(list)
@@ -212,7 +212,7 @@ def camera_traps(files: list[Path], folder: Path, entry: DatasetInfo, names: Map
                 file = PurePosixPath(image["file_name"]).name
                 places[file] |= {
                     f"location_{image['location']}/{category}/{file}"
-                    for category in found[image["id"]] & set(entry.classes)
+                    for category in found[image["id"]] & set(info.classes)
                 }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadFile(annotations, f"not in COCO camera-traps form ({error!r})") from error
@@ -223,13 +223,13 @@ def camera_traps(files: list[Path], folder: Path, entry: DatasetInfo, names: Map
 # Parquet ------------------------------------------------------------------------------------------------------------
 
 
-def parquet(files: list[Path], folder: Path, entry: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
+def parquet(files: list[Path], folder: Path, info: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
     """Rows of image, domain and label, as Hugging Face stores them: each image's bytes as they are."""
     import pyarrow
     import pyarrow.parquet
 
-    domains = known(entry.domains, {**entry.domain_aliases, **names})
-    classes = known(entry.classes, names)
+    domains = known(info.domains, {**info.domain_aliases, **names})
+    classes = known(info.classes, names)
     number = 0
     for file in files:
         try:
@@ -305,25 +305,25 @@ def shuffled_mnist(files: list[Path]) -> tuple[np.ndarray, np.ndarray, np.random
     return images[order], digits[order], random
 
 
-def rotated_mnist(files: list[Path], folder: Path, entry: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
+def rotated_mnist(files: list[Path], folder: Path, info: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
     """Domain i of d has every d-th shuffled image from the i-th on, rotated by the angle it is named after."""
     images, digits, _ = shuffled_mnist(files)
-    count = len(entry.domains)
-    for start, domain in enumerate(entry.domains):
+    count = len(info.domains)
+    for start, domain in enumerate(info.domains):
         for number, (image, digit) in enumerate(zip(images[start::count], digits[start::count], strict=True)):
             rotated = Image.fromarray(image).rotate(int(domain), Image.Resampling.BILINEAR, fillcolor=0)
             save_png(rotated, folder / domain / str(digit), number)
     return f"made from MNIST as DomainBed does, by bilinear rotation; shuffled with numpy's RandomState({MNIST_SEED})"
 
 
-def colored_mnist(files: list[Path], folder: Path, entry: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
+def colored_mnist(files: list[Path], folder: Path, info: DatasetInfo, names: Mapping[str, str], limit: Limit) -> str:
     """Label: digit < 5, flipped with probability 0.25. Colour: the label, flipped with probability e.
 
     e = 0.1, 0.2, 0.9 in the domains +90%, +80%, -90%. Colour 0 is red, 1 green; the third channel is empty.
     """
     images, digits, random = shuffled_mnist(files)
-    count = len(entry.domains)
-    for start, (domain, flip) in enumerate(zip(entry.domains, (0.1, 0.2, 0.9), strict=True)):
+    count = len(info.domains)
+    for start, (domain, flip) in enumerate(zip(info.domains, (0.1, 0.2, 0.9), strict=True)):
         greys = images[start::count]
         labels = (digits[start::count] < 5) ^ (random.rand(len(greys)) < 0.25)
         colours = labels ^ (random.rand(len(greys)) < flip)

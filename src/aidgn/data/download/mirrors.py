@@ -22,7 +22,7 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Source:
-    entry: DatasetInfo
+    info: DatasetInfo
     mirrors: tuple[Mirror, ...]
     unpacked: int  # bytes of the whole, roughly: an archive that holds more than twice as much is refused
     page: str  # for people
@@ -253,6 +253,6 @@ ROTATED_MNIST, COLORED_MNIST = (
 )
 
 SOURCES = {
-    source.entry.name: source
+    source.info.name: source
     for source in (PACS, VLCS, OFFICE_HOME, TERRA_INCOGNITA, DOMAIN_NET, ROTATED_MNIST, COLORED_MNIST)
 }
