@@ -309,7 +309,7 @@ def test_hub_out_of_reach(offline: str, tmp_path: Path) -> None:
         for name in ("resnet18.tv_in1k", "torchvision/resnet18"):
             try:
                 create(name)
-            except UserError as error:
+            except AidgnError as error:
                 print(error)
         """
     environment = {

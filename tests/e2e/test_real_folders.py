@@ -335,7 +335,7 @@ print("check:", inspect_dataset(load_dataset(root)).broken)
 print("fit:", fit.survey(prepare(load_dataset(root), cache_dir=cache, workers=1, skip_broken=True)))
 try:
     load_dataset(root.parent / "closed")
-except UserError as error:
+except AidgnError as error:
     print("folder:", error)
 """
 

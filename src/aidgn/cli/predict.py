@@ -71,7 +71,7 @@ def predict(
 
     from aidgn.cli.display import RunDisplay
     from aidgn.errors import Interrupted
-    from aidgn.inference.model import find_images, load_model
+    from aidgn.inference import find_images, load_model
 
     ignored: list[str] = []
     files = find_images(
