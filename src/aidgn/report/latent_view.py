@@ -61,7 +61,7 @@ def look_inside(
     ]
     if absent:
         latent.notes.append(
-            "Features need a trained network or features that were kept, and there "
+            "Features need the weights of a trained model or features that were kept, and there "
             f"is neither in {some(folder.name for folder in absent)}."
         )
     for folder in absent:
