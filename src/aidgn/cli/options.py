@@ -27,7 +27,14 @@ def _click_option(option: runs_options.Option, default_help: str) -> Callable[[C
     help_text = f"{option.help.rstrip('.')}  [default: {default_help}]." if default_help else option.help
     if option.type is bool:
         return click.option(option.command_line, option.name, is_flag=True, help=help_text)
-    return click.option(option.command_line, option.name, type=option.type, metavar=option.metavar, help=help_text)
+    return click.option(
+        option.command_line,
+        option.name,
+        type=option.type,
+        default=option.default,
+        metavar=option.metavar,
+        help=help_text,
+    )
 
 
 def machine_options(function: Command) -> Command:
