@@ -38,7 +38,7 @@ class AlsoAveraged(Trainer):
         self.beside: dict[str, Trainer] = {}
         for name in self.averages:
             averaged = replace(spec, average=name)
-            self.beside[name] = Trainer(averaged, *others, {**args, "algorithm": averaged.label()})
+            self.beside[name] = Trainer(averaged, *others, {**args, "algorithm": str(averaged.label())})
         self.records: dict[str, list[dict[str, Any]]] = {name: [] for name in self.averages}
         AlsoAveraged.latest = self
 
@@ -86,7 +86,7 @@ def train(spec: RunSpec, out: str | Path, **options: Any) -> Path:
         return folder
     metadata = RunFolder(folder).metadata
     for name, records in trained.records.items():
-        identity = {**metadata.identity, "algorithm": trained.beside[name].spec.label(), "average": name}
+        identity = {**metadata.identity, "algorithm": str(trained.beside[name].spec.label()), "average": name}
         averaged = RunWriter(Path(out) / folder_name(identity))
         averaged.path.mkdir(exist_ok=True)
         write_text(averaged.results, "".join(json.dumps(record) + "\n" for record in records))

@@ -212,7 +212,7 @@ def plan(
         specs.append(replace(spec, algorithm=BASELINE, hyper_parameters=shared))
     return FitPlan(
         [replace(each, target=(name,)).resolved(dataset) for each in specs for name in names],
-        {each.label(): each.resolved(dataset) for each in specs},
+        {str(each.label()): each.resolved(dataset) for each in specs},
     )
 
 
@@ -350,7 +350,7 @@ def replaced(out: Path, final: RunSpec, dataset: Dataset) -> list[str]:
 
 def about(final: RunSpec) -> dict[str, Any]:
     return {
-        "algorithm": final.label(),
+        "algorithm": str(final.label()),
         "backbone": final.backbone,
         "image_size": final.image_size,
         "steps": final.steps,

@@ -354,7 +354,7 @@ def test_run_json_that_does_not_fit(change: dict[str, object] | None, words: str
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"algorithm": ["ERM"]}, "no algorithm of this version"),
+        ({"algorithm": ["ERM"]}, "identity.algorithm is"),
         ({"hyper_parameters": {"featurizer": 1}}, "AIDGN has no hyper-parameter featurizer"),
     ],
 )

@@ -249,8 +249,7 @@ def own_algorithm(metadata: RunMetadata, given: str | Sequence[str] | None) -> s
 
     def fits(name: str) -> tuple[bool, bool]:
         kind = find(name)
-        labels = kind.name(), f"{kind.name()}+{str(identity['average']).upper()}"
-        return identity["algorithm"] in labels, identity["source"] == source_of(kind)
+        return metadata.label.name == kind.name(), identity["source"] == source_of(kind)
 
     return max([given] if isinstance(given, str) else given or (), key=fits, default=None)
 

@@ -271,7 +271,7 @@ def say_plan(todo: "SweepPlan", numbers: list[int], workers: int, dry_run: bool)
     values: dict[tuple[str, str, str], set[str]] = {}  # of hyper-parameters; draw 0 has those set by hand alone
     for spec in specs:
         for name, value in spec.hyper_parameters.items() if spec.draw == 0 else ():
-            values.setdefault((spec.dataset, spec.label(), name), set()).add(str(value))
+            values.setdefault((spec.dataset, str(spec.label()), name), set()).add(str(value))
     varied = {name: max(len(values[key]) for key in values if key[2] == name) for _, _, name in values}
     text += "".join(f", {number} values of {name}" for name, number in varied.items() if number > 1)
     pairs = sum(len(spec.target) > 1 for spec in specs)

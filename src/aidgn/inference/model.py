@@ -282,8 +282,7 @@ def load_model(
     run.check_complete(*MODEL_NEEDS)
     about, identity, classes = run.path, run.identity, run.classes
     where = choose_device(device)
-    label, average, backbone = str(identity["algorithm"]), identity["average"], str(identity["backbone"])
-    name = label.removesuffix(f"+{average.upper()}") if average else label
+    label, name, backbone = str(run.label), run.label.name, str(identity["backbone"])
     pretrained = identity["weights"] != "none"
     stride_first = identity["weights"] not in ("none", "hub") and run.stride_first
     if stride_first is None:

@@ -13,6 +13,7 @@ from aidgn.errors import AidgnError, short, some
 from aidgn.inference.model import Model
 from aidgn.report.table_formats import markdown
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.label import Label
 from aidgn.selection import read_runs, select
 
 # What may differ between a model and the runs that tell how it does on unseen domains.
@@ -109,7 +110,7 @@ def data_section(about: dict[str, Any], sources: list[str], dataset: Dataset | N
 
 def training(about: dict[str, Any]) -> str:
     identity = about["identity"]
-    kind = ALGORITHMS.get(identity["algorithm"].partition("+")[0])
+    kind = ALGORITHMS.get(Label.parse(identity["algorithm"]).name)
     method = f"{kind.title} ({kind.paper})" if kind else "an algorithm of the author's own"
     start = {"none": "random numbers", "hub": f"the published weights of `{identity['backbone']}`"}.get(
         identity["weights"], f"the weights `{identity['weights']}`"

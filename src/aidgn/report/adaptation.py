@@ -140,7 +140,7 @@ def chosen_runs(folders: Sequence[str | Path], adapted: bool = False) -> tuple[l
     places: dict[tuple[str, str, str, int], RunRecords] = {}
 
     def take(run: RunRecords) -> None:
-        name = run.args["algorithm"].partition("@")[0]  # lines of different versions have one name
+        name = str(run.label.without_version())  # lines of different versions have one name
         other = places.setdefault((run.args["dataset"], name, str(run.targets), run.args["trial_seed"]), run)
         if str(other) != str(run):
             raise AidgnError(

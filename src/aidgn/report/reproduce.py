@@ -53,7 +53,7 @@ def commands(runs: Iterable[RunRecords], out: str) -> list[str]:
     for run in sorted(described, key=lambda run: run.args["hparams_seed"]):
         made, draw = run.metadata, run.args["hparams_seed"]
         identity = made.identity
-        algorithm = _name(identity)
+        algorithm = _name(made)
         dataset, options = str(identity["dataset"]), _options(made)
         key = dataset, algorithm, options
         settings = _settings(identity, algorithm) if draw == 0 else ()
@@ -200,10 +200,9 @@ def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
     ]
 
 
-def _name(identity: Mapping[str, Any]) -> str:
-    average = identity.get("average")
-    name = str(identity["algorithm"]).removesuffix(f"+{average.upper()}" if average else "")
-    return f"path/to/file.py:{name}" if "source" in identity else name  # one of the user's own
+def _name(made: RunMetadata) -> str:
+    """What --algorithm is given; custom algorithms are in a file."""
+    return f"path/to/file.py:{made.label.name}" if "source" in made.identity else made.label.name
 
 
 def _weights(identity: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from aidgn.errors import AidgnError, did_you_mean, some
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
 from aidgn.report.table_formats import Cell, Row, Table
 from aidgn.runs.differences import check_same_images, differences, search_differences
+from aidgn.runs.label import Label
 from aidgn.runs.records import Record, Records, RunRecords, as_records
 from aidgn.selection import domain_names, select
 
@@ -170,7 +171,7 @@ def in_order(names: Iterable[str], first: Sequence[str]) -> list[str]:
     """`names` in the order of `first`, then the others by name; ERM+SMA comes right behind ERM."""
 
     def place(name: str) -> tuple[int, str]:
-        plain = name.partition("+")[0]
+        plain = Label.parse(name).name
         return (first.index(plain) if plain in first else len(first)), name
 
     return sorted(names, key=place)
@@ -241,7 +242,7 @@ def _mixture_notes(runs: Sequence[RunRecords]) -> list[str]:
     """Say in which settings runs differ that compete for one place, share a row or stand in rows to be compared."""
     tabulated = [run for run in runs if run.targets]
     notes = [str(difference) for difference in (*differences(tabulated), *search_differences(tabulated))]
-    versions = {run.args["algorithm"] for run in runs if run.source and "@" in run.args["algorithm"]}
+    versions = {str(run.label) for run in runs if run.label.version}
     if versions:
         notes.append(
             f"{', '.join(sorted(versions))}: what stands behind @ is the beginning of `source` in run.json, a "

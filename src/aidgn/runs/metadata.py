@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.errors import AidgnError
+from aidgn.runs.label import Label
 
 MODEL_NEEDS = ("algorithm", "average", "backbone", "weights", "target", "hyper_parameters")  # of the identity
-IDENTITY_TYPES: dict[str, Any] = {"target": list, "hyper_parameters": dict, "trial": int, "draw": int}
+IDENTITY_TYPES: dict[str, Any] = {"algorithm": str, "target": list, "hyper_parameters": dict, "trial": int, "draw": int}
 
 
 class DamagedMetadata(AidgnError):
@@ -98,6 +99,11 @@ class RunMetadata:
     def sources(self) -> list[str]:
         """Names of the domains that the run was trained on."""
         return [name for name in self.domains if name not in self.identity["target"]]
+
+    @property
+    def label(self) -> Label:
+        """The label of the algorithm."""
+        return Label.parse(self.identity["algorithm"])
 
     def check_complete(self, *needed: str) -> None:
         """Refuse a run.json that lacks these values of its identity, or the classes, domains or size of images."""

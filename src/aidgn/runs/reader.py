@@ -16,6 +16,7 @@ from aidgn.data.cache import usable_cores
 from aidgn.errors import AidgnError
 from aidgn.runs import names
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.label import Label
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.records import Record, Records, RunRecords, check, is_a, parse, sort_into_runs
 
@@ -75,20 +76,22 @@ def read_runs(*folders: str | Path) -> Records:
                 twice += 1
                 if (run.last_step, len(run)) > (other.last_step, len(other)):
                     runs[run.identity] = run
-    tell_apart(runs.values())
+    label_versions(runs.values())
     return Records(list(runs.values()), cut, twice, empty)
 
 
-def tell_apart(runs: Iterable[RunRecords]) -> None:
-    """Name runs of an own algorithm whose file was changed between them by its digest, Mine@4f1c: the versions are
-    different algorithms."""
-    versions: dict[str, set[str]] = {}
+def label_versions(runs: Iterable[RunRecords]) -> None:
+    """Label runs of a custom algorithm by version if its file was changed between them.
+
+    The versions are different algorithms: they have rows of their own in a table.
+    """
+    sources: dict[Label, set[str]] = {}
     for run in runs:
         if run.source:
-            versions.setdefault(run.args["algorithm"], set()).add(run.source)
+            sources.setdefault(run.label, set()).add(run.source)
     for run in runs:
-        if len(versions.get(run.args["algorithm"], ())) > 1:
-            run.args = {**run.args, "algorithm": f"{run.args['algorithm']}@{str(run.source)[:4]}"}
+        if run.source and len(sources[run.label]) > 1:
+            run.relabel(run.label.with_source(run.source))
 
 
 def read_adaptation(run: Path, model: str | None) -> list[Record]:

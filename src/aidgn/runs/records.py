@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError
+from aidgn.runs.label import Label
 from aidgn.runs.metadata import RunMetadata
 
 Record = dict[str, Any]
@@ -48,8 +49,8 @@ DOMAINBED_NAMES = {
 
 
 def domainbed_names(algorithm: str) -> dict[str, str]:
-    """Of an algorithm as records have it, which may be averaged: DANN+SMA."""
-    return DOMAINBED_NAMES.get(algorithm.partition("+")[0], {})
+    """Return DomainBed's names of an algorithm's hyper-parameters, by ours, where they differ."""
+    return DOMAINBED_NAMES.get(algorithm, {})
 
 
 def domain_names(args: Mapping[str, Any]) -> list[str]:
@@ -76,7 +77,8 @@ class RunRecords:
         metadata: RunMetadata,
     ):
         self.args, self.last = first["args"], last
-        ours = {theirs: ours for ours, theirs in domainbed_names(self.args["algorithm"]).items()}
+        self.label = Label.parse(self.args["algorithm"])
+        ours = {theirs: ours for ours, theirs in domainbed_names(self.label.name).items()}
         self.hparams = {ours.get(name, name): value for name, value in first["hparams"].items()}
         self.rest, self.length, self.path = rest, length, path
         self.keys = frozenset(first)
@@ -97,6 +99,11 @@ class RunRecords:
         self.setting = json.dumps(self.settings, sort_keys=True)
         self.data = self.settings.get("data")  # a digest of the images it was trained on, where that is known
         self.source = self.settings.get("source")  # a digest of the file with an algorithm of the user's own
+
+    def relabel(self, label: Label) -> None:
+        """Change the label of the algorithm in all records."""
+        self.label = label
+        self.args = {**self.args, "algorithm": str(label)}
 
     def __len__(self) -> int:
         return self.length

@@ -14,6 +14,7 @@ from aidgn.algorithms.search_space import resolve
 from aidgn.data import DATASETS, Dataset, load_dataset
 from aidgn.data.registry import is_registered, normalize_unicode
 from aidgn.errors import AidgnError, ParameterError, plural
+from aidgn.runs.label import Label
 from aidgn.runs.options import RunOptions, run_options
 from aidgn.runs.run_id import sweep_key
 
@@ -107,7 +108,7 @@ class RunSpec(RunOptions):
 
     def _identity_without_files(self, dataset: str) -> dict[str, Any]:
         """The part of the identity that is known without reading images or weights."""
-        identity = {**asdict(self), "dataset": dataset, "algorithm": self.label()}
+        identity = {**asdict(self), "dataset": dataset, "algorithm": str(self.label())}
         if source := self.source():
             identity["source"] = source
         for option in run_options():
@@ -127,9 +128,9 @@ class RunSpec(RunOptions):
         """Return the digest of a custom algorithm's file, None for other algorithms."""
         return source_of(find(self.algorithm)) if is_custom(self.algorithm) else None
 
-    def label(self) -> str:
-        """Return the algorithm's name in records and tables."""
-        return find(self.algorithm).name() + (f"+{self.average.upper()}" if self.average else "")
+    def label(self) -> Label:
+        """Return the algorithm's label in records and tables."""
+        return Label(find(self.algorithm).name(), self.average or "")
 
     def seed(self, dataset: Dataset) -> int:
         """Return the seed of batches, augmentation and initial weights.

@@ -149,7 +149,7 @@ class SweepFolder:
         planned = {item.key for item in items if not item.varied} - specs.keys()
         examples = {names[spec.dataset]: spec for spec in specs.values()}
         cells: dict[tuple[Any, ...], RunSpec] = {
-            (names[spec.dataset], spec.label(), repr(list(spec.target)), spec.trial, spec.draw): spec
+            (names[spec.dataset], str(spec.label()), repr(list(spec.target)), spec.trial, spec.draw): spec
             for spec in specs.values()
         }
         replaced = {
@@ -225,7 +225,7 @@ def items_of(specs: "Mapping[str, RunSpec]", names: Mapping[str, str]) -> list[P
         PlannedRun(
             key,
             names[spec.dataset],
-            spec.label(),
+            str(spec.label()),
             list(spec.target),
             spec.trial,
             spec.draw,

@@ -166,7 +166,7 @@ class Trainer:
             "eval_time": time.perf_counter() - began,
             "args": self.args,
             "hparams": {
-                domainbed_names(self.args["algorithm"]).get(name, name): value
+                domainbed_names(self.algorithm.name()).get(name, name): value
                 for name, value in self.spec.hyper_parameters.items()
             },
         }

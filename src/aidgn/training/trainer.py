@@ -146,7 +146,7 @@ def train(
         algorithm.train()
         args = {
             "dataset": dataset.name,
-            "algorithm": spec.label(),
+            "algorithm": str(spec.label()),
             "test_envs": targets,
             "trial_seed": spec.trial,
             "hparams_seed": spec.draw,
@@ -247,7 +247,7 @@ def train(
             )
         last = {name: tensor.clone() for name, tensor in run.last_weights().items()}
         write_novelty(folder.novelty, run.novelty().to_dict())
-        folder.finish(spec.label(), (run.best_weights, run.best_step), (last, run.step))
+        folder.finish(str(spec.label()), (run.best_weights, run.best_step), (last, run.step))
         folder.log(f"finished; step {run.best_step} selected by training-domain validation")
     return folder.path
 

@@ -1,0 +1,37 @@
+"""The label of an algorithm in records and tables."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, order=True)
+class Label:
+    """An algorithm as one row of a table. `str(label)` is its text, such as ERM, ERM+SMA:200 or Mine@4f1c.
+
+    Args:
+        name: Name of the algorithm.
+        average: How its weights are averaged over steps, "sma" for example; empty for the weights as trained.
+        version: First digits of the digest of a custom algorithm's file, if runs of several versions are compared.
+    """
+
+    name: str
+    average: str = ""
+    version: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "Label":
+        """Read the text of a label, as records hold it."""
+        text, _, version = text.partition("@")
+        name, _, average = text.partition("+")
+        return cls(name, average.lower(), version)
+
+    def __str__(self) -> str:
+        average = f"+{self.average.upper()}" if self.average else ""
+        version = f"@{self.version}" if self.version else ""
+        return f"{self.name}{average}{version}"
+
+    def with_source(self, source: str) -> "Label":
+        """Return the label with the version that the digest of a custom algorithm's file stands for."""
+        return replace(self, version=source[:4])
+
+    def without_version(self) -> "Label":
+        return replace(self, version="")
