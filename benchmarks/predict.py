@@ -37,7 +37,7 @@ from aidgn.algorithms import find
 from aidgn.algorithms.base import class_vectors
 from aidgn.cli.predict import _as_csv
 from aidgn.data.cache import usable_cores
-from aidgn.data.decode_pool import shrunk
+from aidgn.data.images import read_shrunk
 from aidgn.inference.image_stream import Pixels, pin
 from aidgn.inference.model import Model, PendingBatch, find_images
 from aidgn.novelty import MOST, Novelty
@@ -77,7 +77,7 @@ def make_model(backbone: str, size: int, device: torch.device) -> Model:
 def in_memory(stack: ExitStack, model: Model, files: list[str]) -> Pixels:
     """As worker processes leave them."""
     memory = np.zeros((len(files), model.slot, model.slot, 3), np.uint8)
-    pixels = [np.asarray(shrunk(file, model.slot)[0]) for file in files]
+    pixels = [np.asarray(read_shrunk(file, model.slot)[0]) for file in files]
     places = [slot[: image.shape[0], : image.shape[1]] for slot, image in zip(memory, pixels, strict=True)]
     for place, image in zip(places, pixels, strict=True):
         place[:] = image

@@ -22,7 +22,7 @@ from PIL import Image
 
 from aidgn.data import Dataset, load_dataset
 from aidgn.data.cache import prepare, usable_cores
-from aidgn.data.decode_pool import shrunk
+from aidgn.data.images import largest_slot, read_shrunk
 
 
 def generate(root: Path, count: int, size: int) -> None:
@@ -48,7 +48,7 @@ def clocks() -> np.ndarray:
 
 
 def decode_only(slot: int, path: str) -> int:
-    return len(shrunk(path, slot)[0].tobytes())
+    return len(read_shrunk(path, slot)[0].tobytes())
 
 
 def bare(dataset: Dataset, workers: int, slot: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def main() -> int:
             generate(Path(folder), arguments.images, arguments.size)
         dataset = load_dataset(arguments.folder or Path(folder))
         quarter = dataset.without(set(range(len(dataset))) - set(range(0, len(dataset), 4)))
-        limit = round(dataset.image_size * 256 / 224)
+        limit = largest_slot(dataset.image_size)
         times = []
         for _ in range(arguments.repeats):
             times.append(

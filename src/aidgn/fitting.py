@@ -20,7 +20,7 @@ from aidgn.algorithms import find
 from aidgn.algorithms.custom import is_custom
 from aidgn.data import DATASETS, Dataset
 from aidgn.data.cache import DecodedDataset
-from aidgn.data.decode_pool import longest_side
+from aidgn.data.images import longest_side
 from aidgn.data.registry import SMALL_SIDE
 from aidgn.data.validate import inspect_decoded
 from aidgn.errors import AidgnError, plural, some

@@ -240,7 +240,7 @@ def test_threads_where_no_worker_can_start(paths: list[str], monkeypatch: pytest
 def test_either_all_workers_start_or_none(started: list[int]) -> None:
     program = """if True:
         import os
-        from aidgn.data import decode_pool as decoding
+        from aidgn.data import decode_pool
         real, count = os.fork, iter(range(2))
 
         def fork():
@@ -249,7 +249,7 @@ def test_either_all_workers_start_or_none(started: list[int]) -> None:
             return real()
 
         os.fork = fork
-        decoding.work()
+        decode_pool.fork_workers()
     """
     ours, theirs = zip(*(Pipe() for _ in range(3)), strict=True)
     files = [each.fileno() for each in theirs]

@@ -21,8 +21,9 @@ from PIL import Image
 from torch import Tensor
 
 from aidgn.data.cache import usable_cores
-from aidgn.data.decode_pool import CHUNK, FEW, answer, ask, ended, fill, shrunk, slot_bytes, start_workers
-from aidgn.data.images import UPRIGHT, orientation, to_rgb
+from aidgn.data.cache_index import slot_bytes
+from aidgn.data.decode_pool import CHUNK, FEW, decode_into, receive_reply, send_task, start_workers, worker_died
+from aidgn.data.images import read_shrunk, to_rgb, turn_upright
 from aidgn.errors import AidgnError
 
 DECODED_TOGETHER = 4  # images that a thread takes at a time
@@ -127,19 +128,19 @@ class Worker:
     def ask(self, store: int, slot: int, rows: list[int], files: list[str]) -> None:
         self.asked.append(files)
         try:
-            ask(self.connection, fill, store, slot, rows, files)
+            send_task(self.connection, decode_into, store, slot, rows, files)
         except ConnectionError:
             raise self.ended() from None
 
     def receive(self) -> None:
         try:
-            self.answers.append(answer(self.connection))
+            self.answers.append(receive_reply(self.connection))
         except (EOFError, ConnectionError):
             raise self.ended() from None
         self.asked.popleft()
 
     def ended(self) -> AidgnError:
-        return ended(self.process, self.asked[0] if self.asked else ())
+        return worker_died(self.process, self.asked[0] if self.asked else ())
 
 
 class Workers:
@@ -228,7 +229,7 @@ def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | AidgnErr
     for image in images:
         try:
             if isinstance(image, str | Path):
-                picture, _ = shrunk(str(image), slot)
+                picture, _ = read_shrunk(str(image), slot)
             else:
                 picture = upright(image)
                 size = min(slot, picture.width), min(slot, picture.height)
@@ -246,8 +247,7 @@ def upright(image: ImageLike) -> Image.Image:
         try:
             with loading:
                 image.load()
-            turn = UPRIGHT.get(orientation(image))
-            return to_rgb(image) if turn is None else to_rgb(image).transpose(turn)
+            return turn_upright(image)
         except Exception as error:  # decoders fail on damaged files with exceptions of every kind
             raise AidgnError(f"it is damaged: {str(error) or type(error).__name__}.") from error
     if isinstance(image, Tensor):

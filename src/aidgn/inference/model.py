@@ -22,8 +22,7 @@ from aidgn.algorithms.base import class_vectors
 from aidgn.algorithms.custom import source_of
 from aidgn.algorithms.search_space import resolve
 from aidgn.data.dataset import walk_images
-from aidgn.data.decode_pool import largest_slot
-from aidgn.data.images import IMAGE_SUFFIXES
+from aidgn.data.images import IMAGE_SUFFIXES, largest_slot
 from aidgn.data.loader import to_device
 from aidgn.data.transforms import clean
 from aidgn.errors import AidgnError, plural

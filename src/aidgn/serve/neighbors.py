@@ -12,7 +12,7 @@ from PIL import Image
 from aidgn.analysis.embedding import tsne
 from aidgn.analysis.features import Features, open_run
 from aidgn.data import Dataset
-from aidgn.data.decode_pool import shrunk
+from aidgn.data.images import read_shrunk
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.inference.export import images_of
@@ -67,7 +67,7 @@ def picture_of(dataset: Dataset, row: int) -> bytes | None:
         picture = Image.fromarray(dataset.pixels[row])
     else:
         try:
-            picture, _ = shrunk(str(Path(str(dataset.root), dataset.files[row])), 2 * THUMBNAIL)
+            picture, _ = read_shrunk(str(Path(str(dataset.root), dataset.files[row])), 2 * THUMBNAIL)
         except AidgnError:
             return None
         picture.thumbnail((THUMBNAIL, THUMBNAIL))

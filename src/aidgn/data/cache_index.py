@@ -1,0 +1,238 @@
+"""The index of a data set's decoded images and the file of pixels that the index describes.
+
+The pixel file has one slot of S x S x 3 bytes for each image. Pixels are only appended, and the index names them once
+they are on the disk. So an interruption loses little, and a map of the pixel file never changes.
+"""
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from secrets import randbits
+from typing import IO, NamedTuple
+
+import numpy as np
+import PIL
+
+from aidgn.files import atomic_write, open_no_link
+
+VERSION = 2
+VERIFIED_TOGETHER = 64  # images whose checksums a thread verifies at a time
+RACY_NS = 2_000_000_000  # a file that changed so recently may change again within the clock tick of its ctime
+BROKEN = -1  # in place of a row: the file cannot be decoded
+LARGER = -2  # in place of a row: the image is larger than a slot that can still grow
+
+
+class CacheEntry(NamedTuple):
+    """What is known of one image file.
+
+    Args:
+        file: Path below the data set's root.
+        stamp: See `stamp_of`; empty if the content must be compared next time.
+        digest: Digest of the content; empty if the file could not be read.
+        row: Slot in the pixel file.
+        geometry: Stored height and width, original height and width.
+        checksum: CRC-32 of the slot.
+        reason: Why the file is broken.
+    """
+
+    file: str
+    stamp: Sequence[int]
+    digest: str
+    row: int = BROKEN
+    geometry: Sequence[int] = (0, 0, 0, 0)
+    checksum: int = 0
+    reason: str = ""
+
+
+def stamp_of(path: str) -> list[int]:
+    """Return what changes whenever the file does: the system sets the ctime on every write, and nobody can reset it."""
+    stat = os.stat(path)  # noqa: PTH116, for half a million files
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def reliable(stamp: list[int]) -> list[int]:
+    """Return the stamp just taken, or an empty one if the file may still change under the same stamp."""
+    return stamp if abs(time.time_ns() - stamp[2]) > RACY_NS else []
+
+
+def slot_bytes(slot: int) -> int:
+    return slot * slot * 3
+
+
+@dataclass(eq=False)
+class CacheIndex:
+    """A file of lines `CRC-32 JSON`: a header, then batches of entries, of which the last for a file counts.
+
+    The lines from the first wrong checksum on, the torn end of an interrupted write, are ignored.
+
+    Args:
+        path: The index file.
+        number: Number of the pixel file.
+        slot: Side of a slot.
+        entries: The last entry of each file.
+        end: Bytes of the valid lines.
+        map: The pixels, uint8 [rows, slot, slot, 3], read-only.
+    """
+
+    path: Path
+    number: int
+    slot: int
+    entries: dict[str, CacheEntry]
+    end: int
+    map: np.ndarray
+
+    @classmethod
+    def load(cls, path: Path) -> "CacheIndex | None":
+        """Read an index; None if there is none that can be used. No lock is needed."""
+        try:
+            with open_no_link(path, "rb") as file:
+                header = read_header(file)
+                if header is None:
+                    return None
+                entries: dict[str, CacheEntry] = {}
+                end = file.tell()
+                for line in file:
+                    if (batch := parse_line(line)) is None:
+                        break
+                    end += len(line)
+                    same_decoder = batch["pillow"] == PIL.__version__  # another Pillow may read what is broken here
+                    for entry in (CacheEntry(*fields) for fields in batch["entries"]):
+                        if same_decoder or entry.row != BROKEN:
+                            entries[entry.file] = entry
+            number, slot = header["pixels"], header["slot"]
+            return cls(path, number, slot, entries, end, map_pixels(pixel_path(path, number), slot))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @classmethod
+    def write(cls, path: Path, number: int, slot: int, entries: Iterable[CacheEntry] = ()) -> "CacheIndex":
+        """Replace the index file; the pixel file must exist."""
+        header = format_line({"version": VERSION, "slot": slot, "pixels": number})
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(header + format_batch(entries))
+        index = cls.load(path)
+        assert index is not None
+        return index
+
+    @classmethod
+    def create(cls, path: Path) -> "CacheIndex":
+        """Write an empty index and pixel file."""
+        number = randbits(32)
+        pixel_path(path, number).touch(exist_ok=False)
+        return cls.write(path, number, slot=1)
+
+    @property
+    def pixels(self) -> Path:
+        return pixel_path(self.path, self.number)
+
+    @property
+    def stored(self) -> int:
+        """Number of entries with pixels."""
+        return sum(entry.row != BROKEN for entry in self.entries.values())
+
+    def append(self, entries: list[CacheEntry]) -> None:
+        """Commit entries, after their pixels have reached the disk."""
+        if not entries:
+            return
+        with open_no_link(self.pixels, "rb") as pixels:
+            os.fsync(pixels.fileno())
+        with open_no_link(self.path, "r+b") as file:
+            file.seek(self.end)
+            file.truncate()
+            file.write(format_batch(entries))
+            file.flush()
+            os.fsync(file.fileno())
+            self.end = file.tell()
+        self.entries.update((entry.file, entry) for entry in entries)
+
+    def update_stamps(self, entries: Iterable[CacheEntry]) -> "CacheIndex":
+        """Write new stamps of files whose content is unchanged."""
+        entries = {**self.entries, **{entry.file: entry for entry in entries}}.values()
+        return CacheIndex.write(self.path, self.number, self.slot, entries)
+
+    def is_intact(self, entry: CacheEntry) -> bool:
+        """Whether the pixels have the checksum that they were written with."""
+        return entry.row == BROKEN or (entry.row < len(self.map) and zlib.crc32(self.map[entry.row]) == entry.checksum)
+
+    def find_damaged(self, files: Iterable[str], threads: int) -> list[str]:
+        """List files whose pixels are missing or have another checksum."""
+        by_row = sorted(files, key=lambda file: self.entries[file].row if file in self.entries else BROKEN)
+
+        def verify(start: int) -> list[str]:
+            some = by_row[start : start + VERIFIED_TOGETHER]
+            return [file for file in some if file not in self.entries or not self.is_intact(self.entries[file])]
+
+        with ThreadPoolExecutor(threads) as pool:  # threads: checksums release the interpreter lock
+            return [*chain.from_iterable(pool.map(verify, range(0, len(by_row), VERIFIED_TOGETHER)))]
+
+    def rewrite(self, slot: int, kept: Iterable[CacheEntry]) -> "CacheIndex":
+        """Copy the intact pixels of some entries to a new pixel file, whose slots may be larger.
+
+        Slots grow only while they hold every image exactly, so nothing needs to be decoded again. The old pixel file is
+        removed; existing maps of it stay valid.
+        """
+        self.map = map_pixels(self.pixels, self.slot)  # with rows appended since the index was loaded
+        number = randbits(32)
+        entries = []
+        pixels = np.zeros((slot, slot, 3), dtype=np.uint8)
+        with pixel_path(self.path, number).open("xb") as file:
+            for entry in sorted(kept, key=lambda entry: entry.row):
+                if not self.is_intact(entry):
+                    continue
+                if entry.row != BROKEN:
+                    pixels[: self.slot, : self.slot] = self.map[entry.row]
+                    row = file.tell() // slot_bytes(slot)
+                    entry = entry._replace(row=row, checksum=zlib.crc32(pixels.data))
+                    file.write(pixels.data)
+                entries.append(entry)
+            file.flush()
+            os.fsync(file.fileno())
+        index = CacheIndex.write(self.path, number, slot, entries)
+        self.pixels.unlink()
+        return index
+
+
+def count_stored(path: Path) -> int | None:
+    """Count the slots of the pixel file while another process writes it; None if there is no index yet."""
+    with open_no_link(path, "rb") as file:
+        header = read_header(file)
+    return pixel_path(path, header["pixels"]).stat().st_size // slot_bytes(header["slot"]) if header else None
+
+
+def pixel_path(index: Path, number: int) -> Path:
+    return index.with_name(f"pixels-{index.stem.rpartition('-')[2]}-{number:08x}.u8")
+
+
+def map_pixels(path: Path, slot: int) -> np.ndarray:
+    with open_no_link(path, "rb") as file:
+        shape = (os.fstat(file.fileno()).st_size // slot_bytes(slot), slot, slot, 3)
+        if not shape[0]:
+            return np.zeros(shape, np.uint8)
+        return np.memmap(file, np.uint8, "r", shape=shape).view(np.ndarray)
+
+
+def read_header(file: IO[bytes]) -> dict | None:
+    """Read the first line of an index; None if it is damaged or of another version."""
+    header = parse_line(file.readline())
+    return header if header and header["version"] == VERSION else None
+
+
+def format_line(content: dict[str, object]) -> bytes:
+    text = json.dumps(content, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def format_batch(entries: Iterable[CacheEntry]) -> bytes:
+    return format_line({"pillow": PIL.__version__, "entries": list(entries)})
+
+
+def parse_line(line: bytes) -> dict | None:
+    """Return the content of a line; None if it is damaged."""
+    sound = line.endswith(b"\n") and line[:9] == b"%08x " % zlib.crc32(line[9:-1])
+    return json.loads(line[9:]) if sound else None
