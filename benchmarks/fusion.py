@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aidgn import backbones
-from aidgn.backbones.fused_resnet import unfuse
+from aidgn.backbones import unfuse
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aidgn.algorithms import ALGORITHMS, Algorithm, create
-from aidgn.backbones.registry import fold, freeze
+from aidgn.backbones import fold, freeze
 
 CLASSES, FEATURES, SIZE = 4, 5, 8
 

@@ -176,7 +176,7 @@ def test_a_sweep_of_sensitivity_ends_with_its_figure(tmp_path: Path) -> None:
         (["digits", "--algorithm", "ERM", "--retries", "-1"], "--retries is -1"),
         (["digits", "--algorithm", "ERM", "--trials", "0"], "--trials is 0"),
         (["digits", "--algorithm", "ERM", "--workers", "0"], "--workers is 0"),
-        (["digits", "--algorithm", "ERM", "--weights", "none.safetensors"], "none.safetensors does not exist"),
+        (["digits", "--algorithm", "ERM", "--weights", "none.safetensors"], "none.safetensors"),
         (["one.yaml", "two.yaml"], "one plan"),
         (["one.yaml"], "one.yaml cannot be read"),
         (["PACS", "--algorithm", "ERM"], "not on this disk"),

@@ -1,3 +1,53 @@
 """Networks that turn images into features: timm, torchvision and a small one."""
 
-from aidgn.backbones.registry import *  # noqa: F403
+from aidgn.backbones.folding import fold, freeze_folded, unfold, unfuse
+from aidgn.backbones.frozen_bn import FrozenBatchNorm, freeze
+from aidgn.backbones.fused_resnet import FoldedConv2d, stem_convolution
+from aidgn.backbones.registry import (
+    DEFAULT,
+    TORCHVISION,
+    Preprocessing,
+    check_name,
+    create,
+    list_backbones,
+    preprocessing,
+    train_last_stage,
+)
+from aidgn.backbones.small import SMALL, SmallConvNet
+from aidgn.backbones.weights import (
+    Mismatch,
+    WeightsError,
+    find_mismatch,
+    is_stride_first,
+    set_stride_first,
+    summarize,
+    weights_identity,
+)
+
+__all__ = [
+    "DEFAULT",
+    "SMALL",
+    "TORCHVISION",
+    "FoldedConv2d",
+    "FrozenBatchNorm",
+    "Mismatch",
+    "Preprocessing",
+    "SmallConvNet",
+    "WeightsError",
+    "check_name",
+    "create",
+    "find_mismatch",
+    "fold",
+    "freeze",
+    "freeze_folded",
+    "is_stride_first",
+    "list_backbones",
+    "preprocessing",
+    "set_stride_first",
+    "stem_convolution",
+    "summarize",
+    "train_last_stage",
+    "unfold",
+    "unfuse",
+    "weights_identity",
+]

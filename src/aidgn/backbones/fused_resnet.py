@@ -1,9 +1,10 @@
-"""Batch norm with frozen statistics, its exact folding into the convolutions before it, and a ResNet's blocks with
-shortcut and ReLU inside these convolutions."""
+"""Layers that compute several layers of a ResNet at once: convolution, batch norm, ReLU, shortcut and pooling.
+
+Each layer replaces one layer of the network and shares its parameters. `aidgn.backbones.folding` puts them in place.
+"""
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -12,127 +13,100 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-class FrozenBatchNorm(nn.BatchNorm2d):
-    """Batch norm whose running statistics stay as they are; scale and shift train."""
-
-    folded = False
-    drop: nn.Module  # timm's BatchNormAct2d has these two after the normalisation
-    act: nn.Module
-
-    def train(self, mode: bool = True) -> "FrozenBatchNorm":
-        super().train(mode)
-        self.training = False
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.folded:
-            return super().forward(x)
-        return self.act(self.drop(x)) if hasattr(self, "act") else x
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return blank, (frozen, type(self).__bases__[-1]), self.__dict__
-
-
-@functools.cache
-def frozen(kind: type[nn.BatchNorm2d]) -> type[FrozenBatchNorm]:
-    return FrozenBatchNorm if kind is nn.BatchNorm2d else type(f"Frozen{kind.__name__}", (FrozenBatchNorm, kind), {})
-
-
-def blank(derived: Callable[[type[nn.Module]], type[nn.Module]], kind: type[nn.Module]) -> nn.Module:
-    """A layer without anything in it yet, for copies: no other process finds a class that was made by its name."""
-    return object.__new__(derived(kind))
-
-
-def freeze(net: nn.Module) -> None:
-    for layer in net.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.__class__ = frozen(type(layer))  # type: ignore[arg-type]
-            layer.train(layer.training)
+from aidgn.backbones.frozen_bn import FrozenBatchNorm
 
 
 class FoldedConv2d(nn.Conv2d):
-    """A convolution and the frozen batch norm after it as one: bn(conv(x, w)) = conv(x, w s) + b.
+    """A convolution and the frozen batch norm after it in one: bn(conv(x, w)) = conv(x, w s) + b.
 
-    s = scale / sqrt(variance + eps), b = shift + (bias - mean) s. Both are computed here, from the parameters, so that
-    w, scale and shift have the gradients they had. Under autocast the product is float32 and conv casts it.
+    s = scale / sqrt(variance + eps), b = shift + (bias - mean) s. The forward pass computes both from the parameters,
+    so that w, scale and shift receive their gradients. Under autocast the product is float32 and conv casts it.
+
+    Args:
+        conv: The convolution to replace. The new layer shares its parameters.
+        norm: The batch norm after it. It stays in its place in the network and becomes the identity.
     """
 
-    bn: FrozenBatchNorm
-    settled: tuple[Tensor, Tensor] | None = None
-    adds_shift = True  # or who reads what this gives does so: fewer numbers, or in a pass that there is anyway
+    def __init__(self, conv: nn.Conv2d, norm: FrozenBatchNorm):
+        super().__init__(**conv_options(conv))
+        self.weight = conv.weight
+        self.bias = conv.bias
+        self.training = conv.training
+        # Bypass nn.Module, which would list the parameters of `norm` a second time.
+        object.__setattr__(self, "norm", norm)
+        norm.folded = True
+        self.adds_shift = True  # False: a later layer adds the shift, to fewer numbers or in a pass that exists anyway
+        self.constants: tuple[Tensor, Tensor] | None = None  # weight and shift of a network that only predicts
 
-    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
-        """bn(conv(x)), with `more` added to b."""
-        weight, shift = self.weight_and_bias(more)
+    def forward(self, x: Tensor, extra_shift: Tensor | None = None) -> Tensor:
+        """Compute bn(conv(x)), with `extra_shift` added to b."""
+        weight, shift = self.weight_and_shift(extra_shift)
         bias = shift if self.adds_shift else None
         if x.is_cuda and self.is_stem and x.shape[2] % 2 == x.shape[3] % 2 == 0:
             return stem_convolution(x, weight, bias)
         return self._conv_forward(x, weight, bias)
 
-    def with_relu(self, x: Tensor, shortcut: Tensor | None = None, more: Tensor | None = None) -> Tensor:
-        """relu(bn(conv(x)) + shortcut), with `more` added to b, in one kernel where there is one: without, what the
-        convolution writes is read and written once more."""
-        if (
+    def forward_relu(self, x: Tensor, shortcut: Tensor | None = None, extra_shift: Tensor | None = None) -> Tensor:
+        """Compute relu(bn(conv(x)) + shortcut), with `extra_shift` added to b.
+
+        A fused kernel, where one exists, saves reading and writing the output of the convolution once more.
+        """
+        if self.has_fused_kernel(x, shortcut):
+            dtype = torch.get_autocast_dtype("cuda")
+            weight, shift = (tensor.to(dtype) for tensor in self.weight_and_shift(extra_shift))
+            differentiable = torch.is_grad_enabled() or torch.compiler.is_compiling()
+            compute = conv_relu if differentiable else conv_relu_kernel
+            shortcut = None if shortcut is None else shortcut.to(dtype)
+            return compute(x.to(dtype), weight, shift, shortcut, self.stride, self.padding, self.dilation)
+        y = self(x, extra_shift)
+        if shortcut is not None:
+            y += shortcut
+        return F.relu_(y)
+
+    def has_fused_kernel(self, x: Tensor, shortcut: Tensor | None) -> bool:
+        return (
             x.is_cuda
             and torch.is_autocast_enabled("cuda")
             and self.groups == 1
             and self.padding_mode == "zeros"
             and not isinstance(self.padding, str)
             and (shortcut is not None or self.keeps_size)
-        ):
-            kind = torch.get_autocast_dtype("cuda")
-            weight, shift = (each.to(kind) for each in self.weight_and_bias(more))
-            compute = convolution_relu if torch.is_grad_enabled() or torch.compiler.is_compiling() else then_relu
-            return compute(
-                x.to(kind),
-                weight,
-                shift,
-                None if shortcut is None else shortcut.to(kind),
-                self.stride,
-                self.padding,
-                self.dilation,
-            )
-        y = self(x, more)
-        if shortcut is not None:
-            y += shortcut
-        return F.relu_(y)
+        )
 
-    def weight_and_bias(self, more: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if self.settled is not None:
-            weight, shift = self.settled
+    def weight_and_shift(self, extra_shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self.constants is not None:
+            weight, shift = self.constants
         else:
-            mean, variance = self.bn.running_mean, self.bn.running_var
-            assert mean is not None and variance is not None
-            scale = self.bn.weight * torch.rsqrt(variance + self.bn.eps)
-            shift = self.bn.bias + (-mean if self.bias is None else self.bias - mean) * scale
+            norm: FrozenBatchNorm = self.norm  # type: ignore[assignment]
+            assert norm.running_mean is not None and norm.running_var is not None
+            scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+            mean = -norm.running_mean if self.bias is None else self.bias - norm.running_mean
+            shift = norm.bias + mean * scale
             weight = self.weight * scale[:, None, None, None]
-        return weight, shift if more is None else shift + more
+        return weight, shift if extra_shift is None else shift + extra_shift
 
     @property
     def keeps_size(self) -> bool:
-        """Pixel for pixel and, unless each is computed from one, channel for channel."""
-        return (
-            self.stride == (1, 1)
-            and self.padding
-            == tuple(step * (side - 1) / 2 for step, side in zip(self.dilation, self.kernel_size, strict=True))
-            and (self.kernel_size == (1, 1) or self.in_channels == self.out_channels)
-        )
+        """Whether the output has the height and width of the input and, beyond 1x1 kernels, its channels."""
+        same = tuple(d * (k - 1) / 2 for d, k in zip(self.dilation, self.kernel_size, strict=True))
+        channels_fit = self.kernel_size == (1, 1) or self.in_channels == self.out_channels
+        return self.stride == (1, 1) and self.padding == same and channels_fit
 
     @property
     def is_stem(self) -> bool:
-        return (self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode) == (
-            (7, 7),
-            (2, 2),
-            (3, 3),
-            (1, 1),
-            1,
-            "zeros",
-        ) and self.in_channels <= 4
+        """Whether this is the 7x7 convolution of stride 2 that a ResNet starts with."""
+        geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
+        return geometry == ((7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros") and self.in_channels <= 4
+
+
+def conv_options(conv: nn.Conv2d) -> dict[str, Any]:
+    """Collect the arguments of a convolution with the shape of `conv` and no memory or random numbers."""
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    return {name: getattr(conv, name) for name in names} | {"bias": conv.bias is not None, "device": "meta"}
 
 
 def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The 7x7 convolution of stride 2 that a ResNet starts with, as a 4x4 one of stride 1 on 2x2 blocks of pixels.
+    """Compute a 7x7 convolution of stride 2 as a 4x4 convolution of stride 1 on 2x2 blocks of pixels.
 
     Three channels leave tensor cores mostly idle; the same sum over twelve, padded to sixteen, does not.
     """
@@ -142,71 +116,92 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.conv2d(F.pad(blocks, fill), F.pad(kernel, fill), bias)
 
 
-# What a ResNet starts with: convolution, batch norm, ReLU, pooling ---------------------------------------------------
+# The stem: convolution, batch norm, ReLU, pooling ---------------------------------------------------------------------
 
 
 class PoolingFirst(nn.MaxPool2d):
-    """Pooling, then shift and ReLU: the same numbers as in the order of the network, for neither changes which of two
-    is greater, from a quarter of the work."""
+    """Max pooling, then shift and ReLU.
 
-    convolution: FoldedConv2d
+    Shift and ReLU do not change which of two numbers is greater, so the result is the same as in the usual order, from
+    a quarter of the work.
+
+    Args:
+        pool: The pooling to replace.
+        conv: The convolution that leaves its shift to this layer.
+    """
+
+    def __init__(self, pool: nn.MaxPool2d, conv: FoldedConv2d):
+        super().__init__(**pool_options(pool))
+        self.training = pool.training
+        object.__setattr__(self, "conv", conv)  # a reference, not a submodule
+        conv.adds_shift = False
 
     def forward(self, x: Tensor) -> Tensor:
-        shift = self.convolution.weight_and_bias()[1].to(x.dtype)[:, None, None]
+        conv: FoldedConv2d = self.conv  # type: ignore[assignment]
+        shift = conv.weight_and_shift()[1].to(x.dtype)[:, None, None]
         halves = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode) == (3, 2, 1, 1, False)
         if halves and torch.compiler.is_compiling() and x.shape[2] % 2 == x.shape[3] % 2 == 0:
             return F.relu(MaxPoolFunction.apply(x) + shift)
         return F.relu_(super().forward(x).add_(shift))
 
 
+def pool_options(pool: nn.MaxPool2d) -> dict[str, Any]:
+    names = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
+    return {name: getattr(pool, name) for name in names}
+
+
 class FusedReLU(nn.ReLU):
-    """A ReLU that another layer computes."""
+    """Placeholder for a ReLU that another layer computes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 class MaxPoolFunction(torch.autograd.Function):
-    """The largest of 3x3 pixels around every second one, in operations that a compiler makes one kernel of, forward and
-    backward. Its own gradient of pooling takes longer on a GPU than that of any convolution."""
+    """3x3 max pooling of stride 2, in operations that a compiler makes one kernel of, forward and backward.
+
+    The gradient of PyTorch's max pooling takes longer on a GPU than the gradient of any convolution.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
-        framed = F.pad(x, (1, 0, 1, 0), value=-torch.inf)
+        padded = F.pad(x, (1, 0, 1, 0), value=-torch.inf)
         pixels = [
-            framed[:, :, row : row + height : 2, column : column + width : 2]
+            padded[:, :, row : row + height : 2, column : column + width : 2]
             for row, column in product(range(3), range(3))
         ]
         largest = functools.reduce(torch.maximum, pixels)
-        where = torch.full((), 8, dtype=torch.int8, device=x.device)
-        for place in reversed(range(8)):  # of the first, if several are the largest
-            where = torch.where(pixels[place] == largest, place, where)
-        ctx.save_for_backward(where)
+        index = torch.full((), 8, dtype=torch.int8, device=x.device)
+        for candidate in reversed(range(8)):  # the first of several equal pixels wins
+            index = torch.where(pixels[candidate] == largest, candidate, index)
+        ctx.save_for_backward(index)
         return largest
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (where,) = ctx.saved_tensors
-        # Pixels 2p and 2p + 1 are in window p, in its rows 1 and 2; 2p + 1 also in window p + 1, in its row 0.
-        number = torch.arange(2, dtype=torch.int8, device=where.device)
-        places = number + 1, 9 * number - 9
-        found = torch.zeros((), dtype=gradient.dtype, device=where.device)
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        (index,) = ctx.saved_tensors
+        # Pixels 2p and 2p + 1 are rows 1 and 2 of window p; 2p + 1 is also row 0 of window p + 1.
+        parity = torch.arange(2, dtype=torch.int8, device=index.device)
+        rows = (parity + 1, 9 * parity - 9)  # in window p, in window p + 1; -9: not in that window
+        gradient = torch.zeros((), dtype=grad_output.dtype, device=index.device)
         for down, right in product(range(2), range(2)):
-            place = 3 * places[down][:, None, None, None] + places[right][:, None]  # [2, 1, 2, 1]
-            window, given = (
-                F.pad(each, (0, right, 0, down))[:, :, down:, right:].permute(0, 2, 3, 1) for each in (where, gradient)
+            pixel = 3 * rows[down][:, None, None, None] + rows[right][:, None]  # [2, 1, 2, 1]
+            window, grad_window = (
+                F.pad(tensor, (0, right, 0, down))[:, :, down:, right:].permute(0, 2, 3, 1)
+                for tensor in (index, grad_output)
             )
-            found = found + torch.where(window[:, :, None, :, None] == place, given[:, :, None, :, None], 0)
-        return found.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
+            is_largest = window[:, :, None, :, None] == pixel
+            gradient = gradient + torch.where(is_largest, grad_window[:, :, None, :, None], 0)
+        return gradient.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
 
 
-# A ResNet's blocks ----------------------------------------------------------------------------------------------------
+# Residual blocks ------------------------------------------------------------------------------------------------------
 
-WITHOUT_ENGINE: set[tuple[object, ...]] = set()  # shapes that cuDNN has searched for one in vain
+SHAPES_WITHOUT_KERNEL: set[tuple[object, ...]] = set()  # cuDNN has no fused kernel for these
 
 
-def then_relu(
+def conv_relu_kernel(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -215,38 +210,39 @@ def then_relu(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """relu(conv(x) + bias + shortcut), on CUDA in one kernel, if there is a shortcut or the convolution keeps the size.
+    """Compute relu(conv(x) + bias + shortcut), on CUDA in one kernel.
 
-    PyTorch's cudnn_convolution_relu is not used: it adds its output, as it lay in memory, times zero, which may be
-    NaN. Here that is the input, which has the same shape."""
+    The kernel needs a shortcut or a convolution that keeps the size. PyTorch's cudnn_convolution_relu would add its
+    uninitialised output times zero, which may be NaN; here the input, which has the same shape, takes that place.
+    """
     if x.is_cuda:
-        x, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x, weight))
+        x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
         if shortcut is None and weight.shape[2:] == (1, 1):
-            return product_relu(x, weight, bias)
-        added, times = (x, 0.0) if shortcut is None else (shortcut, 1.0)
-        shape = x.shape, weight.shape, x.dtype, *stride, *padding, *dilation
-        if shape not in WITHOUT_ENGINE:
+            return pointwise_conv_relu(x, weight, bias)
+        added, factor = (x, 0.0) if shortcut is None else (shortcut, 1.0)
+        shapes = x.shape, weight.shape, x.dtype, *stride, *padding, *dilation
+        if shapes not in SHAPES_WITHOUT_KERNEL:
             try:
-                return torch.cudnn_convolution_add_relu(x, weight, added, times, bias, stride, padding, dilation, 1)
+                return torch.cudnn_convolution_add_relu(x, weight, added, factor, bias, stride, padding, dilation, 1)
             except RuntimeError as error:
                 if "engine" not in str(error):
                     raise
-                WITHOUT_ENGINE.add(shape)
+                SHAPES_WITHOUT_KERNEL.add(shapes)
     y = F.conv2d(x, weight, bias, stride, padding, dilation)
     return F.relu(y if shortcut is None else y + shortcut)
 
 
-def product_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(conv(x) + bias) of a 1x1 convolution, which is a matrix product of pixels, channels last, and weights."""
+def pointwise_conv_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Compute relu(conv(x) + bias) of a 1x1 convolution as a matrix product of pixels (channels last) and weights."""
     pixels = x.permute(0, 2, 3, 1)
-    found = torch.ops.aten._addmm_activation(bias, pixels.reshape(-1, x.shape[1]), weight.flatten(1).t())
-    return found.view(*pixels.shape[:3], len(weight)).permute(0, 3, 1, 2)
+    y = torch.ops.aten._addmm_activation(bias, pixels.reshape(-1, x.shape[1]), weight.flatten(1).t())
+    return y.view(*pixels.shape[:3], len(weight)).permute(0, 3, 1, 2)
 
 
-convolution_relu = torch.library.custom_op("aidgn::convolution_relu", then_relu, mutates_args=())
+conv_relu = torch.library.custom_op("aidgn::convolution_relu", conv_relu_kernel, mutates_args=())
 
 
-@convolution_relu.register_fake
+@conv_relu.register_fake
 def _(
     x: Tensor,
     weight: Tensor,
@@ -260,160 +256,66 @@ def _(
     return y.contiguous(memory_format=torch.channels_last) if x.is_cuda else y
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _, _, *ctx.geometry = inputs
     ctx.save_for_backward(x, weight, output)
 
 
-def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, output = ctx.saved_tensors
-    of_x, of_weight, of_bias, of_shortcut = ctx.needs_input_grad[:4]
+    needs_x, needs_weight, needs_bias, needs_shortcut = ctx.needs_input_grad[:4]
     gradient = torch.where(output > 0, gradient, 0)
     stride, padding, dilation = ctx.geometry
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], 1, [of_x, of_weight, False]
+        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], 1, [needs_x, needs_weight, False]
     )
-    return (
-        grad_x,
-        grad_weight,
-        gradient.sum((0, 2, 3)) if of_bias else None,
-        gradient if of_shortcut else None,
-        None,
-        None,
-        None,
-    )
+    grad_bias = gradient.sum((0, 2, 3)) if needs_bias else None
+    grad_shortcut = gradient if needs_shortcut else None
+    return grad_x, grad_weight, grad_bias, grad_shortcut, None, None, None
 
 
-convolution_relu.register_autograd(_gradients, setup_context=_keep)
+conv_relu.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 class FusedBlock(nn.Module):
-    """A residual block of timm's or torchvision's ResNets, each convolution with the ReLU behind it."""
+    """A residual block of timm's or torchvision's ResNets that computes each convolution together with its ReLU.
 
-    downsample: nn.Module | None
+    Args:
+        block: The block to replace. The new block shares its layers, under the same names.
+    """
+
+    def __init__(self, block: nn.Module):
+        super().__init__()
+        for name, layer in block.named_children():
+            self.add_module(name, layer)
+        self.downsample: nn.Module | None = block.downsample  # type: ignore[assignment]
+        self.training = block.training
+        object.__setattr__(self, "block", block)  # a reference, for `unfuse`, not a submodule
+        if conv := self.shortcut_conv():
+            conv.adds_shift = False
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         *first, last = (layer for layer in self.children() if isinstance(layer, FoldedConv2d))
-        for convolution in first:
-            x = convolution.with_relu(x)
-        of_shortcut = self.of_shortcut()
-        return last.with_relu(x, shortcut, None if of_shortcut is None else of_shortcut.weight_and_bias()[1])
+        for conv in first:
+            x = conv.forward_relu(x)
+        shortcut_conv = self.shortcut_conv()
+        return last.forward_relu(x, shortcut, None if shortcut_conv is None else shortcut_conv.weight_and_shift()[1])
 
-    def of_shortcut(self) -> FoldedConv2d | None:
-        """The convolution that the shortcut ends with."""
+    def shortcut_conv(self) -> FoldedConv2d | None:
+        """Return the convolution at the end of a plain shortcut, which leaves its shift to the last convolution."""
         match [*self.downsample.children()] if type(self.downsample) is nn.Sequential else []:
-            case [*_, FoldedConv2d() as convolution, bn] if type(bn) is FrozenBatchNorm:
-                return convolution
+            case [*_, FoldedConv2d() as conv, norm] if type(norm) is FrozenBatchNorm:
+                return conv
         return None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return blank, (fused, type(self).__bases__[-1]), self.__dict__
 
-
-@functools.cache
-def fused(kind: type[nn.Module]) -> type[FusedBlock]:
-    return type(f"Fused{kind.__name__}", (FusedBlock, kind), {})
-
-
-def is_plain_block(layer: nn.Module) -> bool:
-    """Nothing but convolutions with their batch norms folded, ReLUs, and a shortcut."""
-    kind = type(layer)
-    return (
-        kind.__module__ in ("timm.models.resnet", "torchvision.models.resnet")
-        and kind.__name__ in ("BasicBlock", "Bottleneck")
-        and all(
-            type(part) in (FoldedConv2d, FrozenBatchNorm, nn.ReLU, nn.Identity)
-            for name, part in layer.named_children()
-            if name != "downsample"
-        )
+def is_plain_block(block: nn.Module) -> bool:
+    """Tell whether a block has only folded convolutions, ReLUs and a shortcut."""
+    block_type = type(block)
+    if block_type.__module__ not in ("timm.models.resnet", "torchvision.models.resnet"):
+        return False
+    layers = [layer for name, layer in block.named_children() if name != "downsample"]
+    return block_type.__name__ in ("BasicBlock", "Bottleneck") and all(
+        type(layer) in (FoldedConv2d, FrozenBatchNorm, nn.ReLU, nn.Identity) for layer in layers
     )
-
-
-def unfuse(model: nn.Module) -> None:
-    """All in its order again; convolutions stay folded."""
-    for layer in model.modules():
-        if isinstance(layer, FusedBlock):
-            layer.__class__ = type(layer).__bases__[1]
-        elif isinstance(layer, FoldedConv2d):
-            layer.__dict__.pop("adds_shift", None)
-        elif isinstance(layer, FusedReLU):
-            layer.__class__ = nn.ReLU  # type: ignore[assignment]
-        elif isinstance(layer, PoolingFirst):
-            layer.__dict__.pop("convolution")
-            layer.__class__ = nn.MaxPool2d  # type: ignore[assignment]
-
-
-# Folding --------------------------------------------------------------------------------------------------------------
-
-
-class Tracer(torch.fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, nn.Conv2d | nn.BatchNorm2d) or super().is_leaf_module(m, module_qualified_name)
-
-
-def fold(model: nn.Module) -> int:
-    """Fold every frozen batch norm into the convolution before it; how many were.
-
-    Parameters, buffers and their names stay. A pair is folded when each of the two runs once and nothing else sees
-    what the convolution gives; a network that cannot be traced stays as it is. The whole gives what it gave; a layer
-    inside may leave its shift or ReLU to one behind it.
-    """
-    if not any(isinstance(layer, FrozenBatchNorm) for layer in model.modules()):
-        return 0
-    try:
-        nodes = list(Tracer().trace(model).nodes)
-    except Exception:  # tracing runs the network's own code on symbols, which may fail in any way
-        return 0
-    runs = Counter(node.target for node in nodes if node.op == "call_module")
-    before: dict[nn.Module, nn.Module] = {}  # of two layers that run once, where nothing else sees what the first gives
-    for node in nodes:
-        first = node.args[0] if node.op == "call_module" and node.args else None
-        if (
-            isinstance(first, torch.fx.Node)
-            and first.op == "call_module"
-            and len(first.users) == 1
-            and runs[first.target] == runs[node.target] == 1
-        ):
-            before[model.get_submodule(str(node.target))] = model.get_submodule(str(first.target))
-    folded = 0
-    for bn, conv in before.items():
-        if type(conv) is nn.Conv2d and isinstance(bn, FrozenBatchNorm) and bn.affine and bn.track_running_stats:
-            conv.__class__ = FoldedConv2d
-            conv.__dict__["bn"] = bn  # not as a submodule, which would list its parameters twice
-            bn.folded = True
-            folded += 1
-    for pool, relu in before.items():
-        if type(pool) is nn.MaxPool2d and not pool.return_indices and type(relu) is nn.ReLU and relu in before:
-            norm = before[relu]
-            first_layer = before.get(norm)
-            if type(norm) is FrozenBatchNorm and isinstance(first_layer, FoldedConv2d):
-                first_layer.adds_shift = False
-                relu.__class__, pool.__class__ = FusedReLU, PoolingFirst  # type: ignore[assignment]
-                pool.__dict__["convolution"] = first_layer
-    for layer in model.modules():
-        if is_plain_block(layer):
-            layer.__class__ = fused(type(layer))  # type: ignore[arg-type]
-        if isinstance(layer, FusedBlock) and (convolution := layer.of_shortcut()) is not None:
-            convolution.adds_shift = False
-    return folded
-
-
-def unfold(model: nn.Module) -> None:
-    """Undo `fold`: every batch norm computes on its own again."""
-    unfuse(model)
-    for layer in model.modules():
-        if isinstance(layer, FoldedConv2d):
-            layer.__dict__.pop("bn").folded = False
-            layer.__dict__.pop("settled", None)
-            layer.__class__ = nn.Conv2d  # type: ignore[assignment]
-
-
-@torch.no_grad()
-def freeze_folded(model: nn.Module, dtype: torch.dtype) -> None:
-    """For a network that only predicts: compute what folding gives once, in the arithmetic of its convolutions. Weights
-    that change afterwards do not count."""
-    for layer in model.modules():
-        if isinstance(layer, FoldedConv2d):
-            weight, shift = layer.weight_and_bias()
-            layer.__dict__["settled"] = weight.to(dtype), shift.to(dtype)

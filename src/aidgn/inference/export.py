@@ -234,7 +234,7 @@ def write_onnx(model: Model, about: dict[str, Any], path: Path, dataset: Dataset
     except Exception as error:  # the exporter runs the network's own code on symbols, which may fail in any way
         raise AidgnError(
             f"{model.algorithm} with {about['identity']['backbone']} cannot be written as ONNX "
-            f"({backbones.reason(error)}). Export the rest with --no-onnx."
+            f"({backbones.summarize(error)}). Export the rest with --no-onnx."
         ) from error
     onnx.helper.set_model_props(
         graph,
@@ -252,7 +252,7 @@ def write_onnx(model: Model, about: dict[str, Any], path: Path, dataset: Dataset
             onnx.save(graph, str(temporary))
         except ValueError as error:  # protobuf holds 2 GiB
             raise AidgnError(
-                f"{path} would be larger than ONNX files may be ({backbones.reason(error)}). Export the "
+                f"{path} would be larger than ONNX files may be ({backbones.summarize(error)}). Export the "
                 "rest with --no-onnx."
             ) from error
         return compare(temporary, model, dataset)
@@ -275,7 +275,7 @@ def compare(path: Path, model: Model, dataset: Dataset | None) -> Check:
         except Exception as error:  # of a class that onnxruntime does not name
             raise AidgnError(
                 f"onnxruntime cannot run the ONNX file on a picture of {picture.shape[1]} x "
-                f"{picture.shape[0]} pixels ({backbones.reason(error)}). It was not kept; export the rest "
+                f"{picture.shape[0]} pixels ({backbones.summarize(error)}). It was not kept; export the rest "
                 "with --no-onnx."
             ) from error
 

@@ -293,7 +293,7 @@ def load_model(
     kind = find_algorithm(about, name, identity.get("source"), algorithm)
     net = backbones.create(backbone, weights="none", in_channels=3 + kind.extra_channels, freeze_bn=pretrained)
     if stride_first:
-        backbones.stride_first(net)
+        backbones.set_stride_first(net)
     backbones.fold(net)
     featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
     hyper_parameters = resolve(name, kind.search_space, {**identity["hyper_parameters"]})
@@ -304,7 +304,7 @@ def load_model(
             f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
             "they are not of the same run."
         )
-    faults = backbones.differences(tensors, network.state_dict())
+    faults = backbones.find_mismatch(tensors, network.state_dict())
     if faults:
         raise AidgnError(
             f"{weights} does not fit {about}, which describes {label} with {backbone} and "

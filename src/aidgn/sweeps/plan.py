@@ -183,7 +183,7 @@ def agenda(
     specs = list(keyed.values())
     _check_alike(specs)
     for dataset, backbone, weights in {(one.dataset, str(one.backbone), one.weights) for one in specs}:
-        backbones.check(backbone, weights == "hub")
+        backbones.check_name(backbone, weights == "hub")
         with suppress(AidgnError) if dry else nullcontext():  # a file that is not on this disk
             common[datasets[dataset].name]["weights"] = backbones.weights_identity(backbone, weights)
     items = items_of(keyed, {key: one.name for key, one in datasets.items()})

@@ -185,7 +185,7 @@ def train(
                 image_size=dataset.image_size,
                 skipped=list(prepared.skipped),
                 root=str(dataset.root.resolve()) if dataset.root else None,
-                stride_first=backbones.says_stride_first(str(spec.backbone), spec.weights),
+                stride_first=backbones.is_stride_first(str(spec.backbone), spec.weights),
                 precision=precision,
                 threads=threads,
                 device=_describe(where),
