@@ -272,9 +272,7 @@ def test_weights_of_another_architecture(tmp_path: Path, plain: Callable[..., nn
     path = tmp_path / "weights.safetensors"
     # All that resnet18 has, in its shapes, and more.
     save_file(plain("torchvision/resnet34", num_classes=1000).state_dict(), path)
-    with pytest.raises(
-        WeightsError, match=r"resnet18.* that the network does not have \(layer1.2"
-    ):
+    with pytest.raises(WeightsError, match=r"resnet18.* that the network does not have \(layer1.2"):
         create("resnet18.tv_in1k", weights=path)
     with pytest.raises(
         AidgnError, match=r"which has 318 tensors: \d+ missing \(.*\d+ of another shape \(.* instead of"
