@@ -27,6 +27,8 @@ class FoldedConv2d(nn.Conv2d):
         norm: The batch norm after it. It stays in its place in the network and becomes the identity.
     """
 
+    norm: FrozenBatchNorm
+
     def __init__(self, conv: nn.Conv2d, norm: FrozenBatchNorm):
         super().__init__(**conv_options(conv))
         self.weight = conv.weight
@@ -51,7 +53,7 @@ class FoldedConv2d(nn.Conv2d):
 
         A fused kernel, where one exists, saves reading and writing the output of the convolution once more.
         """
-        if self.has_fused_kernel(x, shortcut):
+        if self.has_fused_kernel(x, shortcut) and not isinstance(self.padding, str):
             dtype = torch.get_autocast_dtype("cuda")
             weight, shift = (tensor.to(dtype) for tensor in self.weight_and_shift(extra_shift))
             differentiable = torch.is_grad_enabled() or torch.compiler.is_compiling()
@@ -69,7 +71,6 @@ class FoldedConv2d(nn.Conv2d):
             and torch.is_autocast_enabled("cuda")
             and self.groups == 1
             and self.padding_mode == "zeros"
-            and not isinstance(self.padding, str)
             and (shortcut is not None or self.keeps_size)
         )
 
@@ -77,7 +78,7 @@ class FoldedConv2d(nn.Conv2d):
         if self.constants is not None:
             weight, shift = self.constants
         else:
-            norm: FrozenBatchNorm = self.norm  # type: ignore[assignment]
+            norm = self.norm
             assert norm.running_mean is not None and norm.running_var is not None
             scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
             mean = -norm.running_mean if self.bias is None else self.bias - norm.running_mean
@@ -130,6 +131,8 @@ class PoolingFirst(nn.MaxPool2d):
         conv: The convolution that leaves its shift to this layer.
     """
 
+    conv: FoldedConv2d
+
     def __init__(self, pool: nn.MaxPool2d, conv: FoldedConv2d):
         super().__init__(**pool_options(pool))
         self.training = pool.training
@@ -137,8 +140,7 @@ class PoolingFirst(nn.MaxPool2d):
         conv.adds_shift = False
 
     def forward(self, x: Tensor) -> Tensor:
-        conv: FoldedConv2d = self.conv  # type: ignore[assignment]
-        shift = conv.weight_and_shift()[1].to(x.dtype)[:, None, None]
+        shift = self.conv.weight_and_shift()[1].to(x.dtype)[:, None, None]
         halves = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode) == (3, 2, 1, 1, False)
         if halves and torch.compiler.is_compiling() and x.shape[2] % 2 == x.shape[3] % 2 == 0:
             return F.relu(MaxPoolFunction.apply(x) + shift)
@@ -283,6 +285,8 @@ class FusedBlock(nn.Module):
     Args:
         block: The block to replace. The new block shares its layers, under the same names.
     """
+
+    block: nn.Module
 
     def __init__(self, block: nn.Module):
         super().__init__()

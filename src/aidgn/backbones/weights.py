@@ -133,9 +133,9 @@ def read_weights_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise WeightsError(f"Weights file {path} cannot be read ({error.strerror}).") from error
     except pickle.UnpicklingError as error:
         function = re.search(r"GLOBAL ([\w.]+)", str(error))
-        content = f"a call of {function[1]}" if function else "something else"
+        extra = f"a call of {function[1]}" if function else "something else"
         raise WeightsError(
-            f"{path} was refused: it holds {content} besides tensors, and reading that could run any code. "
+            f"{path} was refused: it holds {extra} in addition to tensors, and reading that could run any code. "
             "Save only the state_dict, best as .safetensors."
         ) from error
     except Exception as error:  # a damaged file leads to errors of any kind
