@@ -1,6 +1,6 @@
-"""The AIDGN loss in a Lightning module, on the embedded digits.
+"""Train with the AIDGN loss in a Lightning module, on the embedded digits.
 
-python examples/lightning_module.py --unseen chalk --epochs 20
+`python examples/lightning_module.py --unseen chalk --epochs 20`
 """
 
 import argparse
@@ -17,7 +17,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class AngularInvariance(lightning.LightningModule):
-    """Any network in front of the angular classifier."""
+    """A network followed by the angular classifier."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """An algorithm of your own: one class in one file.
 
-aidgn train digits --algorithm examples/own_algorithm.py:SmoothNorms --target ink
+`aidgn train digits --algorithm examples/own_algorithm.py:SmoothNorms --target ink`
 """
 
 from typing import ClassVar
@@ -14,23 +14,24 @@ from aidgn.algorithms.search_space import SearchSpace, log_uniform, uniform
 
 
 class SmoothNorms(Algorithm):
-    """loss = CE over all samples against smoothed labels + norm_weight * variance over domains of log mean |f(x)|
+    """loss = CE against smoothed labels + norm_weight * variance over domains of log mean |f(x)|
 
-    Smoothed labels keep the classifier from being too sure of itself on the domains it knows; the penalty keeps the
-    domains' features at one scale, so that an unseen domain's are more likely to be at it too."""
+    Smoothed labels make the classifier less confident on the source domains. The penalty gives the features of all
+    domains the same scale, so that the features of an unseen domain are more likely to have it too.
+    """
 
-    title = "label smoothing, and features of the same size in all domains"
+    title = "label smoothing, and features of one scale in all domains"
     min_domains = 2  # a variance over domains needs two
-    search_space: ClassVar[SearchSpace] = {  # name: (default, what a random search draws from and what is valid)
+    search_space: ClassVar[SearchSpace] = {  # name: (default, search distribution with the valid range)
         **COMMON,
         "smoothing": (0.1, uniform(0, 0.2, most=1.0)),
         "norm_weight": (1.0, log_uniform(-2, 1)),
     }
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        x, y = join(minibatches)  # one (x, y) per source domain; all of them go through the network at once
+        x, y = join(minibatches)  # one (x, y) per source domain; the network sees all of them at once
         z = self.features(x)
         risk = cross_entropy(self.classifier(z), y, label_smoothing=self.number("smoothing"))
-        norms = torch.stack([each.norm(dim=1).mean() for each in split(z, minibatches)])
+        norms = torch.stack([domain.norm(dim=1).mean() for domain in split(z, minibatches)])
         penalty = norms.log().var()
         return {"loss": risk + self.number("norm_weight") * penalty, "risk": risk, "penalty": penalty}

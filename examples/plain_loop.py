@@ -1,6 +1,6 @@
-"""The AIDGN loss in a plain PyTorch loop, on your own pictures: photos/<domain>/<class>/<image>.
+"""Train with the AIDGN loss in a plain PyTorch loop, on your own pictures photos/<domain>/<class>/<image>.
 
-python examples/plain_loop.py photos/ --unseen hospital_c --epochs 20
+`python examples/plain_loop.py photos/ --unseen hospital_c --epochs 20`
 """
 
 import argparse
@@ -16,7 +16,7 @@ from aidgn.objective import AngularClassifier, aidgn_loss
 
 
 class WithDomain(Dataset):
-    """The images of one domain's folder, each with its label and the number of its domain."""
+    """The images of one domain, with their labels and the number of the domain."""
 
     def __init__(self, folder: Path, domain: int, size: int):
         steps = [transforms.Resize((size, size)), transforms.ToTensor()]
@@ -31,7 +31,7 @@ class WithDomain(Dataset):
 
 
 def network() -> nn.Sequential:
-    """Any network that ends in a vector will do; this one gives 64 features."""
+    """Build a network with 64 features; any network that returns a vector works."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, stride=2, padding=1),
         nn.BatchNorm2d(32),
@@ -48,7 +48,7 @@ def network() -> nn.Sequential:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--unseen", required=True, help="the domain to keep for the test")
+    parser.add_argument("--unseen", required=True, help="the domain for the test")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--size", type=int, default=32, help="pixels per side")
     options = parser.parse_args()
@@ -59,8 +59,8 @@ def main() -> None:
         WithDomain(path, number, options.size)
         for number, path in enumerate([*sources, options.folder / options.unseen])
     ]
-    if any(each.images.classes != domains[0].images.classes for each in domains):
-        raise SystemExit("Labels are numbers of class folders: every domain needs the same ones.")
+    if any(domain.images.classes != domains[0].images.classes for domain in domains):
+        raise SystemExit("Labels are numbers of class folders: every domain needs the same folders.")
     *training, test = domains
 
     featurizer = network()
@@ -69,15 +69,15 @@ def main() -> None:
     for epoch in range(options.epochs):
         featurizer.train()
         for x, y, domain in DataLoader(ConcatDataset(training), batch_size=32, shuffle=True):
-            # mu_star is the mean norm that features are kept near; about the square root of their number suits them.
+            # mu_star: the mean norm of the features; about the square root of their number works.
             loss = aidgn_loss(featurizer(x), y, domain, classifier.weight, kappa=10, mu_star=8)
             optimizer.zero_grad()
             loss.total.backward()
             optimizer.step()
         featurizer.eval()
         with torch.no_grad():
-            right = sum(int((classifier(featurizer(x)).argmax(1) == y).sum()) for x, y, _ in DataLoader(test, 256))
-        print(f"epoch {epoch + 1}: loss {loss.total:.3f}, accuracy on {options.unseen} {right / len(test):.1%}")
+            correct = sum(int((classifier(featurizer(x)).argmax(1) == y).sum()) for x, y, _ in DataLoader(test, 256))
+        print(f"epoch {epoch + 1}: loss {loss.total:.3f}, accuracy on {options.unseen} {correct / len(test):.1%}")
 
 
 if __name__ == "__main__":
