@@ -1,3 +1,64 @@
-"""aidgn: image classifiers that keep working on domains they have never seen."""
+"""Train image classifiers for domains they never saw, by angular invariance (AIDGN).
+
+    run    = aidgn.train("PACS", target="sketch", algorithm="AIDGN", lr=5e-5)
+    runs   = aidgn.sweep(["PACS"], ["ERM", "AIDGN"], trials=3)
+    result = aidgn.fit("photos/")
+    model  = aidgn.load_model("runs/fit-photos/model")
+
+Importing the package is fast: each name imports its module when it is used first.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aidgn.api import RunResult, list_algorithms, train
+    from aidgn.data import load_dataset
+    from aidgn.errors import AidgnError
+    from aidgn.inference import load_model
+    from aidgn.objective import AngularClassifier, aidgn_loss
+    from aidgn.runs.spec import RunSpec
+    from aidgn.selection import load_records, select
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AidgnError",
+    "AngularClassifier",
+    "RunResult",
+    "RunSpec",
+    "__version__",
+    "aidgn_loss",
+    "list_algorithms",
+    "load_dataset",
+    "load_model",
+    "load_records",
+    "select",
+    "train",
+]
+
+_MODULES = {
+    "AidgnError": "errors",
+    "AngularClassifier": "objective",
+    "RunResult": "api",
+    "RunSpec": "runs.spec",
+    "aidgn_loss": "objective",
+    "list_algorithms": "api",
+    "load_dataset": "data",
+    "load_model": "inference",
+    "load_records": "selection",
+    "select": "selection",
+    "train": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'aidgn' has no attribute {name!r}")
+    value = getattr(import_module(f"aidgn.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -74,7 +74,7 @@ def test_fit_says_what_is_wrong_before_it_looks_at_pictures(wrong: list[str]) ->
 def test_no_time_is_left_when_all_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     with SweepDisplay([RunSpec("digits", "ERM", ("ink",), steps=4)]) as display:
         for number in range(1, 5):
-            display.said = float("-inf")
+            display.last_line = float("-inf")
             display.update(0, "step", number)
     lines = capsys.readouterr().err.splitlines()
     assert "s left" in lines[2] and lines[3].endswith("steps/s, all steps done")
@@ -83,7 +83,7 @@ def test_no_time_is_left_when_all_is_done(capsys: pytest.CaptureFixture[str]) ->
 def test_steps_of_an_earlier_call_are_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     with SweepDisplay([RunSpec("digits", "ERM", (target,), steps=1000) for target in ("ink", "chalk")]) as display:
         display.update(0, "step", 900)
-        display.said = float("-inf")
+        display.last_line = float("-inf")
         display.update(1, "step", 800)
     assert "85%, 0 steps/s, starting" in capsys.readouterr().err
 

@@ -1,0 +1,235 @@
+"""Progress of long work on standard error: a bar in a terminal or notebook, elsewhere a line every ten seconds."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from threading import Timer
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from aidgn.sweeps.journal import last_line
+from aidgn.sweeps.timing import in_words
+
+if TYPE_CHECKING:
+    from aidgn.runs.spec import RunSpec
+
+BAR_AFTER = 2.0  # seconds; shorter work shows no bar
+LINE_EVERY = 10.0  # seconds between lines if there is no terminal
+NARROW = 72  # columns; a narrower terminal shows numbers without a bar
+UNITS = {
+    "decoding images": "images",
+    "reading images": "images",
+    "training": "steps",
+    "downloading": "MB",
+    "predicting": "images",
+    "computing features": "images",
+    "adapting": "settings",
+    "looking inside": "runs",
+    "making thumbnails": "images",
+    "verifying": "files",
+}
+
+
+class Output(Console):
+    """A console that raises BrokenPipeError if the reader is gone; rich would exit with code 1."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+class Display:
+    """A bar that appears when its block has lasted two seconds.
+
+    Args:
+        columns: Columns of the bar.
+        wide_columns: Columns that a narrow terminal leaves out, by their position.
+        enabled: Whether anything is shown.
+    """
+
+    def __init__(
+        self, columns: Sequence[ProgressColumn], wide_columns: Mapping[int, ProgressColumn], enabled: bool = True
+    ):
+        console = Output(stderr=True)
+        in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
+        self.live = enabled and (in_notebook or sys.stderr.isatty())
+        self.enabled = enabled
+        shown = list(columns)
+        if console.width >= NARROW:
+            for position, column in sorted(wide_columns.items()):
+                shown.insert(position, column)
+        self.bar = Progress(*shown, console=console, disable=not self.live)
+        self.last_line = time.monotonic()
+        self._timer = Timer(BAR_AFTER, self.bar.start)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self._timer.cancel()
+            self._timer.join()
+        self.bar.stop()
+
+    def print_line(self, compose: Callable[[], str]) -> None:
+        """Print a line if there is no bar and the last line is ten seconds old."""
+        now = time.monotonic()
+        if self.enabled and not self.live and now - self.last_line > LINE_EVERY:
+            self.last_line = now
+            print(compose(), file=sys.stderr, flush=True)
+
+
+class RunDisplay(Display):
+    """Shows the parts of one piece of work, each with speed and time left."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        columns = [
+            TextColumn("{task.description}"),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+        ]
+        super().__init__(columns, {1: BarColumn(), 5: TextColumn("{task.fields[note]}")}, enabled)
+        self.tasks: dict[str, TaskID] = {}
+        self.starts: dict[str, tuple[float, int]] = {}  # time and position from which the speed is measured
+        self.done: dict[str, int] = {}
+
+    def run(self, part: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
+        """Show the progress of `aidgn.training.train`, as its `on_progress`."""
+        self.update({"prepare": "decoding images", "train": "training"}[part], done, total, record)
+
+    def update(self, work: str, done: int, total: int | None, record: Mapping[str, Any] | None = None) -> None:
+        """Show how much of a part is done.
+
+        Args:
+            work: The part, a key of `UNITS`.
+            done: Units done.
+            total: Units to do, if known.
+            record: A new record of the run, whose accuracies are shown.
+        """
+        now = time.monotonic()
+        if work not in self.tasks:
+            self.tasks[work] = self.bar.add_task(work, total=total, speed="", note="")
+            self.starts[work] = (now, done)
+        elif done < self.done[work]:  # the same work for another run
+            self.bar.reset(self.tasks[work])
+            self.starts[work] = (now, done)
+        self.done[work] = done
+        start_time, start = self.starts[work]
+        speed = (done - start) / (now - start_time) if now > start_time else 0.0
+        fields = {"speed": f"{rate(speed)} {UNITS[work]}/s"}
+        if record:
+            fields["note"] = describe(record)
+        self.bar.update(self.tasks[work], completed=done, total=total, **fields)  # type: ignore[arg-type]
+        if done == total:
+            return
+
+        def line() -> str:
+            of_total = f" of {total}" if total else ""
+            left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
+            return f"{work}: {done}{of_total} {UNITS[work]}" + (f", {fields['speed']}" if speed else "") + left
+
+        self.print_line(line)
+
+
+class SweepDisplay(Display):
+    """Shows many runs as one bar; `update` is a launcher's `on_event`.
+
+    Args:
+        specs: The runs.
+        done_before: Runs that are counted as done and are not among `specs`.
+        enabled: Whether anything is shown.
+    """
+
+    def __init__(self, specs: "Sequence[RunSpec]", done_before: int = 0, enabled: bool = True) -> None:
+        columns = [TextColumn("{task.fields[runs]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}")]
+        super().__init__(columns, {0: TextColumn("{task.description:<32}"), 1: BarColumn()}, enabled)
+        self.specs = specs
+        self.done_before = done_before
+        self.folders: dict[int, str] = {}  # of finished runs, by number
+        self.steps: dict[int, int] = {}  # steps done, by number
+        self.total = sum(int(spec.steps or 0) for spec in specs)
+        self.started = time.monotonic()
+        self.earlier_steps: int | None = None  # done by an earlier call; they say nothing about the speed
+        self.task = self.bar.add_task("starting", total=self.total, runs=self.runs(), left="")
+
+    def runs(self) -> str:
+        return f"{self.done_before + len(self.folders)}/{self.done_before + len(self.specs)} runs"
+
+    def update(self, number: int, event: str, value: Any) -> None:
+        """Show an event of a launcher.
+
+        Args:
+            number: The run.
+            event: "prepare" with (done, total), "step" with the steps done, "retry" with the error, "done" with the
+                folder, "failed" with the error.
+            value: What belongs to the event.
+        """
+        spec = self.specs[number]
+        if event in ("step", "done", "failed"):  # nothing is left to do for a failed run
+            self._count_steps(number, value if event == "step" else int(spec.steps or 0), event)
+        if event == "done":
+            self.folders[number] = value
+        if event in ("retry", "failed") and self.enabled:
+            self._print_error(spec, event, value)
+        activity = f"{spec.algorithm}, " + (f"{', '.join(spec.target)} unseen" if spec.target else "all domains")
+        if event == "prepare":
+            activity = f"decoding images, {value[0]} of {value[1]}"
+        done = sum(self.steps.values())
+        speed, left = self._estimate(done)
+        self.bar.update(self.task, completed=done, runs=self.runs(), description=activity, left=left)
+
+        def line() -> str:
+            state = activity if event == "prepare" else f"{done / self.total:.0%}, {rate(speed)} steps/s, {left}"
+            return f"{self.runs()}, {state}"
+
+        self.print_line(line)
+
+    def _count_steps(self, number: int, steps: int, event: str) -> None:
+        is_first = number not in self.steps
+        self.steps[number] = steps
+        if event == "step" and self.earlier_steps is None:
+            self.earlier_steps = sum(self.steps.values())
+            self.started = time.monotonic()
+        elif event == "step" and is_first and self.earlier_steps is not None:
+            self.earlier_steps += steps
+
+    def _estimate(self, done: int) -> tuple[float, str]:
+        """Return the speed in steps per second and the time left in words."""
+        speed = (done - (self.earlier_steps or 0)) / max(time.monotonic() - self.started, 1e-9)
+        if done >= self.total:
+            return speed, "all steps done"
+        return speed, f"{in_words((self.total - done) / speed)} left" if speed > 0 else "starting"
+
+    def _print_error(self, spec: "RunSpec", event: str, error: str) -> None:
+        outcome = "tried again" if event == "retry" else "set aside"
+        text = f"{spec.algorithm}, {', '.join(spec.target)} unseen, trial {spec.trial}, draw {spec.draw}, {outcome}: "
+        self.bar.console.print(text + last_line(error), highlight=False, markup=False, soft_wrap=True)
+
+
+def rate(speed: float) -> str:
+    """Format a speed with three digits: '4,940', '12.3', '0.052'."""
+    return f"{speed:,.0f}" if speed >= 999.5 else f"{speed:.3g}"
+
+
+def describe(record: Mapping[str, Any]) -> str:
+    """Format the accuracies of a record: 'validation 97.1 %, chalk 78.3 %'."""
+    domains, targets = record["args"]["domains"], record["args"]["test_envs"]
+    sources = [record[f"env{i}_out_acc"] for i in range(len(domains)) if i not in targets]
+    validation = sum(sources) / len(sources)
+    texts = [f"{domains[i]} {record[f'env{i}_in_acc']:.1%}" for i in targets]
+    return ", ".join([f"validation {validation:.1%}", *texts])
