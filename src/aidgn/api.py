@@ -78,12 +78,12 @@ class RunResult:
     @property
     def dataset(self) -> str:
         """The name of the data set."""
-        return self._run.args["dataset"]
+        return str(self._run.args["dataset"])
 
     @property
     def algorithm(self) -> str:
         """The name of the algorithm in tables."""
-        return self._run.args["algorithm"]
+        return str(self._run.args["algorithm"])
 
     @property
     def records(self) -> list[Record]:

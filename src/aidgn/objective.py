@@ -239,7 +239,7 @@ def in_full_precision(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return z.to(dtype), weight.to(dtype)
 
 
-def no_autocast(z: Tensor) -> AbstractContextManager:
+def no_autocast(z: Tensor) -> AbstractContextManager[object]:
     """A context without automatic half precision on the device of z."""
     kind = z.device.type
     on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -25,7 +25,8 @@ def vmf_log_density(x: ArrayLike, mean_direction: ArrayLike, kappa: ArrayLike) -
     x, mean_direction, kappa = floats(x), floats(mean_direction), floats(kappa)
     n = x.shape[-1]
     log_area = np.log(2) + n / 2 * np.log(np.pi) - gammaln(n / 2)
-    return -log_area - log_bessel(n / 2 - 1, kappa) - kappa * (1 - (x * mean_direction).sum(-1))
+    log_density: Array = -log_area - log_bessel(n / 2 - 1, kappa) - kappa * (1 - (x * mean_direction).sum(-1))
+    return log_density
 
 
 def vmf_sample(mean_direction: ArrayLike, kappa: float, size: int, rng: np.random.Generator) -> Array:
@@ -135,14 +136,16 @@ def from_polar(r: ArrayLike, phi: ArrayLike) -> Array:
     r, phi = floats(r), floats(phi)
     one = np.ones_like(phi[..., :1])
     sines = np.cumprod(np.concatenate([one, np.sin(phi)], axis=-1), axis=-1)
-    return r[..., None] * sines * np.concatenate([np.cos(phi), one], axis=-1)
+    z: Array = r[..., None] * sines * np.concatenate([np.cos(phi), one], axis=-1)
+    return z
 
 
 def polar_log_determinant(r: ArrayLike, phi: ArrayLike) -> Array:
     """log |det dz / d(r, phi)| = (n-1) log r + sum_i (n-1-i) log sin phi_i."""
     r, phi = floats(r), floats(phi)
     power = np.arange(phi.shape[-1] - 1, -1, -1)
-    return xlogy(phi.shape[-1], r) + xlogy(power, np.abs(np.sin(phi))).sum(-1)
+    log_determinant: Array = xlogy(phi.shape[-1], r) + xlogy(power, np.abs(np.sin(phi))).sum(-1)
+    return log_determinant
 
 
 def cartesian_log_density(

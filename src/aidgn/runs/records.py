@@ -119,7 +119,8 @@ class RunRecords:
 
     @property
     def last_step(self) -> float:
-        return self.last["step"]
+        step: float = self.last["step"]
+        return step
 
     @property
     def finished(self) -> bool:

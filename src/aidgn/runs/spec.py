@@ -115,7 +115,8 @@ class RunSpec(RunOptions):
             unset = option.identity == "if set" and identity[option.name] == option.default
             if unset or option.identity == "never":
                 del identity[option.name]
-        return json.loads(json.dumps(identity))
+        as_read: dict[str, Any] = json.loads(json.dumps(identity))
+        return as_read
 
     def key(self) -> str:
         """Return the key of this resolved run within a sweep, which needs no file access."""
