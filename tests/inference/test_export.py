@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.inference import export
 from aidgn.inference.model import Model, load_model
+from aidgn.inference.model_card import write_model_card
 from aidgn.runs.folder import RunFolder
 
 DigitsRun = Callable[..., Path]
@@ -298,21 +300,23 @@ def test_code_in_the_card_converts_as_the_model_does(
     assert label == found.labels[0] and float(probability) == pytest.approx(found.probabilities.max(), abs=1e-3)
 
 
-def test_what_was_compared_and_trained_is_said(run: Path) -> None:
-    from aidgn.inference.model_card import training
-
-    assert str(export.Check(24, True, 0.0, 9e-4)).endswith("logits differ by 0.0009 for large pictures (allowed: 0.02)")
-    assert str(export.Check(24, True, 4e-5, 0.0)).endswith("logits differ by 4e-05 of the largest (allowed: 0.001)")
-    about = json.loads((run / "run.json").read_text())
-    assert "last stage" not in training(about)
-    about["identity"]["train_only"] = "last-stage"  # `aidgn fit --quick`
-    assert "Only the network's last stage and the classifier were trained" in training(about)
+def test_text_of_the_comparison() -> None:
+    assert str(export.OnnxCheck(24, True, 0.0, 9e-4)).endswith("0.0009 for large pictures (allowed: 0.02)")
+    assert str(export.OnnxCheck(24, True, 4e-5, 0.0)).endswith("4e-05 of the largest (allowed: 0.001)")
 
 
-def test_names_do_not_become_markup() -> None:
-    from aidgn.inference.model_card import table
-
-    assert table(["a"], [["<b>|x|\n*y*"]]).splitlines()[2:] == ["| \\<b\\>\\|x\\| \\*y\\* |"]
+def test_card_of_a_quick_fit_and_strange_names(run: Path, tmp_path: Path) -> None:
+    metadata = RunFolder(run).metadata
+    model = load_model(run, "cpu")
+    assert "last stage" not in write_model_card(run, metadata, model)
+    domains = ["<b>|x|\n*y*", *metadata.domains[1:]]
+    identity = {**metadata.identity, "train_only": "last-stage", "target": [], "dataset": "a_b`c"}
+    strange = replace(metadata, identity=identity, domains=domains, classes=["# head", "[x](http://y)"])
+    card = write_model_card(run, strange, model)
+    assert "Only the network's last stage and the classifier were trained" in card
+    assert card.startswith("# a\\_b\\`c classifier")
+    assert "on the domains \\<b\\>\\|x\\| \\*y\\*" in card and "Classes: \\# head, \\[x\\](http://y)." in card
+    assert "\n\n\n" not in card and "Per class" not in card and "draw 0: lr 0.001, batch" in card
 
 
 def test_a_full_disk_leaves_no_empty_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from aidgn.data.transforms import MEAN, STD, weights
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write, write_text
 from aidgn.inference.model import Model, find_model, load_model
-from aidgn.inference.model_card import model_card
+from aidgn.inference.model_card import write_model_card
 from aidgn.runs.checkpoints import read_novelty, read_weights, write_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
@@ -56,7 +56,7 @@ KEPT = (
 
 
 @dataclass(frozen=True)
-class Check:
+class OnnxCheck:
     """How ONNX's logits differ from the model's on the same pictures."""
 
     pictures: int
@@ -78,7 +78,7 @@ class Check:
 @dataclass(frozen=True)
 class Exported:
     files: list[Path]
-    check: Check | None  # None: no ONNX
+    check: OnnxCheck | None  # None: no ONNX
 
 
 def export(
@@ -126,7 +126,7 @@ def export(
             files.append(folder / "model.onnx")
         say("writing safetensors and the model card")
         files.append(write_safetensors(RunFolder(run), RunFolder(folder).model))
-        write_text(card, model_card(run, metadata.to_dict(), model, dataset, str(check) if check else None))
+        write_text(card, write_model_card(run, metadata, model, dataset, str(check) if check else None))
     except BaseException:
         if made:
             with suppress(OSError):  # it is not empty
@@ -210,7 +210,7 @@ def check_exportable(model: Model) -> None:
         )
 
 
-def write_onnx(model: Model, about: dict[str, Any], path: Path, dataset: Dataset | None = None) -> Check:
+def write_onnx(model: Model, about: dict[str, Any], path: Path, dataset: Dataset | None = None) -> OnnxCheck:
     """The whole way from pictures to probabilities as one ONNX file, kept only if onnxruntime agrees with the model."""
     import onnx
 
@@ -258,7 +258,7 @@ def write_onnx(model: Model, about: dict[str, Any], path: Path, dataset: Dataset
         return compare(temporary, model, dataset)
 
 
-def compare(path: Path, model: Model, dataset: Dataset | None) -> Check:
+def compare(path: Path, model: Model, dataset: Dataset | None) -> OnnxCheck:
     """Run an ONNX file with onnxruntime on the pictures of a data set, or made-up ones; an error if the labels or the
     logits are not the model's in float32."""
     import onnxruntime
@@ -296,7 +296,7 @@ def compare(path: Path, model: Model, dataset: Dataset | None) -> Check:
                 f"{tolerance:g}. It was not kept; export the rest with --no-onnx."
             )
         count, greatest[shrunk] = count + 1, max(greatest[shrunk], difference)
-    return Check(count, dataset is not None, greatest[False], greatest[True])
+    return OnnxCheck(count, dataset is not None, greatest[False], greatest[True])
 
 
 def real_pictures(dataset: Dataset) -> Iterator[np.ndarray]:
