@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,8 +14,10 @@ import sys
 import tarfile
 import threading
 import time
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,8 +32,10 @@ from torchvision.transforms.functional import rotate
 from aidgn.data.dataset import load_dataset
 from aidgn.data.download import download, manual_steps
 from aidgn.data.download import http as fetch
-from aidgn.data.download.archives import ARRANGE
+from aidgn.data.download.archives import DamagedFile, Limit, damage_named, read_members
+from aidgn.data.download.connection import MirrorError, SafeRedirects, check_address, parse_integer, retry_after
 from aidgn.data.download.http import ATTEMPTS, CHUNK, File
+from aidgn.data.download.layouts import LAYOUTS
 from aidgn.data.download.mirrors import MNIST, SOURCES, VLCS, Mirror, Source, hugging_face
 from aidgn.data.registry import DATASETS, DatasetInfo
 from aidgn.errors import AidgnError
@@ -330,7 +335,7 @@ def test_no_server_makes_us_wait_for_hours(server: Server, tmp_path: Path, monke
     assert len(server.log) == 5 and time.monotonic() - begin < 20
     in_an_hour = Message()
     in_an_hour["Retry-After"] = email.utils.formatdate(time.time() + 3600, usegmt=True)
-    assert fetch.retry_after(in_an_hour) == pytest.approx(3600, abs=5)
+    assert retry_after(in_an_hour) == pytest.approx(3600, abs=5)
 
 
 def test_waits_double_after_server_errors(server: Server, tmp_path: Path) -> None:
@@ -611,6 +616,131 @@ def test_a_bomb_is_stopped(server: Server, tmp_path: Path, name: str) -> None:
         get(source_of(ENTRY, Mirror("m", (File(name, (url,)),)), unpacked=5_000_000), tmp_path)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*.png"))
     assert len(body) < 300_000 and written <= 10_000_000
+
+
+def flip(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+
+
+def headers_of(size: int) -> bytes:
+    """A tar.gz with an extended header of so many bytes, in a few kB."""
+    buffer = io.BytesIO()
+    with gzip.open(buffer, "wb") as archive:
+        info = tarfile.TarInfo("pax")
+        info.type, info.size = tarfile.XHDTYPE, size
+        archive.write(info.tobuf(tarfile.USTAR_FORMAT))
+        archive.write(bytes(size))
+    return buffer.getvalue()
+
+
+TAR = tarred({f"kfold/{name}": content for name, content in IMAGES.items()})
+DAMAGED = {
+    "crc.zip": flip(ARCHIVE, ARCHIVE.index(b"IDAT") + 8),
+    "cut.tar.gz": TAR[: len(TAR) // 2],
+    "late cut.tar.gz": TAR[:-6],
+    "flipped.tar.gz": flip(TAR, len(TAR) - 6),  # in the checksum at the end
+    "headers.tar.gz": headers_of(50_000_000),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_is_found_and_does_not_stay(server: Server, tmp_path: Path, name: str) -> None:
+    url = server.serve(f"/{name.replace(' ', '-')}", DAMAGED[name])
+    sources = source_of(ENTRY, Mirror("m", (File(name, (url,)),)))
+    with pytest.raises(AidgnError, match="damaged or no archive"):
+        get(sources, tmp_path)
+    assert not (tmp_path / "PACS").exists()
+    server.routes[url.removeprefix(server.url(""))].body = ARCHIVE if name.endswith(".zip") else TAR
+    assert contents(get(sources, tmp_path)) == IMAGES
+
+
+def test_giant_headers_take_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(headers_of(200_000_000))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DamagedFile), damage_named(path):
+        list(read_members(path, Limit(10**9, 10)))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+# Hostile servers ----------------------------------------------------------------------------------------------------
+
+
+def send_forever(handler: Handler) -> None:
+    """A body without a size, which never ends."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/zip")
+    handler.end_headers()
+    with suppress(OSError):
+        while True:
+            handler.wfile.write(bytes(CHUNK))
+
+
+def drip(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(10**6))
+    handler.end_headers()
+    with suppress(OSError):
+        for _ in range(600):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+
+
+def test_a_server_that_sends_without_end_is_left(server: Server, tmp_path: Path) -> None:
+    bad, first = simple(server, "/first.zip")
+    bad.first = [send_forever]
+    _, second = simple(server, "/second.zip")
+    assert contents(get(source_of(ENTRY, first, second, unpacked=10**6), tmp_path)) == IMAGES
+    assert [request.path for request in server.log] == ["/first.zip", "/second.zip"]
+
+
+def test_a_server_that_drips_is_left(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "SPEED_WINDOW", 0.2)
+    bad, first = simple(server, "/first.zip")
+    bad.first = [drip] * ATTEMPTS
+    _, second = simple(server, "/second.zip")
+    begin = time.monotonic()
+    assert contents(get(source_of(ENTRY, first, second), tmp_path)) == IMAGES
+    assert time.monotonic() - begin < 15 and len(server.requests("/first.zip")) == ATTEMPTS
+
+
+@pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "Wed, 01 Jan 99999 00:00:00 GMT"])
+def test_strange_numbers_in_headers(text: str) -> None:
+    headers = Message()
+    headers["Retry-After"] = text
+    assert (retry_after(headers) or 0) >= 0
+    assert parse_integer(text) is None
+
+
+def test_no_redirect_from_https_to_http() -> None:
+    check_address("https://b.org/x", "http://a.org/x")
+    for url in ("http://b.org/x", "ftp://b.org/x", "file:///etc/passwd"):
+        with pytest.raises(MirrorError):
+            check_address(url, "https://a.org/x")
+    request = urllib.request.Request("https://a.org/x")
+    with pytest.raises(MirrorError):
+        SafeRedirects().redirect_request(request, None, 302, "Found", {}, "http://b.org/x")
+
+
+def test_a_416_does_not_complete_an_unverified_file(server: Server, tmp_path: Path) -> None:
+    """The part has as many bytes as the server's file, but other ones, and no checksum tells."""
+    url = server.serve("/PACS.zip", ARCHIVE)
+    folder = tmp_path / ".downloads" / "PACS"
+    folder.mkdir(parents=True)
+    (folder / "PACS.zip.part").write_bytes(bytes(len(ARCHIVE)))
+    (folder / "PACS.zip.part.json").write_text(json.dumps({"url": url, "validator": '"one"', "total": None}))
+    assert contents(get(source_of(ENTRY, Mirror("m", (File("PACS.zip", (url,)),))), tmp_path)) == IMAGES
+
+
+def test_a_file_without_checksum_is_named(server: Server, tmp_path: Path) -> None:
+    url = server.serve("/PACS.zip", ARCHIVE)
+    messages: list[str] = []
+    get(source_of(ENTRY, Mirror("m", (File("PACS.zip", (url,)),))), tmp_path / "1", on_message=messages.append)
+    assert any("No checksum" in message and "PACS.zip" in message for message in messages)
+    _, verified = simple(server)
+    messages.clear()
+    get(source_of(ENTRY, verified), tmp_path / "2", on_message=messages.append)
+    assert not any("No checksum" in message for message in messages)
 
 
 # The layout of each data set ----------------------------------------------------------------------------------------
@@ -1017,7 +1147,7 @@ def test_sources_are_well_formed() -> None:
         assert source.info is DATASETS[name]
         files: dict[str, File] = {}
         for mirror in source.mirrors:
-            assert mirror.arrange in ARRANGE
+            assert mirror.arrange in LAYOUTS
             assert bool(mirror.files) != bool(mirror.listing and mirror.resolve)
             for file in mirror.files:
                 assert files.setdefault(file.name, file) is file  # two files of one name would be taken for each other

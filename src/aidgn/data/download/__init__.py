@@ -1,4 +1,4 @@
-"""Get a data set: from the first of its mirrors that works, arranged as a data set, its images counted."""
+"""Download a data set from the first of its mirrors that works, arrange its folders and count its images."""
 
 import importlib.util
 import json
@@ -6,11 +6,14 @@ import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from aidgn.data.dataset import load_folder
-from aidgn.data.download.archives import ARRANGE, BadFile, Limit
-from aidgn.data.download.http import File, MirrorError, OnProgress, fetch, storing
+from aidgn.data.download.archives import DamagedFile, Limit
+from aidgn.data.download.connection import MirrorError
+from aidgn.data.download.http import File, OnProgress, fetch, translate_os_errors
+from aidgn.data.download.layouts import LAYOUTS, Download
 from aidgn.data.download.mirrors import SOURCES, Mirror, Source
 from aidgn.data.registry import DatasetInfo, get_info, normalize_name
 from aidgn.data.validate import compare_counts
@@ -18,6 +21,7 @@ from aidgn.errors import AidgnError, some
 from aidgn.files import lock, open_no_link, write_text
 
 SHOWN = 8  # differences in a message
+LARGEST_LISTING = 10_000_000  # bytes
 
 
 def download(
@@ -29,76 +33,84 @@ def download(
     sources: Mapping[str, Source] | None = None,
     backoff: float = 1.0,
 ) -> Path:
-    """The data set's folder below `data_dir`, downloaded if it is not there, with every image counted.
+    """Download a data set, unless it exists, and count its images; return its folder.
 
-    `on_progress(done, total)` tells the bytes of the file under way (total None: not known), `on_message` what is
-    being done and in the end which copy this is. Interrupted, even killed, the same call continues where it was.
-    The folder appears only when it is complete; what it is made from is in DATA_DIR/.downloads until then.
+    After an interruption the same call continues. The folder appears once it is complete; until then the downloaded
+    files are in DATA_DIR/.downloads.
+
+    Args:
+        name: Name of the data set.
+        data_dir: Folder of data sets.
+        on_progress: Called with the bytes of a file that are here and all its bytes (None: not known).
+        on_message: Called with a sentence about each step, and in the end about the copy that was downloaded.
+        sources: Where data sets can be downloaded.
+        backoff: Seconds before a second attempt.
     """
-    source, data_dir = find_source(name, sources), Path(data_dir)
-    info, say = source.info, on_message or (lambda text: None)
+    source = find_source(name, sources)
+    data_dir = Path(data_dir)
+    info = source.info
+    say = on_message or (lambda text: None)
     downloads = data_dir / ".downloads" / info.name
-    if folder := existing(info, data_dir, say):
+    if folder := find_existing(info, data_dir, say):
         return folder
-    with storing(downloads):
+    with translate_os_errors(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
     with locked(downloads.with_suffix(".lock"), lambda: say(f"Another process is downloading {info.name}; waiting.")):
-        if folder := existing(info, data_dir, say):
+        if folder := find_existing(info, data_dir, say):
             return folder
         failures = []
-        with storing(downloads):  # again: the process waited for may have removed it
+        with translate_os_errors(downloads):  # again: the process waited for may have removed it
             downloads.mkdir(exist_ok=True)
         for mirror in source.mirrors:
             say(f"{info.name} from {mirror.title}.")
             try:
-                unpacked, result = obtain(source, mirror, downloads, say, on_progress, backoff)
+                unpacked, result = download_from(source, mirror, downloads, say, on_progress, backoff)
             except MirrorError as error:
                 failures.append(f"  {mirror.title}: {error}.")
                 say(f"{mirror.title} failed: {error}.")
                 continue
             folder = data_dir / info.folder
-            with storing(folder):
+            with translate_os_errors(folder):
                 unpacked.rename(folder)  # an empty folder of this name gives way
             shutil.rmtree(downloads, ignore_errors=True)
             say(f"{folder} is complete: {result}.")
             return folder
-    raise AidgnError(
-        "\n".join(
-            [f"{info.name} could not be downloaded. Tried:", *failures, "", manual_steps(name, data_dir, sources)]
-        )
-    )
+    lines = [f"{info.name} could not be downloaded. Tried:", *failures, "", manual_steps(name, data_dir, sources)]
+    raise AidgnError("\n".join(lines))
 
 
 def manual_steps(name: str, data_dir: str | Path = "data", sources: Mapping[str, Source] | None = None) -> str:
-    """How a person gets the data set without us."""
+    """Compose the steps by which a person gets the data set."""
     source = find_source(name, sources)
-    info, data_dir = source.info, Path(data_dir)
+    info = source.info
+    data_dir = Path(data_dir)
     files = "; or ".join(", ".join(file.name for file in mirror.files) for mirror in source.mirrors if mirror.files)
     classes = ", ".join(info.classes) if 0 < len(info.classes) <= 10 else f"{info.num_classes} classes"
     steps = [
         f"Get the data set from {source.page}." + (f" {source.by_hand}" if source.by_hand else ""),
-        f"Either put the files as they are ({files}) into {data_dir / '.downloads' / info.name} and run "
+        f"Either put the files, unchanged, ({files}) into {data_dir / '.downloads' / info.name} and run "
         f"`aidgn data download {info.name} --data-dir {data_dir}` again,",
-        f"or make the layout {data_dir / info.folder}/<domain>/<class>/<image>, with the domains "
-        f"{', '.join(info.domains)}, in each the classes ({classes}).",
+        f"or make the folders {data_dir / info.folder}/<domain>/<class>/<image>, with the domains "
+        f"{', '.join(info.domains)}, each with the classes ({classes}).",
         f"Then `aidgn data check {info.name} --data-dir {data_dir}` counts and reads every image.",
     ]
     return "\n".join(["By hand:", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))])
 
 
 def find_source(name: str, sources: Mapping[str, Source] | None) -> Source:
+    """Find where a data set can be downloaded."""
     known = SOURCES if sources is None else sources
     for source in known.values():
         if normalize_name(source.info.name) == normalize_name(name):
             return source
-    info = get_info(name)  # or it says that there is none
+    info = get_info(name)  # an error if there is none
     raise AidgnError(f"{info.name} comes with the package: there is nothing to download.")
 
 
 @contextmanager
 def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """One process at a time; the lock ends with the process, however that ends."""
-    with storing(path):
+    """Let one process at a time into this block; the lock ends with its process."""
+    with translate_os_errors(path):
         file = open_no_link(path, "w")
     with file:
         if not lock(file, path.parent, wait=False):
@@ -107,8 +119,8 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def existing(info: DatasetInfo, data_dir: Path, say: Callable[[str], None]) -> Path | None:
-    """The folder of the data set that is there already, unless it is empty; an error if it holds something else."""
+def find_existing(info: DatasetInfo, data_dir: Path, say: Callable[[str], None]) -> Path | None:
+    """Return the folder of the data set if there is one and it is not empty; an error if it holds something else."""
     names = {normalize_name(info.name), normalize_name(info.folder)}
     for folder in sorted(data_dir.iterdir()) if data_dir.is_dir() else ():
         if normalize_name(folder.name) in names and folder.is_dir() and any(folder.iterdir()):
@@ -117,14 +129,14 @@ def existing(info: DatasetInfo, data_dir: Path, say: Callable[[str], None]) -> P
             except MirrorError as error:
                 raise AidgnError(
                     f"{folder} is there, but is not {info.name} as published: {error}. Remove or rename "
-                    f"it to have it downloaded; `aidgn data check {info.name}` tells more."
+                    f"it to have it downloaded; `aidgn data check {info.name}` says more."
                 ) from None
-            shutil.rmtree(data_dir / ".downloads" / info.name, ignore_errors=True)  # if it was killed just before
+            shutil.rmtree(data_dir / ".downloads" / info.name, ignore_errors=True)  # the former process was killed here
             return folder
     return None
 
 
-def obtain(
+def download_from(
     source: Source,
     mirror: Mirror,
     downloads: Path,
@@ -132,51 +144,45 @@ def obtain(
     on_progress: OnProgress | None,
     backoff: float,
 ) -> tuple[Path, str]:
-    """The data set from one mirror in a folder of its own, and what it is in words."""
+    """Download and unpack the data set from one mirror; return a temporary folder and a description of the copy."""
     if mirror.arrange == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise MirrorError("its parquet files need pyarrow to be read: pip install pyarrow")
-    info, images = source.info, sum(source.info.counts.values())
+    info = source.info
+    limit = Limit(2 * source.unpacked, 4 * sum(info.counts.values()) + 1000)
     paths = []
-    for file in mirror.files or list_repository(mirror, downloads, backoff):
+    files = mirror.files or list_repository(mirror, downloads, backoff)
+    for file in files:
         say(f"Downloading {file.name}.")
-        paths.append(fetch(file, downloads, on_progress, backoff))
+        paths.append(fetch(replace(file, limit=limit.size), downloads, on_progress, backoff))
+    unverified = [file.name for file in files if not file.digest]
+    if unverified:
+        say(f"No checksum is known of {some(unverified)}: only the numbers of images are verified.")
 
     say("Unpacking.")
     unpacked = downloads / "unpacked"
-    with storing(unpacked):
+    with translate_os_errors(unpacked):
         if unpacked.exists():
             shutil.rmtree(unpacked)
         unpacked.mkdir()
     try:
-        made = ARRANGE[mirror.arrange](
-            paths, unpacked, info, mirror.names, Limit(2 * source.unpacked, 4 * images + 1000)
-        )
-    except BadFile as error:
-        with storing(error.path):
+        made = LAYOUTS[mirror.arrange](Download(paths, unpacked, info, mirror.names, limit))
+    except DamagedFile as error:
+        with translate_os_errors(error.path):
             error.path.replace(error.path.with_name(f"{error.path.name}.damaged"))
         raise
-    same_classes(unpacked)
-    result = verify(unpacked, info) + (f"; {made}" if made else "") + (f"; {mirror.note}" if mirror.note else "")
-    write_text(
-        unpacked / ".source.json",
-        json.dumps(
-            {
-                "data set": info.name,
-                "mirror": mirror.title,
-                "what": result,
-                "files": {path.name: path.stat().st_size for path in paths},
-            },
-            indent=1,
-        ),
-    )
+    add_empty_classes(unpacked)
+    result = "; ".join(text for text in (verify(unpacked, info), made, mirror.note) if text)
+    sizes = {path.name: path.stat().st_size for path in paths}
+    record = {"data set": info.name, "mirror": mirror.title, "what": result, "files": sizes}
+    write_text(unpacked / ".source.json", json.dumps(record, indent=1))
     return unpacked, result
 
 
 def list_repository(mirror: Mirror, downloads: Path, backoff: float) -> list[File]:
-    """The parquet files of a Hugging Face data set with size and checksum, as its API lists them."""
+    """List the parquet files of a Hugging Face data set, with the sizes and checksums from its API."""
     path = downloads / "listing.json"
     path.unlink(missing_ok=True)
-    fetch(File(path.name, (mirror.listing,)), downloads, backoff=backoff)
+    fetch(File(path.name, (mirror.listing,), limit=LARGEST_LISTING), downloads, backoff=backoff)
     try:
         files = [
             File(
@@ -195,8 +201,8 @@ def list_repository(mirror: Mirror, downloads: Path, backoff: float) -> list[Fil
     return sorted(files, key=lambda file: file.name)
 
 
-def same_classes(folder: Path) -> None:
-    """An empty folder where a domain has no image of a class, so that all domains have the same."""
+def add_empty_classes(folder: Path) -> None:
+    """Make a folder for each class that a domain has no image of, so that all domains have the same folders."""
     domains = [domain for domain in folder.iterdir() if domain.is_dir()]
     for name in {label.name for domain in domains for label in domain.iterdir()}:
         for domain in domains:
@@ -204,7 +210,7 @@ def same_classes(folder: Path) -> None:
 
 
 def verify(folder: Path, info: DatasetInfo) -> str:
-    """Count the images per domain and class. Returns which published copy it is; other counts are an error."""
+    """Count the images per domain and class; name the published copy, or raise an error for other counts."""
     try:
         dataset = load_folder(folder, info)
     except AidgnError as error:

@@ -1,0 +1,145 @@
+"""Open an address of the web: redirects, pages that ask to confirm, and errors that may pass or not."""
+
+import email.utils
+import http.client
+import socket
+import ssl
+import time
+import urllib.parse
+import urllib.request
+from email.message import Message
+from html.parser import HTMLParser
+
+TIMEOUT = 30.0  # seconds without a byte
+LARGEST_PAGE = 1 << 20
+
+
+class MirrorError(Exception):
+    """This address or copy is of no use; another may be."""
+
+
+class TransferError(Exception):
+    """The transfer failed in a way that may pass.
+
+    Args:
+        reason: What happened.
+        wait: Seconds that the server asked for.
+    """
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+def connection_error(error: Exception) -> MirrorError | TransferError:
+    """Tell errors that may pass from others."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, socket.gaierror):
+        return MirrorError("cannot be found (is this machine online?)")
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return MirrorError(f"cannot be trusted ({reason.verify_message})")
+    return TransferError(f"could not be reached ({reason or type(error).__name__})")
+
+
+class SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects, except from https to an address that anybody on the way could answer for."""
+
+    def redirect_request(  # type: ignore[no-untyped-def]
+        self, request, response, code, reason, headers, url
+    ) -> urllib.request.Request | None:
+        check_address(url, request.full_url)
+        return super().redirect_request(request, response, code, reason, headers, url)
+
+
+def check_address(url: str, previous: str) -> None:
+    """Refuse an address that is not on the web, or less secure than the one that led to it."""
+    scheme = urllib.parse.urlsplit(url).scheme
+    if scheme not in ("http", "https"):
+        raise MirrorError(f"leads to {url}, which is not a web address")
+    if scheme == "http" and urllib.parse.urlsplit(previous).scheme == "https":
+        raise MirrorError(f"leads to {url}, which is not encrypted; refused")
+
+
+def open_url(url: str, offset: int, validator: str | None, asks: bool) -> tuple[http.client.HTTPResponse, bool]:
+    """Request a file from byte `offset` on, and confirm a page that asks to (Google Drive, for large files).
+
+    Args:
+        url: Address.
+        offset: First byte.
+        validator: ETag or date of the file of which the first part is here.
+        asks: Whether such a page comes first, so that the offset is not meant for it.
+
+    Returns:
+        The response, and whether such a page came.
+    """
+    headers = {"User-Agent": "aidgn", "Accept-Encoding": "identity"}
+    ranged = {"Range": f"bytes={offset}-"} if offset else {}
+    ranged |= {"If-Range": validator} if offset and validator else {}
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), SafeRedirects())
+    previous = url
+    for hop in range(3):
+        check_address(url, previous)
+        request = urllib.request.Request(url, headers=headers if asks and hop == 0 else headers | ranged)
+        response = opener.open(request, timeout=TIMEOUT)
+        if response.headers.get_content_type() != "text/html" or "Content-Disposition" in response.headers:
+            return response, hop > 0
+        with response:
+            page = Page()
+            page.feed(response.read(LARGEST_PAGE).decode("utf-8", "replace"))
+        if page.action is None:
+            break
+        previous = response.url
+        url = f"{urllib.parse.urljoin(previous, page.action)}?{urllib.parse.urlencode(page.fields)}"
+    raise MirrorError(f"sent a web page instead of the file ({page.title.strip() or 'without a title'})")
+
+
+class Page(HTMLParser):
+    """The title of a web page, and address and fields of its form `download-form`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title = ""
+        self.action: str | None = None
+        self.fields: dict[str, str] = {}
+        self.inside: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attributes}
+        if tag == "title" or (tag == "form" and values.get("id") == "download-form"):
+            self.inside.add(tag)
+        if tag == "form" and "form" in self.inside:
+            self.action = values.get("action", "")
+        if tag == "input" and "form" in self.inside and values.get("name"):
+            self.fields[values["name"]] = values.get("value", "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside.discard(tag)
+
+    def handle_data(self, data: str) -> None:
+        if "title" in self.inside:
+            self.title += data
+
+
+def validator_of(headers: Message) -> str | None:
+    """Return what tells this version of a file from another: its strong ETag, else its date."""
+    tag = headers.get("ETag")
+    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
+
+
+def retry_after(headers: Message) -> float | None:
+    """Return the seconds to wait from the header's seconds or date; None if it has neither."""
+    value = headers.get("Retry-After")
+    if value is None:
+        return None
+    seconds = parse_integer(value.strip())
+    if seconds is not None:
+        return float(min(seconds, 10**9))
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def parse_integer(text: str | None) -> int | None:
+    """Parse a header's number: up to 18 ASCII digits."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 18 else None
