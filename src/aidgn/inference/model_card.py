@@ -1,5 +1,6 @@
 """The model card: training data, accuracy on unseen domains and limits of a model. The template has the text."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def write_model_card(
     }
     identity = metadata.identity
     unseen = find_unseen_accuracies(run, metadata)
-    return environment.get_template("model_card.md.j2").render(
+    text = environment.get_template("model_card.md.j2").render(
         run=metadata,
         identity={"train_only": None, "precision": None} | identity,
         onnx_check=onnx_check,
@@ -65,6 +66,7 @@ def write_model_card(
         known_dataset=identity["dataset"] in DATASETS,
         backbone_licence=find_licence(identity["backbone"]),
     )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def count_images(dataset: Dataset) -> list[dict[str, Any]]:
