@@ -100,12 +100,13 @@ def write_sweep(folder: Path, runs: int, records: int) -> int:
 
 def measure(folder: Path) -> None:
     from aidgn.report.table import tables
+    from aidgn.report.table_formats import to_markdown
     from aidgn.selection import read_runs
 
     began = time.perf_counter()
     records = read_runs(folder)
     loaded = time.perf_counter()
-    text = "\n".join(table.to_markdown() for table in tables(records, "training", "se", True))
+    text = "\n".join(to_markdown(table) for table in tables(records, "training", "se", True))
     done = time.perf_counter()
     print(text[: text.index("\n\n")])
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

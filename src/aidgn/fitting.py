@@ -24,8 +24,8 @@ from aidgn.data.images import longest_side
 from aidgn.data.registry import SMALL_SIDE
 from aidgn.data.validate import inspect_decoded
 from aidgn.errors import AidgnError, plural, some
+from aidgn.escape import for_markdown
 from aidgn.files import atomic_write, write_text
-from aidgn.report.table_formats import markdown
 from aidgn.runs.differences import differences
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.options import LAST_STAGE
@@ -412,13 +412,13 @@ def write_summary(
         "said": list(told),
     }
     write_text(out / "summary.json", json.dumps(value, indent=1) + "\n")
-    lines = [f"# {markdown(dataset.name)}", "", *(f"- {markdown(sentence)}" for sentence in told), ""]
+    lines = [f"# {for_markdown(dataset.name)}", "", *(f"- {for_markdown(sentence)}" for sentence in told), ""]
     if found:
         names = dataset.domains
         lines += [
             "Accuracy on each domain, in runs that never saw it:",
             "",
-            f"| | {' | '.join(map(markdown, names))} | mean |",
+            f"| | {' | '.join(map(for_markdown, names))} | mean |",
             "|---" * (len(names) + 2) + "|",
             *(
                 f"| {each.algorithm} | {' | '.join(f'{each.accuracies[name]:.1%}' for name in names)} | "
@@ -434,10 +434,10 @@ def write_summary(
     lines += [
         "Images:",
         "",
-        f"| | {' | '.join(map(markdown, dataset.domains))} | all |",
+        f"| | {' | '.join(map(for_markdown, dataset.domains))} | all |",
         "|---" * (len(dataset.domains) + 2) + "|",
         *(
-            f"| {markdown(name)} | {' | '.join(map(str, row))} | {sum(row)} |"
+            f"| {for_markdown(name)} | {' | '.join(map(str, row))} | {sum(row)} |"
             for name, row in zip(dataset.classes, counts.T.tolist(), strict=True)
         ),
         "",

@@ -10,7 +10,7 @@ from torch import nn
 
 from aidgn.adaptation import T3A, Tent, TentBN, TentC, batches
 from aidgn.algorithms import ALGORITHMS
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, ParameterError
 
 METHODS = [T3A, TentC, TentBN, Tent]
 
@@ -123,30 +123,31 @@ def test_one_image(toy: SimpleNamespace) -> None:
     assert T3A(algorithm).predict(x).shape == (1, toy.CLASSES)
     assert torch.equal(TentC(algorithm).predict(x), algorithm.eval().predict(x))
     for method in (TentBN, Tent):
-        with pytest.raises(AidgnError, match=f"{method.__name__} needs at least 2 images per batch, got 1"):
+        with pytest.raises(AidgnError, match=f"{method.__name__} needs at least 2 images"):
             method(algorithm).predict(x)
-    with pytest.raises(AidgnError, match="at least 1 images per batch, got 0"):
+    with pytest.raises(AidgnError, match="at least 1 images"):
         TentC(algorithm).predict(x[:0])
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "message"),
+    ("method", "settings"),
     [
-        (T3A, {"filter_k": 0}, "filter_k must be .* got 0"),
-        (T3A, {"filter_k": -1}, "got -1"),
-        (T3A, {"filter_k": 2.5}, r"got 2\.5"),
-        (T3A, {"filter_k": "most"}, "got 'most'"),
-        (TentC, {"rate": 0.0}, r"rate .* got 0\.0"),
-        (TentBN, {"rate": -1.0}, "rate .* got -1"),
-        (Tent, {"rate": float("nan")}, "rate .* got nan"),
-        (TentC, {"updates": 0}, "updates .* got 0"),
-        (TentBN, {"updates": -3}, "updates .* got -3"),
-        (Tent, {"updates": 1.5}, r"updates .* got 1\.5"),
+        (T3A, {"filter_k": 0}),
+        (T3A, {"filter_k": -1}),
+        (T3A, {"filter_k": 2.5}),
+        (T3A, {"filter_k": "most"}),
+        (TentC, {"rate": 0.0}),
+        (TentBN, {"rate": -1.0}),
+        (Tent, {"rate": float("nan")}),
+        (TentC, {"updates": 0}),
+        (TentBN, {"updates": -3}),
+        (Tent, {"updates": 1.5}),
     ],
 )
-def test_ill_settings(toy: SimpleNamespace, method: type[Any], settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(AidgnError, match=message):
+def test_ill_settings(toy: SimpleNamespace, method: type[Any], settings: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError) as caught:
         method(toy.trained("ERM", updates=0), **settings)
+    assert {caught.value.parameter} == settings.keys()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -162,7 +163,7 @@ def test_other_classifiers(toy: SimpleNamespace) -> None:
     algorithm.classifier = nn.Sequential(
         nn.Linear(toy.FEATURES, 3), nn.Dropout(0.9), nn.Linear(3, toy.CLASSES)
     ).double()
-    with pytest.raises(AidgnError, match=r"one weight vector per class, which a classifier Sequential does not have"):
+    with pytest.raises(AidgnError, match=r"one weight vector per class.* Sequential"):
         T3A(algorithm)
     x = toy.images(6)
     for method in (TentC, TentBN, Tent):

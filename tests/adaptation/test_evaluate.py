@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from aidgn.adaptation import T3A, Tent, TentBN, TentC
-from aidgn.adaptation import evaluate as runs
 from aidgn.adaptation.common import batches
-from aidgn.adaptation.evaluate import SETTINGS, Streams, accuracy, adapt
+from aidgn.adaptation.evaluate import Streams, accuracy, adapt
+from aidgn.adaptation.methods import METHODS, AdaptationMethod
 from aidgn.algorithms import Algorithm
-from aidgn.analysis.features import Features, extract
+from aidgn.analysis.extraction import extract_features
+from aidgn.analysis.features import Features
 from aidgn.data.cache import prepare
 from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import train_val_indices
@@ -30,7 +31,7 @@ from aidgn.runs.names import ADAPTATION
 from aidgn.training import RunSpec, train
 
 DigitsRun = Callable[..., Path]
-METHODS = ("T3A", "Tent-C", "Tent-BN")
+DEFAULT = ("T3A", "Tent-C", "Tent-BN")
 LONGER: Any = {"steps": 30, "eval_every": 30, "hyper_parameters": {"batch_size": 32}}
 
 
@@ -115,7 +116,7 @@ def naive_lines(toy: SimpleNamespace, features: Features, network: Algorithm, me
     classifier = copying.deepcopy(network.classifier).double().requires_grad_()
     lr = float(network.hyper_parameters["lr"])  # type: ignore[arg-type]
     found = []
-    for settings in SETTINGS[method]:
+    for settings in METHODS[method].settings:
         shares: dict[bool, list[float]] = {True: [], False: []}
         for number, name in enumerate(features.domain_names):
             everywhere = np.flatnonzero(features.domains == number)
@@ -138,10 +139,10 @@ def test_like_naive(toy: SimpleNamespace, name: str, request: pytest.FixtureRequ
     """All settings of all methods; in float32 an image or two may fall to the other side of a boundary."""
     run = request.getfixturevalue(name)
     lines = adapt(run, device="cpu")
-    features, network = extract(run, device="cpu"), load_model(run, device="cpu").network
-    for method in METHODS:
+    features, network = extract_features(run, device="cpu"), load_model(run, device="cpu").network
+    for method in DEFAULT:
         ours = [line for line in lines if line["method"] == method]
-        assert [line["settings"] for line in ours] == SETTINGS[method]
+        assert [line["settings"] for line in ours] == list(METHODS[method].settings)
         found = [[line["source_accuracy"], line["target_accuracy"]] for line in ours]
         np.testing.assert_allclose(found, naive_lines(toy, features, network, method), rtol=0, atol=2.5 / 360)
         assert [line["selected"] for line in ours].count(True) == 1
@@ -190,11 +191,14 @@ class Recorder:
 
 def test_order_batches_and_resets(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each source's out split, then the target's in split, in the split's order, 32 at a time, fresh for each."""
-    monkeypatch.setitem(runs.KINDS, "T3A", Recorder)
-    monkeypatch.setitem(runs.SETTINGS, "T3A", [{"filter_k": 1}])
+
+    class Recorded(AdaptationMethod):
+        adapter = Recorder  # type: ignore[assignment]
+
+    monkeypatch.setitem(METHODS, "T3A", Recorded("T3A", "", "", "", ({"filter_k": 1},)))
     Recorder.seen = []
     (_, line) = adapt(run, ["T3A"], device="cpu")
-    features = extract(run, device="cpu")
+    features = extract_features(run, device="cpu")
     wanted: list[Any] = []
     for number in (0, 2, 3, 1):
         everywhere = np.flatnonzero(features.domains == number)
@@ -222,7 +226,7 @@ def test_order_batches_and_resets(run: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_target_labels_choose_nothing(run: Path, tmp_path: Path) -> None:
-    features = extract(run, device="cpu")
+    features = extract_features(run, device="cpu")
     before = adapt(run, device="cpu")
     target = features.domains == 1
     features.labels[target] = (features.labels[target] + 3) % 10
@@ -286,27 +290,29 @@ def test_what_another_process_measures_meanwhile_is_kept(run: Path) -> None:
 def test_several_targets_are_adapted_to_one_by_one(digits_run: DigitsRun, tmp_path: Path) -> None:
     run = digits_run(tmp_path, "ERM", ("ink", "poster"), steps=3)
     lines = adapt(run, ["Tent-C"], device="cpu")
-    features, network = extract(run, device="cpu"), load_model(run, device="cpu").network
+    features, network = extract_features(run, device="cpu"), load_model(run, device="cpu").network
     streams = Streams(features, network, torch.device("cpu"), lambda: pytest.fail("no images are needed"))
-    adaptation = TentC(network, **SETTINGS["Tent-C"][4])
-    shares = [accuracy(adaptation, streams.of(name, "Tent-C", False)).item() for name in ("poster", "ink")]
-    assert lines[5]["settings"] == SETTINGS["Tent-C"][4] and lines[5]["target"] == ["ink", "poster"]
+    adaptation = TentC(network, **METHODS["Tent-C"].settings[4])
+    shares = [accuracy(adaptation, streams.domain(name, "Tent-C", False)).item() for name in ("poster", "ink")]
+    assert lines[5]["settings"] == METHODS["Tent-C"].settings[4] and lines[5]["target"] == ["ink", "poster"]
     assert lines[5]["target_accuracy"] == pytest.approx(np.mean(shares)) and shares[0] != shares[1]
 
 
 def test_groups_of_images_are_those_of_the_batches(digits_run: DigitsRun, tmp_path: Path) -> None:
     """MTL describes a domain by the mean of 64 images; of a stream it sees 32 at a time, and no later ones."""
     run = digits_run(tmp_path, "MTL", steps=2, eval_every=2)
-    features, network = extract(run, device="cpu"), load_model(run, device="cpu").network
+    features, network = extract_features(run, device="cpu"), load_model(run, device="cpu").network
     images = DeviceImageStore(prepare(RunSpec("digits").load_dataset()), torch.device("cpu"))
-    found = list(Streams(features, network, torch.device("cpu"), lambda: images).of("chalk", "T3A", False).batches())
+    found = list(
+        Streams(features, network, torch.device("cpu"), lambda: images).domain("chalk", "T3A", False).batches()
+    )
     plain = features.features[features.split("chalk")[0], :128]
     for ours, batch in zip(found, batches(len(plain)), strict=True):
         z = plain[batch.start : batch.stop]
         np.testing.assert_allclose(ours[:, :128], z, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(ours[:, 128:], np.broadcast_to(z.mean(0), z.shape), rtol=1e-3, atol=1e-4)
     lines = adapt(run, device="cpu")
-    assert {line["method"] for line in lines} == {"none", *METHODS}
+    assert {line["method"] for line in lines} == {"none", *DEFAULT}
 
 
 def test_tent_meets_images(tmp_path: Path) -> None:
@@ -338,7 +344,7 @@ def test_tent_meets_images(tmp_path: Path) -> None:
     before = digests(run)
     lines = adapt(run, ["Tent"], device="cpu")
     assert {name: digest for name, digest in digests(run).items() if name in before} == before
-    features, network = extract(run, device="cpu"), load_model(run, device="cpu").network
+    features, network = extract_features(run, device="cpu"), load_model(run, device="cpu").network
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     inside = features.split("c")[0]
     x = (
@@ -363,7 +369,7 @@ def test_what_cannot_be_adapted_is_said(run: Path, aidgn: Path, digits_run: Digi
     assert len(messages) == 1 and "BatchNorm2d" in messages[0]
     assert {line["method"] for line in lines} == {"none", "T3A"}
     with pytest.raises(AidgnError, match=r"holds features of another model \(AIDGN on digits"):
-        extract(aidgn, device="cpu").save(tmp_path / "aidgn.npz")
+        extract_features(aidgn, device="cpu").save(tmp_path / "aidgn.npz")
         adapt(run, device="cpu", features=tmp_path / "aidgn.npz")
     (run / "model.safetensors").unlink()
     with pytest.raises(AidgnError, match=r"is not finished.*`aidgn report .*` shows its curves so far"):
@@ -375,15 +381,20 @@ def test_what_cannot_be_adapted_is_said(run: Path, aidgn: Path, digits_run: Digi
 
 def test_a_prediction_of_its_own_is_not_adapted(digits_run: DigitsRun, own: str, tmp_path: Path) -> None:
     run = digits_run(tmp_path, own, steps=1)
-    with pytest.raises(AidgnError, match="Mine has a `predict` of its own"):
+    with pytest.raises(AidgnError, match="Mine overrides `predict`"):
         adapt(run, device="cpu", algorithm=own)
 
 
 def test_all_methods_are_classes_of_the_library() -> None:
-    assert {"T3A": T3A, "Tent-C": TentC, "Tent-BN": TentBN, "Tent": Tent} == runs.KINDS
-    assert [each["filter_k"] for each in SETTINGS["T3A"]] == [1, 5, 20, 50, 100, "all"]
+    assert {name: method.adapter for name, method in METHODS.items()} == {
+        "T3A": T3A,
+        "Tent-C": TentC,
+        "Tent-BN": TentBN,
+        "Tent": Tent,
+    }
+    assert [each["filter_k"] for each in METHODS["T3A"].settings] == [1, 5, 20, 50, 100, "all"]
     for method in ("Tent-C", "Tent-BN", "Tent"):
-        assert sorted((each["rate"], each["updates"]) for each in SETTINGS[method]) == [
+        assert sorted((each["rate"], each["updates"]) for each in METHODS[method].settings) == [
             (0.1, 1),
             (0.1, 3),
             (1.0, 1),

@@ -157,7 +157,7 @@ def test_tent_runs_its_copy_not_code_compiled_for_the_trained_network(toy: Simpl
 def test_tent_needs_batch_norm(toy: SimpleNamespace) -> None:
     algorithm = toy.trained("ERM", updates=0)
     algorithm.featurizer = backbones.create(backbones.SMALL)
-    with pytest.raises(AidgnError, match=r"this backbone has none\. Tent-C and Tent-BN do"):
+    with pytest.raises(AidgnError, match="this backbone has none"):
         Tent(algorithm)
     algorithm.featurizer = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False))
     with pytest.raises(AidgnError, match="this backbone has none"):

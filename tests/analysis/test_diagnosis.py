@@ -185,7 +185,7 @@ def test_sources_are_judged_by_images_set_aside_and_the_target_by_all(synthetic:
     seen = features.domains < 3
     trained = features.features.copy()
     trained[seen & ~outside] *= 100  # what training made of its own images does not count
-    found = diagnose(replace(features, features=trained, outside=outside), permutations=9)
+    found = diagnose(replace(features, features=trained, validation=outside), permutations=9)
     assert {name: values["images"] for name, values in found.domains.items()} == {
         "seen 0": 40,
         "seen 1": 40,
@@ -194,7 +194,7 @@ def test_sources_are_judged_by_images_set_aside_and_the_target_by_all(synthetic:
     }
     assert found.norm_ratio == pytest.approx(1, abs=0.1)
     assert found.set_aside and "that were set aside" in found.sentences()[0]
-    without = diagnose(replace(features, outside=np.zeros(len(features), bool)), permutations=9)
+    without = diagnose(replace(features, validation=np.zeros(len(features), bool)), permutations=9)
     assert not without.set_aside and "which it was trained on" in without.sentences()[0]
     assert without.domains["seen 0"]["images"] == 80
 
@@ -203,7 +203,7 @@ def test_classes_with_few_images_are_left_out_and_said(synthetic: Make) -> None:
     features = synthetic(images=10)
     few = (features.labels == 2) & (features.domains == 1)
     keep = ~few | (np.cumsum(few) <= 3)
-    cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "outside")}
+    cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "validation")}
     found = diagnose(replace(features, **cut, files=["x"] * int(keep.sum())), permutations=19)
     assert found.skipped == [{"domain": "seen 1", "class": "class 2", "images": 3}]
     assert any("class 2 of seen 1 (3)" in line for line in found.sentences())
@@ -213,7 +213,7 @@ def test_classes_with_few_images_are_left_out_and_said(synthetic: Make) -> None:
 def test_a_source_of_which_hardly_an_image_was_set_aside(synthetic: Make) -> None:
     features = synthetic(images=10)
     outside = (features.domains != 1) | (np.cumsum(features.domains == 1) <= 4)  # of twenty images four
-    found = diagnose(replace(features, outside=outside), permutations=19)
+    found = diagnose(replace(features, validation=outside), permutations=19)
     assert "seen 1" not in found.norm_fits and found.domains["seen 1"]["images"] == 4
     (fits,) = [line for line in found.sentences() if line.startswith("Families of norms")]
     assert "on seen 0 (" in fits and "on seen 1" not in fits

@@ -37,7 +37,7 @@ def test_few_or_equal_vectors() -> None:
 def test_subsample_keeps_the_shares_of_domains_and_classes(synthetic: Make) -> None:
     features = synthetic(images=40)
     keep = (features.labels != 1) | (np.arange(len(features)) % 40 < 10)  # a rare class
-    cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "outside")}
+    cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "validation")}
     features = replace(features, **cut, files=["x"] * int(keep.sum()))
     chosen = subsample(features, 130, seed=1)
     assert len(chosen) == 130 == len(set(chosen.tolist())) and (np.diff(chosen) > 0).all()

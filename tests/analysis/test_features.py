@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from aidgn.analysis.features import Features, extract
+from aidgn.analysis.extraction import extract_features
+from aidgn.analysis.features import Features
 from aidgn.cli import app
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
@@ -34,7 +35,7 @@ def run(digits_run: DigitsRun, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def features(run: Path) -> Features:
-    return extract(run, device="cpu")
+    return extract_features(run, device="cpu")
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def accuracies(features: Features) -> dict[str, float]:
     """Of every domain and split, by `domains`, `outside`, `logits` and `labels` alone."""
     found = {}
     for i, _ in enumerate(features.domain_names):
-        for which, name in ((features.outside, "out"), (~features.outside, "in")):
+        for which, name in ((features.validation, "out"), (~features.validation, "in")):
             here = (features.domains == i) & which
             found[f"env{i}_{name}_acc"] = float(np.mean(features.logits[here].argmax(1) == features.labels[here]))
     return found
@@ -74,7 +75,7 @@ def test_they_reproduce_the_recorded_accuracies_exactly(
         evaluate_source_in=True,
         hyper_parameters={"batch_size": 8, **hyper_parameters},
     )
-    record, found = selected_record(run), accuracies(extract(run, device="cpu"))
+    record, found = selected_record(run), accuracies(extract_features(run, device="cpu"))
     wanted = {key: value for key, value in record.items() if key.endswith("_acc")}
     assert len(wanted) == 8 and len({*wanted.values()}) > 4
     assert found == pytest.approx(wanted, abs=1e-12)
@@ -86,11 +87,11 @@ def test_what_they_say_about_the_images(run: Path, features: Features) -> None:
     assert (features.dataset, features.algorithm, features.trial, features.draw) == ("digits", "AIDGN", 1, 0)
     np.testing.assert_array_equal(features.labels, DIGITS.labels)
     np.testing.assert_array_equal(features.domains, DIGITS.domain_of)
-    assert [features.outside[features.domains == i].sum() for i in range(4)] == [
+    assert [features.validation[features.domains == i].sum() for i in range(4)] == [
         int(0.2 * np.sum(DIGITS.domain_of == i)) for i in range(4)
     ]
     inside, outside = features.split("poster")
-    assert features.outside[outside].all() and not features.outside[inside].any()
+    assert features.validation[outside].all() and not features.validation[inside].any()
     assert sorted([*inside, *outside]) == np.flatnonzero(DIGITS.domain_of == 2).tolist()
     assert inside.tolist() != sorted(inside)  # shuffled, as the splits are
 
@@ -110,7 +111,7 @@ def test_single_images_through_the_network(run: Path, features: Features) -> Non
 
 def test_the_weight_of_a_linear_classifier(digits_run: DigitsRun, tmp_path: Path) -> None:
     run = digits_run(tmp_path, "ERM", steps=2, eval_every=2)
-    found, tensors = extract(run, device="cpu"), load_file(run / "model.safetensors")
+    found, tensors = extract_features(run, device="cpu"), load_file(run / "model.safetensors")
     bias = tensors["classifier.bias"].double().numpy()
     assert found.kappa is None and found.weight is not None and found.weight.shape == (128, 10)
     logits = found.features[:50].astype(np.float64) @ found.weight.astype(np.float64) + bias
@@ -120,10 +121,10 @@ def test_the_weight_of_a_linear_classifier(digits_run: DigitsRun, tmp_path: Path
 @pytest.mark.parametrize("name", ["a.npz", "a.parquet"])
 def test_files(features: Features, name: str, tmp_path: Path) -> None:
     again = Features.load(features.save(tmp_path / name))
-    for key in ("features", "logits", "labels", "domains", "outside", "weight"):
+    for key in ("features", "logits", "labels", "domains", "validation", "weight"):
         np.testing.assert_array_equal(getattr(again, key), getattr(features, key))
         assert getattr(again, key).dtype == getattr(features, key).dtype
-    assert again.files == features.files and again.about() == features.about()
+    assert again.files == features.files and again._metadata() == features._metadata()
     if name == "a.npz":  # open to anyone, without unpickling
         with np.load(tmp_path / name, allow_pickle=False) as file:
             assert file["class_names"].tolist() == DIGITS.classes and file["files"].dtype.kind == "U"
@@ -138,20 +139,20 @@ def test_files(features: Features, name: str, tmp_path: Path) -> None:
 
 def test_kept_features_are_read_back_while_the_model_is_theirs(copy: Path, features: Features) -> None:
     np.savez(copy / "features.npz", **{**dict(np.load(copy / "features.npz")), "logits": features.logits + 1})
-    assert (extract(copy, device="cpu").logits == features.logits + 1).all()
+    assert (extract_features(copy, device="cpu").logits == features.logits + 1).all()
     tensors = load_file(copy / "model.safetensors")
     tensors["classifier.weight"] = -tensors["classifier.weight"]
     save_file(tensors, copy / "model.safetensors", metadata={"aidgn": json.dumps({"algorithm": "AIDGN", "step": 3})})
     with pytest.raises(AidgnError, match=r"features of another model \(AIDGN on digits, chalk unseen, trial 1"):
         Features.load(copy / "features.npz", copy)
-    found = extract(copy, device="cpu")
+    found = extract_features(copy, device="cpu")
     np.testing.assert_allclose(found.logits, -features.logits, rtol=1e-5, atol=1e-5)
     assert found.model != features.model and Features.load(copy / "features.npz", copy).model == found.model
 
 
 def test_damaged_kept_features_are_computed_anew(copy: Path, features: Features) -> None:
     (copy / "features.npz").write_bytes((copy / "features.npz").read_bytes()[:5000])
-    np.testing.assert_array_equal(extract(copy, device="cpu").logits, features.logits)
+    np.testing.assert_array_equal(extract_features(copy, device="cpu").logits, features.logits)
 
 
 def test_features_that_cannot_be_kept_are_said_not_to_be(copy: Path, features: Features, tmp_path: Path) -> None:
@@ -205,16 +206,16 @@ def test_a_run_that_is_not_finished_or_none(copy: Path, tmp_path: Path) -> None:
         match=r"is not finished.*`aidgn report .*` shows its curves so far\. The `aidgn "
         "train` command that started it goes on",
     ):
-        extract(copy, device="cpu")
+        extract_features(copy, device="cpu")
     (copy / "results.jsonl").write_text("")
     with pytest.raises(AidgnError, match=r"is not finished.*It has no records yet either\. The `aidgn train` command"):
-        extract(copy, device="cpu")
+        extract_features(copy, device="cpu")
     with pytest.raises(AidgnError, match="does not exist"):
-        extract(tmp_path / "nowhere")
+        extract_features(tmp_path / "nowhere")
     with pytest.raises(AidgnError, match="holds 1 run: give one, such as"):
-        extract(copy.parent)
+        extract_features(copy.parent)
     with pytest.raises(AidgnError, match="is a file: give the folder"):
-        extract(copy / "run.json")
+        extract_features(copy / "run.json")
 
 
 # Own images -----------------------------------------------------------------------------------------------------------
@@ -252,21 +253,21 @@ def photos_run(photos: Path, **changes: object) -> Path:
 def test_the_folder_of_the_images_is_remembered_and_can_be_told(photos: Path) -> None:
     run = photos_run(photos)
     assert json.loads((run / "run.json").read_text())["root"] == str(photos)
-    first = extract(run, device="cpu")
+    first = extract_features(run, device="cpu")
     assert first.files[0] == "a/dark/0.png" and len(first) == 30
     (run / "features.npz").unlink()
     moved = photos.rename(photos.with_name("moved"))
-    with pytest.raises(AidgnError, match=r"images of .* are not here: .*photos.* --data DIR"):
-        extract(run, device="cpu")
-    np.testing.assert_array_equal(extract(run, data=moved, device="cpu").logits, first.logits)
+    with pytest.raises(AidgnError, match=r"images of .* were not found: .*photos.* --data DIR"):
+        extract_features(run, device="cpu")
+    np.testing.assert_array_equal(extract_features(run, data=moved, device="cpu").logits, first.logits)
     (run / "features.npz").unlink()
     Image.new("RGB", (30, 40)).save(moved / "a" / "dark" / "0.png")
     with pytest.raises(AidgnError, match=r"images in .*moved are not those that .* was trained on"):
-        extract(run, data=moved, device="cpu")
+        extract_features(run, data=moved, device="cpu")
     shutil.rmtree(moved)
     (run / "features.npz").write_bytes(b"")
     with pytest.raises(AidgnError, match="moved does not exist"):
-        extract(run, data=moved, device="cpu")
+        extract_features(run, data=moved, device="cpu")
 
 
 def test_a_published_data_set_is_found_by_name_wherever_it_lies(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,30 +295,30 @@ def test_a_published_data_set_is_found_by_name_wherever_it_lies(photos: Path, mo
     (run / "run.json").write_text(json.dumps(about))
     monkeypatch.chdir(run)
     with pytest.raises(AidgnError, match=r"PACS is not on this disk.* with --data or"):
-        extract(run, device="cpu")
+        extract_features(run, device="cpu")
     for ways in ({"data_dir": pacs.parent}, {"data": pacs.parent}, {"data": pacs}):
-        found = extract(run, device="cpu", **ways)  # type: ignore[arg-type]
+        found = extract_features(run, device="cpu", **ways)  # type: ignore[arg-type]
         assert found.targets == ["cartoon"] and len(found) == 40
         (run / "features.npz").unlink()
     elsewhere = pacs.rename(pacs.with_name("pictures"))
-    assert extract(run, device="cpu", data=elsewhere).domain_names[0] == "art_painting"
+    assert extract_features(run, device="cpu", data=elsewhere).domain_names[0] == "art_painting"
     (run / "features.npz").unlink()
     monkeypatch.setenv("AIDGN_DATA", str(pacs.parent))
     elsewhere.rename(pacs)
-    assert len(extract(run, device="cpu")) == 40
+    assert len(extract_features(run, device="cpu")) == 40
 
 
 def test_images_that_the_run_left_out_stay_out(photos: Path) -> None:
     (photos / "b" / "light" / "3.png").write_text("broken")
     run = photos_run(photos, skip_broken=True)
-    assert len(extract(run, device="cpu")) == 29
+    assert len(extract_features(run, device="cpu")) == 29
 
 
 def test_an_algorithm_that_predicts_by_its_own_way(photos: Path, own: str) -> None:
     run = photos_run(photos, algorithm=own)
     with pytest.raises(AidgnError, match="an algorithm of your own: say where its class is"):
-        extract(run, device="cpu")
-    found = extract(run, device="cpu", algorithm=own)
+        extract_features(run, device="cpu")
+    found = extract_features(run, device="cpu", algorithm=own)
     bias = load_file(run / "model.safetensors")["classifier.bias"].numpy()
     assert found.weight is not None
     np.testing.assert_allclose(found.logits, -(found.features @ found.weight + bias), rtol=1e-4, atol=1e-5)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn.analysis.features import Features, extract
+from aidgn.analysis.extraction import extract_features
+from aidgn.analysis.features import Features
 from aidgn.cli import app
 from aidgn.errors import AidgnError
 from aidgn.training import RunSpec, train
@@ -88,9 +89,9 @@ def test_nobody_reads_the_comparison_any_more(runs: dict[str, Path], monkeypatch
 def test_of_several_too_what_is_left_out_is_said_and_only_the_like_is_drawn_side_by_side(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    features = extract(runs["ERM"], device="cpu")
+    features = extract_features(runs["ERM"], device="cpu")
     keep = ~((features.labels == 7) & (features.domains == features.domain_names.index("chalk")))
-    cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "outside")}
+    cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "validation")}
     few = replace(features, **cut, files=list(np.array(features.files)[keep]))
     few.save(tmp_path / "chalk.npz")
     replace(few, targets=["ink"], algorithm="AIDGN").save(tmp_path / "ink.npz")
@@ -147,7 +148,7 @@ def test_features_of_another_model_and_other_mistakes(runs: dict[str, Path], tmp
     alone = tmp_path / "elsewhere/alone.npz"
     features = Features.load(runs["AIDGN"] / "features.npz")
     one = features.domains == 1
-    cut = {name: getattr(features, name)[one] for name in ("features", "logits", "labels", "outside")}
+    cut = {name: getattr(features, name)[one] for name in ("features", "logits", "labels", "validation")}
     replace(
         features,
         **cut,

@@ -25,7 +25,7 @@ from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.serve import name_of
 from aidgn.cli.sweep import finished_tables, say_end
 from aidgn.errors import AidgnError
-from aidgn.report.table_formats import Cell, Row, Table
+from aidgn.report.table_formats import Cell, Row, Table, to_terminal
 from aidgn.sweeps.store import PlannedRun, SweepFolder
 from aidgn.training import RunSpec
 
@@ -197,9 +197,9 @@ def test_a_narrow_terminal_cuts_no_name_off() -> None:
         50,
         """if True:
         import sys
-        from aidgn.report.table_formats import Cell, Row, Table
+        from aidgn.report.table_formats import Cell, Row, Table, to_terminal
         cells = [Cell(12.34 * n, 10.0, 3) for n in range(1, 7)]
-        print(Table("T", list("ACPSTU"), [Row("AIDGN-noD", cells), Row("AIDGN-noR", cells)]).to_terminal())
+        print(to_terminal(Table("T", list("ACPSTU"), [Row("AIDGN-noD", cells), Row("AIDGN-noR", cells)])))
         from aidgn.cli import main
         sys.argv = ["aidgn", "data", "list"]
         main()""",
@@ -211,7 +211,7 @@ def test_a_narrow_terminal_cuts_no_name_off() -> None:
 def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")  # as in many a pipeline
     row = Row("AIDGN", [Cell(12.34 * n, 10.0, 3) for n in range(1, 9)])
-    (line,) = (line for line in Table("T", list("ABCDEFGH"), [row]).to_terminal().splitlines() if "AIDGN" in line)
+    (line,) = (line for line in to_terminal(Table("T", list("ABCDEFGH"), [row])).splitlines() if "AIDGN" in line)
     assert line.count("± 10.0") == 8
     said = CliRunner().invoke(app, ["data", "list"]).output
     assert "art_painting (A), cartoon (C), photo (P), sketch (S)" in said

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, UnknownNameError
 from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, load_adaptation, write_lines
 from aidgn.report.paper import paper, paper_ablation
 from aidgn.report.table import tables
-from aidgn.report.table_formats import Table
+from aidgn.report.table_formats import FORMATS, Table
 from aidgn.selection import read_runs
 
 PACS = ["art_painting", "cartoon", "photo", "sketch"]
@@ -95,7 +95,7 @@ def write_run(
 def texts(table: Table) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in table.rows:
-        found.setdefault(row.head, [table.text(row, cell) for cell in row.cells])
+        found.setdefault(row.head, [str(table.cell_text(row, cell)) for cell in row.cells])
     return found
 
 
@@ -127,10 +127,12 @@ def test_mean_and_spread_over_trials(tmp_path: Path) -> None:
             average = 100 * values[a, m].mean(0)
             wanted = [f"{x:.1f} ± {s:.1f}" for x, s in zip(means, deviations, strict=True)]
             assert texts(table)[head] == [*wanted, f"{average.mean():.1f} ± {average.std(ddof=1):.1f}"]
-    assert "mean over 3 trials" in table.notes[0] and any("labels choose nothing" in note for note in table.notes)
-    for form in (table.to_terminal, table.to_markdown, table.to_latex, table.to_html):
-        assert "T3A" in form()
-    with pytest.raises(AidgnError, match="no spread std"):
+    assert "mean over 3 trials" in table.footnotes[0] and any(
+        "labels select nothing" in note for note in table.footnotes
+    )
+    for format_table in FORMATS.values():
+        assert "T3A" in format_table(table)
+    with pytest.raises(UnknownNameError, match="std"):
         adaptation_tables(lines, "std")
 
 
@@ -163,14 +165,14 @@ def test_the_papers_numbers_beside_ours(tmp_path: Path) -> None:
         "AIDGN + Tent",
     ]
     at = heads.index("AIDGN + T3A")
-    assert [table.text(table.rows[at + 1], cell) for cell in table.rows[at + 1].cells] == [
+    assert [str(table.cell_text(table.rows[at + 1], cell)) for cell in table.rows[at + 1].cells] == [
         "87.9 ± 0.5",
         "82.1 ± 0.2",
         "97.6 ± 0.1",
         "78.7 ± 0.9",
         "86.6",
     ]
-    assert [table.text(table.rows[at + 2], cell) for cell in table.rows[at + 2].cells][:4] == ["-1.0"] * 4
+    assert [str(table.cell_text(table.rows[at + 2], cell)) for cell in table.rows[at + 2].cells][:4] == ["-1.0"] * 4
     assert [cell and cell.mean for cell in table.rows[at + 4].cells] == [86.5, 81.0, 97.6, 78.0, 85.8]
 
 
@@ -211,8 +213,8 @@ def test_holes_are_told_and_marked(tmp_path: Path) -> None:
     write_run(tmp_path, "AIDGN", 3, 0, None, model=False)
     lines, notes = load_adaptation([tmp_path])
     text = "\n".join(notes)
-    assert "Unfinished runs left out: 1;" in text and "1 runs have records but no model" in text
-    assert "no finished run for 6 of its places" in text and "AIDGN, art_painting, trial 1; AIDGN, cartoon" in text
+    assert "Unfinished runs left out: 1." in text and "1 runs have records but no model" in text
+    assert "lacks 6 finished runs" in text and "AIDGN, art_painting, trial 1; AIDGN, cartoon" in text
     assert "Not adapted yet: 1 runs" in text
     (table,) = adaptation_tables(lines, notes=notes)
     assert texts(table) == {
@@ -220,7 +222,7 @@ def test_holes_are_told_and_marked(tmp_path: Path) -> None:
         "ERM + T3A": [*["60.0 ± 0.0 (2)"] * 3, "60.0 (1)", "60.0 (1)"],
         "AIDGN": ["80.0 (1)", "X", "X", "X", "X"],
     }
-    assert "X: no result" in table.notes[0] and table.notes[-len(notes) :] == notes
+    assert "X: no result" in table.footnotes[0] and table.footnotes[-len(notes) :] == notes
     compared = comparable(lines)  # what all three rows have
     assert {(line["target"][0], line["trial"]) for line in compared} == {("art_painting", 0)} and len(compared) == 3
     assert comparable([line for line in lines if line["method"] == "none" and line["algorithm"] == "ERM"]) == []
@@ -327,11 +329,11 @@ def test_hyper_parameters_set_by_hand_are_noted(tmp_path: Path) -> None:
     write_run(tmp_path, "ERM", 0, 0, None)
     write_run(tmp_path, "ERM", 0, 1, None, draw=1, lr=0.7)  # draws differ from trial to trial
     write_run(tmp_path, "ERM", 0, 2, None, draw=1, lr=0.8)
-    assert not any("hyper-parameter" in note for note in tables(read_runs(tmp_path))[0].notes)
+    assert not any("hyper-parameter" in note for note in tables(read_runs(tmp_path))[0].footnotes)
     write_run(tmp_path, "ERM", 0, 1, None, lr=3.0)
     write_run(tmp_path, "ERM", 0, 2, None, lr=20.0)
     (table,) = tables(read_runs(tmp_path))
-    (note,) = [note for note in table.notes if "hyper-parameter" in note]
+    (note,) = [note for note in table.footnotes if "hyper-parameter" in note]
     assert "ERM on PACS" in note and "lr" in note
     assert note.endswith("0.1 (1 run: trial 0); 3 (1 run: trial 1); 20 (1 run: trial 2).")
 
@@ -350,7 +352,7 @@ def test_mixed_settings_of_adapted_runs_are_noted(tmp_path: Path) -> None:
 def test_missing_cells_are_explained_with_one_trial_too(tmp_path: Path) -> None:
     write_run(tmp_path, "ERM", 0, 0, None)
     (table,) = tables(read_runs(tmp_path))
-    assert texts(table)["ERM"][1] == "X" and "one trial" in table.notes[0] and "X: no result" in table.notes[0]
+    assert texts(table)["ERM"][1] == "X" and "one trial" in table.footnotes[0] and "X: no result" in table.footnotes[0]
     for target in (1, 2, 3):
         write_run(tmp_path, "ERM", target, 0, None)
-    assert "X:" not in tables(read_runs(tmp_path))[0].notes[0]
+    assert "X:" not in tables(read_runs(tmp_path))[0].footnotes[0]

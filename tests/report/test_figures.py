@@ -253,7 +253,7 @@ def test_bars_of_many_algorithms_are_told_apart(number: int) -> None:
 
 def test_angles_are_those_to_the_mean_direction_of_the_sources() -> None:
     features = make()
-    sources = np.flatnonzero(features.outside & (features.domains < 3))
+    sources = np.flatnonzero(features.validation & (features.domains < 3))
     angles = figures.angles_to_class(features, sources)
     for i in (100, sources[7], len(features) - 1):  # one of the sources is compared with the others
         own = [k for k in sources if features.labels[k] == features.labels[i] and k != i]

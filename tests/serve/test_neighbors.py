@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn.analysis.features import extract
+from aidgn.analysis.extraction import extract_features
 from aidgn.data import load_dataset
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
@@ -86,7 +86,7 @@ def test_kept_features_are_used_and_those_of_another_model_are_not(
     run: Path, space: LatentSpace, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    kept = extract(copy, device="cpu")
+    kept = extract_features(copy, device="cpu")
     model = load_model(copy, "cpu")
     more = latent_space(copy, model, 50)
     assert len(more.rows) > 1000 and len(more.places) == 50

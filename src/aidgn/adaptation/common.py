@@ -1,4 +1,4 @@
-"""What all adaptations share: the stream of batches, the features of one batch, the entropy of predictions."""
+"""Parts that all adaptation methods share: batches, the features of a batch, the entropy of predictions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,42 +8,48 @@ import torch
 from torch import Tensor, nn
 
 from aidgn.algorithms.base import Algorithm
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, ParameterError
 
 
 def batches(n: int, size: int = 32) -> list[range]:
-    """The positions 0 .. n - 1 in order, `size` at a time; the last batch may be smaller, but a single image joins the
-    batch before it, as one image has no batch statistics.
+    """Cut the positions 0 .. n - 1 into batches, in order.
+
+    The last batch may be smaller. A single last image joins the batch before it, as one image has no batch statistics.
+
+    Args:
+        n: Number of images.
+        size: Images per batch.
 
     >>> batches(65)
     [range(0, 32), range(32, 65)]
     """
     if size < 1:
-        raise AidgnError(f"A batch must have at least 1 image; size is {size}.")
+        raise ParameterError("size", size, "at least 1 image per batch")
     starts = list(range(0, n, size))
     if len(starts) > 1 and n - starts[-1] == 1 < size:
         starts.pop()
     return [range(start, end) for start, end in pairwise([*starts, n])]
 
 
-def check(algorithm: Algorithm) -> None:
+def check_classifier(algorithm: Algorithm) -> None:
+    """Refuse an algorithm without a classifier module."""
     if not isinstance(getattr(algorithm, "classifier", None), nn.Module):
         raise AidgnError(
-            f"{type(algorithm).__name__} has no classifier to adapt: an algorithm with `features(x)` and a "
-            "module `classifier` is needed."
+            f"{type(algorithm).__name__} has no classifier to adapt: adaptation needs `features(x)` and a module "
+            "`classifier`."
         )
 
 
 @torch.no_grad()
-def features(algorithm: Algorithm, x: Tensor) -> Tensor:
-    """What the trained classifier sees of x."""
-    with evaluating(algorithm):
+def compute_features(algorithm: Algorithm, x: Tensor) -> Tensor:
+    """Compute the features of images in evaluation mode."""
+    with evaluation_mode(algorithm):
         return algorithm.features(x)
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode; afterwards each of its parts has the mode back that it had."""
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Switch a module to evaluation mode, then give each of its parts its own mode back."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -54,5 +60,5 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """H = - sum_c p_c log p_c of p = softmax(logits), for every sample."""
+    """Compute H = - sum_c p_c log p_c of p = softmax(logits) for every sample."""
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)

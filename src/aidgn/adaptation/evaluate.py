@@ -1,7 +1,7 @@
-"""Adaptation of trained runs, measured: settings chosen on source validation data, results kept beside the run.
+"""Measure adaptation methods on trained runs, with settings chosen on source validation data.
 
-RUN/adaptation.jsonl has a line for every method and setting; `selected` marks the setting that the accuracy on source
-validation data chose. The labels of the target only ever measure.
+RUN/adaptation.jsonl has a line for every method and setting; `selected` marks the setting with the highest accuracy on
+source validation data. The target's labels only measure.
 """
 
 import json
@@ -16,49 +16,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aidgn.adaptation.common import batches, check
-from aidgn.adaptation.t3a import T3A
-from aidgn.adaptation.tent import Tent, TentBN, TentC
+from aidgn.adaptation.common import batches, check_classifier
+from aidgn.adaptation.methods import DEFAULT, METHODS, ORDER
+from aidgn.adaptation.tent import Tent
 from aidgn.algorithms import Algorithm
-from aidgn.analysis.features import (
-    Features,
+from aidgn.analysis.extraction import (
     Progress,
     clean_transform,
-    compute,
-    extract,
+    compute_features,
+    extract_features,
     open_images,
-    open_run,
     own_algorithm,
 )
+from aidgn.analysis.features import Features, open_run
 from aidgn.data.loader import DeviceImageStore
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, UnknownNameError
 from aidgn.files import lock, open_no_link, storage_error, write_text
 from aidgn.inference.model import load_model
 from aidgn.novelty import predicts_by_classifier
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.reader import read_adaptation
 
-BATCH = 32
-TENT = [{"rate": rate, "updates": updates} for rate in (0.1, 1.0, 10.0) for updates in (1, 3)]
-KINDS: dict[str, type] = {"T3A": T3A, "Tent-C": TentC, "Tent-BN": TentBN, "Tent": Tent}
-SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "T3A": [{"filter_k": k} for k in (1, 5, 20, 50, 100, "all")],
-    "Tent-C": TENT,
-    "Tent-BN": TENT,
-    "Tent": TENT,
-}
-DEFAULT = ("T3A", "Tent-C", "Tent-BN")
+BATCH_SIZE = 32
 
 Line = dict[str, Any]
-Stream = Callable[[], Iterable[Tensor]]  # the batches of one domain, in the split's shuffled order
-
-
-@dataclass
-class Domain:
-    """What an adaptation meets of one domain: batches without labels, and the labels to measure with, in order."""
-
-    batches: Stream
-    labels: Tensor
+Measured = tuple[dict[str, Any], float, float]  # settings, source accuracy, target accuracy
 
 
 def adapt(
@@ -73,167 +55,199 @@ def adapt(
     on_progress: Progress | None = None,
     on_message: Callable[[str], None] | None = None,
 ) -> list[Line]:
-    """The lines of RUN/adaptation.jsonl, after measuring what of `methods` it lacks.
+    """Measure adaptation methods on a finished run, unless RUN/adaptation.jsonl has their results.
 
-    A method that this algorithm cannot have is told to `on_message` and left out; an error if none is left."""
-    folder = open_run(Path(run))
-    run = folder.path
+    Args:
+        run: Folder of the run. Its model stays as it is.
+        methods: Names in `aidgn.adaptation.methods.METHODS`.
+        data: The data set's folder, if it is no longer where the training found it.
+        data_dir: Folder in which data sets are looked for.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        algorithm: FILE.py:CLASS of a custom algorithm, or several of which one is the run's.
+        features: File of features of the run; else RUN/features.npz, which is made if it is missing.
+        on_progress: Called with the part of the work, what is done and the total.
+        on_message: Called with the reason if a method does not suit the run's algorithm.
+
+    Returns:
+        All lines of RUN/adaptation.jsonl.
+    """
+    report = on_progress or (lambda *_: None)
+    folder = open_run(run)
+    for method in methods:
+        if method not in METHODS:
+            raise UnknownNameError("adaptation method", method, METHODS)
     if not folder.identity["target"]:
         raise AidgnError(f"{run} was trained on all domains: there is no unseen one to adapt to.")
-    report = on_progress or (lambda *_: None)
     given = None if features is None else Features.load(features, run)
-    lines = read_adaptation(run, folder.model_digest)
-    todo = [method for method in methods if not _complete(lines, method)]
-    total = sum(len(SETTINGS[method]) for method in methods)
-    done = total - sum(len(SETTINGS[method]) for method in todo)
-    if not todo and _complete(lines, "none"):
+    results = Results(folder)
+    missing = [method for method in methods if not results.has(method)]
+    total = sum(len(METHODS[method].settings) for method in methods)
+    done = total - sum(len(METHODS[method].settings) for method in missing)
+    if not missing and results.has("none"):
         report("adapting", done, total)
-        return lines
+        return results.lines
 
-    known = given or extract(run, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report)
-    report("adapting", done, total)  # from here on, as its time left is no matter of computing features
+    options: dict[str, Any] = {"data": data, "data_dir": data_dir, "device": device, "on_progress": report}
+    known = given or extract_features(run, algorithm=algorithm, **options)
+    report("adapting", done, total)  # the time left does not depend on that of computing features
     model = load_model(run, device, own_algorithm(folder.metadata, algorithm))
-    streams = Streams(
-        known,
-        model.network,
-        model.device,
-        lambda: open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report),
-    )
-    front = {
-        "dataset": known.dataset,
-        "algorithm": known.algorithm,
-        "target": known.targets,
-        "trial": known.trial,
-        "draw": known.draw,
-    }
-
-    def keep(method: str, measured: list[tuple[dict[str, Any], float, float]]) -> None:
-        best = max(range(len(measured)), key=lambda i: round(measured[i][1], 9))  # the first of equals
-        with locked(run):  # another process may have measured other methods meanwhile
-            lines[:] = [line for line in read_adaptation(run, known.model) if line["method"] != method] + [
-                {
-                    **front,
-                    "method": method,
-                    "settings": settings,
-                    "source_accuracy": source,
-                    "target_accuracy": target,
-                    "selected": i == best,
-                    "model": known.model,
-                }
-                for i, (settings, source, target) in enumerate(measured)
-            ]
-            order = ["none", *KINDS]  # then those of a later version
-            lines.sort(key=lambda line: order.index(line["method"]) if line["method"] in order else len(order))
-            write_text(RunFolder(run).adaptation, "".join(json.dumps(line) + "\n" for line in lines))
-
-    sources = [name for name in known.domain_names if name not in known.targets]
-    keep(
-        "none",
-        [
-            (
-                {},
-                float(np.mean([known.accuracy(known.split(name)[1]) for name in sources])),
-                float(np.mean([known.accuracy(known.split(name)[0]) for name in known.targets])),
-            )
-        ],
-    )
+    streams = Streams(known, model.network, model.device, lambda: open_images(folder.metadata, **options))
+    results.add("none", known, [({}, *_trained_accuracies(known))])
     refused = []
-    for method in todo:
-        measured = []
+    for method in missing:
+        settings = METHODS[method].settings
         try:
-            _check(model.network)
-            for settings in SETTINGS[method]:
-                adaptation = KINDS[method](model.network, **settings)
-                found = [
-                    torch.stack([accuracy(adaptation, streams.of(name, method, outside)) for name in names]).mean()
-                    for names, outside in ((sources, True), (known.targets, False))
-                ]
-                measured.append((settings, *torch.stack(found).tolist()))
-                done += 1
-                report("adapting", done, total)
+            _check_predictions(model.network)
+            measured = []
+            for number, values in enumerate(settings):
+                measured.append((values, *_adapted_accuracies(model.network, method, values, streams)))
+                report("adapting", done + number + 1, total)
+            results.add(method, known, measured)
         except AidgnError as error:
             refused.append(f"{method} left out for {run}: {error}")
-            done += len(SETTINGS[method]) - len(measured)
-            report("adapting", done, total)
-            continue
-        keep(method, measured)
-    if not any(_complete(lines, method) for method in methods):
+            report("adapting", done + len(settings), total)
+        done += len(settings)
+    if not any(results.has(method) for method in methods):
         raise AidgnError("\n".join(refused))
-    for message in refused:
-        (on_message or (lambda _: None))(message)
-    return lines
+    if on_message:
+        for message in refused:
+            on_message(message)
+    return results.lines
 
 
-def accuracy(adaptation: Any, domain: Domain) -> Tensor:
-    """The share of right predictions, each made when its batch comes; float64 on the device, so that nobody waits."""
-    adaptation.reset()
-    predict = adaptation.predict if isinstance(adaptation, Tent) else adaptation.predict_features
-    found = torch.cat([predict(batch).argmax(1) for batch in domain.batches()])
-    return (found == domain.labels).double().mean()
+class Results:
+    """The lines of RUN/adaptation.jsonl that were measured with this model."""
+
+    def __init__(self, run: RunFolder):
+        self.run = run
+        self.model = run.model_digest
+        self.lines = read_adaptation(run.path, self.model)
+
+    def has(self, method: str) -> bool:
+        """Whether every setting of the method is measured."""
+        known = [line["settings"] for line in self.lines if line["method"] == method]
+        return all(settings in known for settings in (METHODS[method].settings if method in METHODS else [{}]))
+
+    def add(self, method: str, features: Features, measured: Sequence[Measured]) -> None:
+        """Write a method's results; the first setting of highest source accuracy is selected."""
+        best = max(range(len(measured)), key=lambda i: round(measured[i][1], 9))
+        new = [
+            {
+                "dataset": features.dataset,
+                "algorithm": features.algorithm,
+                "target": features.targets,
+                "trial": features.trial,
+                "draw": features.draw,
+                "method": method,
+                "settings": settings,
+                "source_accuracy": source,
+                "target_accuracy": target,
+                "selected": number == best,
+                "model": self.model,
+            }
+            for number, (settings, source, target) in enumerate(measured)
+        ]
+        with _locked(self.run.adaptation):  # another process may have measured other methods meanwhile
+            others = [line for line in read_adaptation(self.run.path, self.model) if line["method"] != method]
+            order = {name: place for place, name in enumerate(ORDER)}  # a later version may know more methods
+            self.lines = sorted(others + new, key=lambda line: order.get(line["method"], len(order)))
+            write_text(self.run.adaptation, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+
+def _trained_accuracies(features: Features) -> tuple[float, float]:
+    """Accuracy on the sources' validation images and on the targets' train split, without adaptation."""
+    sources = [features.accuracy(features.split(name)[1]) for name in features.source_names]
+    targets = [features.accuracy(features.split(name)[0]) for name in features.targets]
+    return float(np.mean(sources)), float(np.mean(targets))
+
+
+def _adapted_accuracies(
+    network: Algorithm, method: str, settings: dict[str, Any], streams: "Streams"
+) -> tuple[float, float]:
+    """The same accuracies under adaptation, which starts afresh in every domain."""
+    adapter = METHODS[method].adapter(network, **settings)
+    names = streams.features.source_names, streams.features.targets
+    sources = [accuracy(adapter, streams.domain(name, method, validation=True)) for name in names[0]]
+    targets = [accuracy(adapter, streams.domain(name, method, validation=False)) for name in names[1]]
+    source, target = torch.stack([torch.stack(sources).mean(), torch.stack(targets).mean()]).tolist()
+    return source, target
+
+
+@dataclass
+class Domain:
+    """The batches of a domain without labels, and the labels to measure with, in the same order."""
+
+    batches: Callable[[], Iterable[Tensor]]
+    labels: Tensor
+
+
+def accuracy(adapter: Any, domain: Domain) -> Tensor:
+    """Reset the adapter and measure its predictions, each made when its batch comes; float64, on the device."""
+    adapter.reset()
+    predict = adapter.predict if isinstance(adapter, Tent) else adapter.predict_features
+    predicted = torch.cat([predict(batch).argmax(1) for batch in domain.batches()])
+    return (predicted == domain.labels).double().mean()
 
 
 class Streams:
-    """The domains of a run as streams of features, or of images for Tent, which adapts the network below them."""
+    """The domains of a run as batches of features, or of images for a method that adapts the network below them."""
 
     def __init__(
         self, features: Features, network: Algorithm, device: torch.device, images: Callable[[], DeviceImageStore]
     ):
-        self.features, self.network, self.device, self._images = features, network, device, images
-        self.made: dict[tuple[str, bool, bool], Domain] = {}
+        self.features = features
+        self.network = network
+        self.device = device
+        self._open_images = images
+        self._domains: dict[tuple[str, bool, bool], Domain] = {}
 
     @cached_property
     def images(self) -> DeviceImageStore:
-        return self._images()
+        return self._open_images()
 
-    def of(self, name: str, method: str, outside: bool) -> Domain:
-        """A domain's `in` or `out` split in its shuffled order."""
-        key = name, outside, method == "Tent"
-        if key not in self.made:
-            where = self.features.split(name)[outside]
-            labels = torch.from_numpy(self.features.labels[where]).to(self.device)
-            rows = [torch.from_numpy(where[batch.start : batch.stop]) for batch in batches(len(where), BATCH)]
-            if method == "Tent":
-                self.made[key] = Domain(lambda: self._transformed(rows), labels)
+    def domain(self, name: str, method: str, validation: bool) -> Domain:
+        """The validation or train split of a domain, in its shuffled order."""
+        needs_images = METHODS[method].needs_images
+        key = name, validation, needs_images
+        if key not in self._domains:
+            indices = self.features.split(name)[validation]
+            labels = torch.from_numpy(self.features.labels[indices]).to(self.device)
+            rows = [torch.from_numpy(indices[batch.start : batch.stop]) for batch in batches(len(indices), BATCH_SIZE)]
+            if needs_images:
+                self._domains[key] = Domain(lambda: self._image_batches(rows), labels)
             else:
-                found = list(self._features(rows))
-                self.made[key] = Domain(lambda: found, labels)
-        return self.made[key]
+                values = list(self._feature_batches(rows))
+                self._domains[key] = Domain(lambda: values, labels)
+        return self._domains[key]
 
-    def _features(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
-        if BATCH % self.network.group_size == 0:
+    def _feature_batches(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
+        if BATCH_SIZE % self.network.group_size == 0:
             values = torch.from_numpy(self.features.features[torch.cat(list(rows)).numpy()]).to(self.device)
             yield from values.split([len(row) for row in rows])
         else:  # images that evaluation predicts together come in different batches here
-            yield from (z for _, z, _ in compute(self.network, self.images, rows))
+            yield from (z for _, z, _ in compute_features(self.network, self.images, rows))
 
-    def _transformed(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
+    def _image_batches(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
         transform = clean_transform(self.images)
         for pixels, geometry, _ in self.images.batches(rows):
             yield transform(pixels, geometry)
 
 
-def _check(network: Algorithm) -> None:
-    check(network)
+def _check_predictions(network: Algorithm) -> None:
+    check_classifier(network)
     if not predicts_by_classifier(network):
         raise AidgnError(
-            f"{network.name()} has a `predict` of its own: adapting the classifier behind its `features` "
-            "would not adapt its predictions."
+            f"{network.name()} overrides `predict`: adapting the classifier would not adapt its predictions."
         )
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """While the lines of a run are read and written."""
-    path = RunFolder(run).adaptation
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes from a run's adaptation.jsonl."""
     try:
         file = open_no_link(path.with_name(f".{path.name}.lock"), "a")
     except OSError as error:
         raise storage_error(path, error) from None
     with file:
-        lock(file, run, wait=True)
+        lock(file, path.parent, wait=True)
         yield
-
-
-def _complete(lines: Iterable[Line], method: str) -> bool:
-    known = [line["settings"] for line in lines if line["method"] == method]
-    return all(settings in known for settings in SETTINGS.get(method, [{}]))

@@ -1,5 +1,8 @@
-"""Tent, test entropy minimisation, of three parts: the classifier, a batch norm before it, or the backbone's batch
-norms. Wang et al., ICLR 2021; the first two as in Iwasawa & Matsuo, NeurIPS 2021."""
+"""Tent: minimise the entropy of predictions on test batches.
+
+Tent adapts the backbone's batch norms (Wang et al., ICLR 2021), TentC the classifier and TentBN a batch norm before it
+(Iwasawa & Matsuo, NeurIPS 2021).
+"""
 
 import copy
 import math
@@ -9,32 +12,40 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from aidgn.adaptation.common import check, entropy, features
+from aidgn.adaptation.common import check_classifier, compute_features, entropy
 from aidgn.algorithms.base import Algorithm
 from aidgn.backbones import unfold
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, ParameterError
 
 
 class EntropyMinimization:
-    """On each batch, `updates` times: logits, then a step of Adam down their mean entropy H, with `rate` times the
-    learning rate of the training. The last logits are the prediction; the step that follows serves the next batch.
+    """Minimise the mean entropy of the logits of each batch with Adam.
+
+    The prediction is the last logits; the step that follows serves the next batch.
+
+    Args:
+        algorithm: Trained algorithm. It stays as it is; a copy adapts.
+        rate: Factor of the training's learning rate.
+        updates: Steps per batch.
     """
 
-    min_batch: ClassVar[int] = 1  # images it needs
+    min_batch: ClassVar[int] = 1
     network: Callable[[Tensor], Tensor]  # the copy that adapts, from a batch to logits
-    parameters: list[nn.Parameter]  # what of it adapts
+    parameters: list[nn.Parameter]  # the parameters that adapt
 
     def __init__(self, algorithm: Algorithm, rate: float = 1.0, updates: int = 1):
-        check(algorithm)
+        check_classifier(algorithm)
         if not 0 < rate < math.inf:
-            raise AidgnError(f"rate multiplies the training's learning rate and must be above 0; got {rate}.")
+            raise ParameterError("rate", rate, "a number above 0, by which the learning rate is multiplied")
         if not isinstance(updates, int) or updates < 1:
-            raise AidgnError(f"updates per batch must be a whole number, at least 1; got {updates}.")
-        self.algorithm, self.rate, self.updates = algorithm, rate, updates
+            raise ParameterError("updates", updates, "a whole number of at least 1")
+        self.algorithm = algorithm
+        self.rate = rate
+        self.updates = updates
         self.reset()
 
     def build(self) -> None:
-        """Set `network` and `parameters` as they are after the training."""
+        """Set `network` and `parameters` to their state after the training."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -44,9 +55,10 @@ class EntropyMinimization:
 
     @torch.enable_grad()  # whatever the caller's mode
     def minimize(self, batch: Tensor) -> Tensor:
+        """Adapt to a batch of the network's inputs and return its logits."""
         if len(batch) < self.min_batch:
             raise AidgnError(
-                f"{type(self).__name__} needs at least {self.min_batch} images per batch, got "
+                f"{type(self).__name__} needs at least {self.min_batch} images per batch, but the batch has "
                 f"{len(batch)}. `aidgn.adaptation.batches` makes batches that fit."
             )
         for _ in range(self.updates):
@@ -58,62 +70,57 @@ class EntropyMinimization:
 
 
 class TentC(EntropyMinimization):
-    """Adapts the classifier's parameters."""
+    """Adapt the classifier's parameters."""
 
     def build(self) -> None:
         self.network = copy.deepcopy(self.algorithm.classifier).eval().requires_grad_()
         self.parameters = list(self.network.parameters())
 
     def predict(self, x: Tensor) -> Tensor:
-        return self.predict_features(features(self.algorithm, x))
+        return self.predict_features(compute_features(self.algorithm, x))
 
     def predict_features(self, z: Tensor) -> Tensor:
         return self.minimize(z)
 
 
 class TentBN(TentC):
-    """Adapts scale and shift of a batch norm in front of the classifier, which normalises each feature by its mean and
-    variance over the batch."""
+    """Adapt scale and shift of a batch norm before the classifier. The batch norm uses the statistics of the batch."""
 
     min_batch = 2
 
     def build(self) -> None:
         classifier = copy.deepcopy(self.algorithm.classifier).eval().requires_grad_(False)
-        # Not always the featuriser's number: MTL's classifier sees the domain's mean beside the features.
-        width = next(
-            (
-                int(layer.in_features)  # type: ignore[arg-type]
-                for layer in classifier.modules()
-                if hasattr(layer, "in_features")
-            ),
-            self.algorithm.num_features,
-        )
-        like = next(classifier.parameters())
-        norm = nn.BatchNorm1d(width, track_running_stats=False, device=like.device, dtype=like.dtype)
+        # MTL's classifier takes more values than the featurizer gives: the domain's mean is one half of its input.
+        widths = [layer.in_features for layer in classifier.modules() if hasattr(layer, "in_features")]
+        width = int(widths[0]) if widths else self.algorithm.num_features  # type: ignore[arg-type]
+        weight = next(classifier.parameters())
+        norm = nn.BatchNorm1d(width, track_running_stats=False, device=weight.device, dtype=weight.dtype)
         self.network, self.parameters = nn.Sequential(norm, classifier), list(norm.parameters())
 
 
 class Tent(EntropyMinimization):
-    """Adapts scale and shift of every BatchNorm2d of the backbone, which normalises by the batch's statistics instead
-    of those of the training."""
+    """Adapt scale and shift of every BatchNorm2d of the backbone. Each uses the statistics of the batch instead of the
+    training's."""
 
     min_batch = 2
 
     def build(self) -> None:
-        # Without the optimisers, which hold two tensors more for each parameter.
+        # The copy needs no optimizers, which hold two more tensors per parameter.
         copied = copy.deepcopy(self.algorithm, {id(self.algorithm.optimizers): {}}).eval().requires_grad_(False)
         unfold(copied.featurizer)
         self.parameters = []
         for layer in copied.featurizer.modules():
             if isinstance(layer, nn.BatchNorm2d):
-                layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+                layer.track_running_stats = False
+                layer.running_mean = None
+                layer.running_var = None
                 self.parameters += layer.parameters(recurse=False)
         for parameter in self.parameters:
             parameter.requires_grad_()
         if not self.parameters:
             raise AidgnError(
-                "Tent adapts the scales and shifts of the backbone's BatchNorm2d, and this backbone has "
-                "none. Tent-C and Tent-BN do without."
+                "Tent adapts the scales and shifts of the backbone's BatchNorm2d, but this backbone has none. Use "
+                "Tent-C or Tent-BN."
             )
         self.network = copied.predict
 

@@ -292,8 +292,8 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
         for unseen in (True, False)
     )
     # Images set aside stand for a source; where there are none, as in features made elsewhere, all of them.
-    domains_aside = [s for s in sources if features.outside[features.domains == s].any()]
-    used = np.flatnonzero(~np.isin(features.domains, domains_aside) | features.outside)
+    domains_aside = [s for s in sources if features.validation[features.domains == s].any()]
+    used = np.flatnonzero(~np.isin(features.domains, domains_aside) | features.validation)
     z, labels, domains = (array[used] for array in (features.features, features.labels, features.domains))
     norms = np.sqrt(np.einsum("ij,ij->i", z, z, dtype=np.float64))
     directed = norms > 0

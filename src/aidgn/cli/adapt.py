@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from aidgn.adaptation.methods import METHODS
 from aidgn.errors import AidgnError, short
 
-NAMES = {"t3a": "T3A", "tent-c": "Tent-C", "tent-bn": "Tent-BN", "tent": "Tent"}
+NAMES = {name.lower(): name for name in METHODS}
 
 
 @click.command(
@@ -49,10 +50,11 @@ def adapt(
 ) -> None:
     """Adapt finished runs to their unseen domain while they classify it. Of a SWEEP, the runs that training-domain
     validation chooses; the runs themselves are never changed."""
-    from aidgn.adaptation.evaluate import DEFAULT, SETTINGS
     from aidgn.adaptation.evaluate import adapt as adapt_run
+    from aidgn.adaptation.methods import DEFAULT
     from aidgn.cli.display import RunDisplay
     from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, read_lines
+    from aidgn.report.table_formats import to_terminal
     from aidgn.runs.folder import RunFolder
 
     names = list(dict.fromkeys(NAMES[method] for method in methods)) or list(DEFAULT)
@@ -61,7 +63,7 @@ def adapt(
         raise AidgnError(f"--features {features} is of one model, but there are {len(runs)} runs to adapt.")
     lines: list[dict[str, Any]] = []
     failed: list[str] = []
-    each = sum(len(SETTINGS[name]) for name in names)
+    each = sum(len(METHODS[name].settings) for name in names)
     messages: list[str] = []
     with RunDisplay() as display:
         for number, run in enumerate(runs):
@@ -90,7 +92,7 @@ def adapt(
     if lines:
         sweep = next((Path(folder) for folder in folders if not RunFolder(folder).exists), None)
         made = adaptation_tables(lines, notes=notes) if sweep or len(runs) > 1 else []
-        click.echo("\n\n".join(table.to_terminal() for table in made) or _one_run(lines))
+        click.echo("\n\n".join(to_terminal(table) for table in made) or _one_run(lines))
         if sweep is not None and (compared := comparable(lines)):
             from aidgn.report.figures import adaptation_bars, save
 

@@ -32,6 +32,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     from aidgn.data.cache import usable_cores
     from aidgn.report.page import write_report
     from aidgn.report.table import tables
+    from aidgn.report.table_formats import to_terminal
     from aidgn.selection import read_runs
     from aidgn.sweeps.grid import plan
     from aidgn.sweeps.launchers.local import run_all
@@ -51,7 +52,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
 
     folders = sorted(display.folders.values())
     for table in tables(read_runs(*folders), "training", "sd", False):
-        click.echo(table.to_terminal())
+        click.echo(to_terminal(table))
     alone = len(read_runs(out).runs) == len(folders)
     with RunDisplay() as progress:
         page = write_report(

@@ -85,7 +85,8 @@ def open_features(
     given: Path, data: str | None, algorithm: tuple[str, ...], device: str, draw: bool
 ) -> "tuple[Features, Path]":
     """Features of a run or a file, and the folder that what is found goes to."""
-    from aidgn.analysis.features import Features, extract
+    from aidgn.analysis.extraction import extract_features
+    from aidgn.analysis.features import Features
     from aidgn.cli.display import RunDisplay
     from aidgn.runs.folder import RunFolder
 
@@ -106,7 +107,7 @@ def open_features(
             + "The `aidgn train` command that started it goes on with it."
         )
     with RunDisplay() as display:
-        return extract(given, data=data, device=device, algorithm=algorithm, on_progress=display.update), given
+        return extract_features(given, data=data, device=device, algorithm=algorithm, on_progress=display.update), given
 
 
 def say(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:

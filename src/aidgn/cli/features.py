@@ -20,7 +20,7 @@ They are computed once and kept as RUN/features.npz, which every analysis reads.
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
 def features(run: str, out: str | None, data: str | None, algorithm: str | None, device: str) -> None:
     """Compute what the classifier of RUN, a finished run, sees of every image of every domain."""
-    from aidgn.analysis.features import extract
+    from aidgn.analysis.extraction import extract_features
     from aidgn.cli.display import RunDisplay
     from aidgn.errors import AidgnError
     from aidgn.runs.folder import RunFolder
@@ -28,7 +28,7 @@ def features(run: str, out: str | None, data: str | None, algorithm: str | None,
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):
         raise AidgnError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
     with RunDisplay() as display:
-        found = extract(
+        found = extract_features(
             run, data=data, device=device, algorithm=algorithm, must_keep=out is None, on_progress=display.update
         )
     path = RunFolder(run).features if out is None else found.save(out)

@@ -359,8 +359,10 @@ def say_end(todo: "SweepPlan", out: str) -> None:
         click.echo(
             "Accuracy against each hyper-parameter that was varied: " + ", ".join(map(str, write_sensitivity(out)))
         )
+    from aidgn.report.table_formats import to_terminal
+
     for made in finished_tables(out):
-        click.echo(f"\n{made.to_terminal()}")
+        click.echo(f"\n{to_terminal(made)}")
 
 
 def finished_tables(out: str) -> "list[Table]":

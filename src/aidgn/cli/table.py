@@ -23,50 +23,50 @@ Folders written by DomainBed are read as they are.""",
     default="training",
     show_default=True,
     metavar="training|leave-one-out|oracle",
-    help="Which run and step to believe.",
+    help="How to select the run and step of each result.",
 )
-@click.option("--adaptation", is_flag=True, help="Each algorithm as trained and under each method of `aidgn adapt`.")
+@click.option(
+    "--adaptation", is_flag=True, help="Show each algorithm as trained and under each method of `aidgn adapt`."
+)
 @click.option(
     "--spread",
     default="sd",
     show_default=True,
     type=click.Choice(["sd", "se"]),
-    help="What follows the plus-minus: standard deviation over trials, or standard error of the mean.",
+    help="Number after the plus-minus: standard deviation over trials, or standard error of the mean.",
 )
-@click.option("--paper", is_flag=True, help="Put the paper's numbers and the difference beside ours.")
-@click.option("--markdown", is_flag=True, help="Print Markdown.")
-@click.option("--latex", is_flag=True, help="Print LaTeX (booktabs).")
-@click.option("--html", is_flag=True, help="Print an HTML fragment.")
-@click.option("--csv", metavar="FILE", help="Write all records as CSV besides.")
-@click.option("--parquet", metavar="FILE", help="Write all records as Parquet besides.")
+@click.option("--paper", is_flag=True, help="Add the paper's numbers and the difference.")
+@click.option("--markdown", "formats", flag_value="markdown", multiple=True, help="Print Markdown.")
+@click.option("--latex", "formats", flag_value="latex", multiple=True, help="Print LaTeX (booktabs).")
+@click.option("--html", "formats", flag_value="html", multiple=True, help="Print an HTML fragment.")
+@click.option("--csv", metavar="FILE", help="Also write all records to FILE as CSV.")
+@click.option("--parquet", metavar="FILE", help="Also write all records to FILE as Parquet.")
 def table(
     folders: tuple[str, ...],
     selection: str,
     adaptation: bool,
     spread: str,
     paper: bool,
-    markdown: bool,
-    latex: bool,
-    html: bool,
+    formats: tuple[str, ...],
     csv: str | None,
     parquet: str | None,
 ) -> None:
-    """Results of the runs below each FOLDER: mean and spread over trials, per unseen domain."""
-    forms = [form for form, given in (("markdown", markdown), ("latex", latex), ("html", html)) if given]
-    if len(forms) > 1:
-        raise AidgnError(f"--{' and --'.join(forms)} each print the table: choose one.")
+    """Show the results of the runs below each FOLDER: mean and spread over trials, per unseen domain."""
+    if len(formats) > 1:
+        raise AidgnError(f"--{' and --'.join(formats)} each print the table: choose one.")
     if parquet and Path(parquet).suffix != ".parquet":
         raise AidgnError(f"--parquet {parquet} should end in .parquet.")
     if csv and Path(csv).suffix == ".parquet":
-        raise AidgnError(f"--csv {csv} ends in .parquet: --parquet writes that form.")
-    selection = selection.lower()
+        raise AidgnError(f"--csv {csv} ends in .parquet: give the file with --parquet.")
+    if adaptation and selection.lower() != "training":
+        raise AidgnError(
+            f"--selection {selection} does not go with --adaptation: the runs to adapt are selected by "
+            "training-domain validation."
+        )
+    from aidgn.report.table_formats import FORMATS
+
     files = [Path(file) for file in (csv, parquet) if file]
     if adaptation:
-        if selection != "training":
-            raise AidgnError(
-                f"--selection {selection} does not go with --adaptation: the runs that are adapted are "
-                "chosen by training-domain validation."
-            )
         from aidgn.report.adaptation import adaptation_tables, load_adaptation, write_lines
 
         lines, notes = load_adaptation(folders)
@@ -84,9 +84,7 @@ def table(
         for file in files:
             all_records_csv(records, file)
             click.echo(f"{len(records)} records in {file}", err=True)
-        made = tables(records, selection, spread, paper)
+        made = tables(records, selection.lower(), spread, paper)
         made += paper_ablation(made) if paper else []
-    for number, one in enumerate(made):
-        if number:
-            click.echo()
-        click.echo(getattr(one, f"to_{[*forms, 'terminal'][0]}")())
+    format_table = FORMATS[formats[0] if formats else "terminal"]
+    click.echo("\n\n".join(map(format_table, made)))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from aidgn import backbones
 from aidgn.algorithms import Algorithm
-from aidgn.analysis.features import find_dataset, open_run, own_algorithm
+from aidgn.analysis.extraction import find_dataset, open_run, own_algorithm
 from aidgn.data import Dataset
 from aidgn.data.images import read_image
 from aidgn.data.transforms import MEAN, STD, weights

@@ -14,7 +14,7 @@ from aidgn.algorithms import ALGORITHMS
 from aidgn.data import DATASETS, Dataset
 from aidgn.errors import AidgnError, short, some
 from aidgn.inference.model import Model
-from aidgn.report.table_formats import markdown
+from aidgn.escape import for_markdown
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
 from aidgn.selection import read_runs, select
@@ -38,13 +38,13 @@ def write_model_card(
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else markdown(str(value)),
+        finalize=lambda value: value if isinstance(value, Markup) else for_markdown(str(value)),
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {
         "code": lambda text: Markup("`" + " ".join(str(text).replace("`", "'").split()) + "`"),
-        "listed": lambda names, most=20: Markup(some(map(markdown, names), most)),
+        "listed": lambda names, most=20: Markup(some(map(for_markdown, names), most)),
         "mean": np.mean,
         "percent": lambda share, digits=0: f"{share:.{digits}%}",
         "short": short,

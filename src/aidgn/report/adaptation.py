@@ -1,190 +1,188 @@
-"""Tables of test-time adaptation, from the adaptation.jsonl of runs: every algorithm as trained and as adapted."""
+"""Tables of test-time adaptation: every algorithm as trained and under each adaptation method."""
 
-import csv
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from aidgn.adaptation.methods import ORDER
 from aidgn.errors import AidgnError, some
-from aidgn.files import atomic_write
-from aidgn.report.export import to_parquet
+from aidgn.report.export import write_rows
 from aidgn.report.paper import dataset_order, paper_notes, paper_order
-from aidgn.report.table import SPREADS, benchmark_table, caption, column_names, dataset_table, in_order, missing_runs
-from aidgn.report.table_formats import Table
+from aidgn.report.table import Columns, Trials, column_names, in_order, make_tables, missing_runs
+from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.differences import check_same_images, differences
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.reader import ADAPTED, read_adaptation
-from aidgn.runs.records import RunRecords
+from aidgn.runs.records import Records, RunRecords
 from aidgn.selection import choose, read_runs
 
-ORDER = ("none", "T3A", "Tent-BN", "Tent-C", "Tent")  # as in the paper
-
-Line = dict[str, Any]
+Line = dict[str, Any]  # of adaptation.jsonl, with the names of the data set's domains as "domains"
 
 
 def adaptation_tables(
     lines: Sequence[Line], spread: str = "sd", paper: bool = False, notes: Sequence[str] = ()
 ) -> list[Table]:
-    """One table per data set (algorithms and methods x targets) and, of several data sets, one over them.
+    """Tabulate the accuracies of the settings that source validation data selected.
 
-    An accuracy is that of the setting which source validation data chose."""
-    if spread not in SPREADS:
-        raise AidgnError(f"There is no spread {spread}. Choose sd or se.")
-    results: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
-    heads: dict[str, tuple[list[str], list[str]]] = {}
-    chosen = [line for line in lines if line["selected"] and len(line["target"]) == 1]
-    for dataset in in_order({line["dataset"] for line in chosen}, dataset_order()):
-        of = [line for line in chosen if line["dataset"] == dataset]
-        names = {tuple(line.get("domains") or ()) for line in of} - {()}
-        known = list(next(iter(names))) if len(names) == 1 else sorted({line["target"][0] for line in of})
-        heads[dataset] = column_names(dataset, names or [known], len(known))
-        for line in of:
-            trials = results.setdefault((dataset, label(line)), {}).setdefault(known.index(line["target"][0]), {})
-            trials[line["trial"]] = line["target_accuracy"]
-    rows = {(line["algorithm"], line["method"]): label(line) for line in chosen}
-    algorithms = in_order({algorithm for algorithm, _ in rows}, paper_order())
-    order = [rows[algorithm, method] for algorithm in algorithms for method in ORDER if (algorithm, method) in rows]
-    made = []
-    for dataset, (columns, about) in heads.items():
-        present = [name for name in order if (dataset, name) in results]
-        title = f"{dataset}, test-time adaptation"
-        made.append(dataset_table(title, dataset, columns, present, results, spread, paper))
-        made[-1].notes += about
-    if len(heads) > 1:
-        made.append(benchmark_table("All data sets, test-time adaptation", list(heads), order, results, spread, paper))
-    for table in made:
-        theirs = paper_notes(table.rows, "training") if paper else []
-        table.notes = [
-            caption(table, spread),
-            *table.notes,
-            "Runs chosen by training-domain validation, settings of a "
-            "method by accuracy on source validation data; the target's labels choose nothing.",
-            *theirs,
-            *notes,
-        ]
-    return made
+    Args:
+        lines: Lines that `load_adaptation` gives.
+        spread: Number after the plus-minus: "sd" (standard deviation) or "se" (standard error).
+        paper: Add the paper's numbers and the difference below each row.
+        notes: Notes for every table.
+
+    Returns:
+        One table per data set (algorithms and methods x targets) and, if there are several data sets, one over all.
+    """
+    results: dict[str, dict[RowName, Trials]] = {}
+    columns: dict[str, Columns] = {}
+    rows: dict[str, list[RowName]] = {}
+    selected = [line for line in lines if line["selected"] and len(line["target"]) == 1]
+    algorithms = in_order({line["algorithm"] for line in selected}, paper_order())
+    for dataset in in_order({line["dataset"] for line in selected}, dataset_order()):
+        members = [line for line in selected if line["dataset"] == dataset]
+        names = {tuple(line.get("domains") or ()) for line in members} - {()}
+        domains = list(names.pop()) if len(names) == 1 else sorted({line["target"][0] for line in members})
+        columns[dataset] = column_names(dataset, names or [domains], len(domains))
+        by_row = results.setdefault(dataset, {})
+        for line in members:
+            trials = by_row.setdefault(RowName(line["algorithm"], line["method"]), {})
+            trials.setdefault(domains.index(line["target"][0]), {})[line["trial"]] = line["target_accuracy"]
+        possible = [RowName(algorithm, method) for algorithm in algorithms for method in ORDER]
+        rows[dataset] = [name for name in possible if name in by_row]
+    tables = make_tables("test-time adaptation", results, columns, rows, spread, paper)
+    for table in tables:
+        table.notes.append(
+            "Runs selected by training-domain validation, settings of a method by accuracy on source validation data. "
+            "The target's labels select nothing."
+        )
+        table.notes += [*(paper_notes(table.rows, "training") if paper else []), *notes]
+    return tables
 
 
-def label(line: Line) -> str:
-    return line["algorithm"] if line["method"] == "none" else f"{line['algorithm']} + {line['method']}"
+def comparable(lines: Iterable[Line]) -> list[Line]:
+    """Keep the selected settings for (data set, target, trial) that every algorithm and method has.
 
-
-def comparable(lines: Sequence[Line]) -> list[Line]:
-    """The chosen settings, for (data set, target, trial) where every algorithm and method has one, so that averages are
-    over the same; [] where there is nothing to compare."""
-    found: dict[tuple[str, str], dict[tuple[str, str, int], Line]] = {}
+    Averages over the result compare like with like. [] if there is only one algorithm and method.
+    """
+    by_row: dict[RowName, dict[tuple[str, str, int], Line]] = {}
     for line in lines:
         if line["selected"] and len(line["target"]) == 1:
             place = line["dataset"], line["target"][0], line["trial"]
-            found.setdefault((line["algorithm"], line["method"]), {})[place] = line
-    common = set.intersection(*(set(places) for places in found.values())) if len(found) > 1 else set()
-    return [line for places in found.values() for place, line in places.items() if place in common]
+            by_row.setdefault(RowName(line["algorithm"], line["method"]), {})[place] = line
+    if len(by_row) < 2:
+        return []
+    common = set.intersection(*(set(places) for places in by_row.values()))
+    return [line for places in by_row.values() for place, line in places.items() if place in common]
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
 def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str]]:
-    """The lines of the runs that `chosen_runs` gives, each with the names of its data set's domains; and notes."""
+    """Read the adaptation results of the runs that `chosen_runs` gives, and notes on what is missing."""
     runs, notes = chosen_runs(folders, adapted=True)
-    lines: list[Line] = []
-    without = []
-    for run in runs:
-        found = read_lines(run) if RunFolder(run).adaptation.is_file() else []
-        lines += found
-        without += [] if found else [run]
+    results = {run: read_lines(run) for run in runs}
+    lines = [line for members in results.values() for line in members]
+    missing = [run for run, members in results.items() if not members]
     if not lines:
         raise AidgnError(
             f"None of the {len(runs)} runs in {', '.join(map(str, folders))} has been adapted. "
             f"`aidgn adapt {shlex.join(map(str, folders))}` does that."
         )
-    if without:
-        notes.append(f"Not adapted yet: {len(without)} runs ({some(without)}). `aidgn adapt` does that.")
+    if missing:
+        notes.append(f"Not adapted yet: {len(missing)} runs ({some(missing)}). `aidgn adapt` does that.")
     return lines, notes
 
 
 def read_lines(run: Path) -> list[Line]:
-    """What was measured with the weights that the run has; with any, where it has none any more."""
+    """Read what was measured with the run's present weights, or with any weights if the run has none."""
     folder = RunFolder(run)
     model = folder.model_digest if folder.model.is_file() else None
+    if not folder.adaptation.is_file():
+        return []
     return [{**line, "domains": folder.metadata.domains} for line in read_adaptation(run, model)]
 
 
 def write_lines(lines: Sequence[Line], path: Path) -> None:
-    """All lines as CSV, or Parquet where the name of the file ends in .parquet."""
+    """Write all lines as CSV, or as Parquet if the name of the file ends in .parquet."""
     settings = dict.fromkeys(key for line in lines for key in line["settings"])
     keys = [key for key in ADAPTED if key not in ("settings", "model")]
-    with atomic_write(path) as temporary:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*keys, *(f"settings.{key}" for key in settings)])
-            writer.writerows(
-                [
-                    *("+".join(line[key]) if key == "target" else line[key] for key in keys),
-                    *(line["settings"].get(key) for key in settings),
-                ]
-                for line in lines
-            )
-        if path.suffix == ".parquet":
-            to_parquet(temporary)
+    rows = []
+    for line in lines:
+        values = {**line, "target": "+".join(line["target"])}
+        rows.append([*(values[key] for key in keys), *(line["settings"].get(key) for key in settings)])
+    write_rows(path, [*keys, *(f"settings.{key}" for key in settings)], rows)
 
 
 def chosen_runs(folders: Sequence[str | Path], adapted: bool = False) -> tuple[list[Path], list[str]]:
-    """Folders of runs as they are; below others, of each (data set, algorithm, target, trial) the run that
-    training-domain validation chooses, if it has its model or, with `adapted`, results of an adaptation. And what is
-    missing, in words."""
+    """Find the runs to adapt or to tabulate.
+
+    Args:
+        folders: Folders of runs, which are taken as they are, and of sweeps. In a sweep, training-domain validation
+            selects a run for each (data set, algorithm, target, trial).
+        adapted: Also take runs that have adaptation results but no model.
+
+    Returns:
+        Folders of runs, and notes on what is missing.
+    """
     runs = [Path(folder) for folder in folders if RunFolder(folder).exists]
     sweeps = [folder for folder in folders if Path(folder) not in runs]
     notes: list[str] = []
+    chosen = read_runs(*runs).runs if runs and len(folders) > 1 else []
+    if sweeps:
+        records = read_runs(*sweeps)
+        selected, notes = _select_runs(records, adapted)
+        chosen += selected
+        runs += [run.path.parent for run in selected if run.path]
+        if not runs:
+            where = ", ".join(map(str, sweeps))
+            first = f"There is no finished run with one unseen domain and its model in {where}."
+            raise AidgnError("\n".join([first, *notes]))
     places: dict[tuple[str, str, str, int], RunRecords] = {}
-
-    def take(run: RunRecords) -> None:
+    for run in chosen:
         name = str(run.label.without_version())  # lines of different versions have one name
         other = places.setdefault((run.args["dataset"], name, str(run.targets), run.args["trial_seed"]), run)
         if str(other) != str(run):
             raise AidgnError(
-                f"{other} and {run} are runs of the same algorithm, unseen domain and trial: tables have "
-                "one place for both. Give one of them."
-            )
-
-    for run in read_runs(*runs).runs if runs and len(folders) > 1 else ():
-        take(run)
-    if sweeps:
-        found = read_runs(*sweeps)
-        if found.unfinished:
-            notes.append(
-                f"Unfinished runs left out: {len(found.unfinished)}; the command that started them "
-                f"goes on with them: {some(found.unfinished)}."
-            )
-        groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
-        for run in found.finished().runs:
-            if len(run.targets) == 1:
-                key = run.args["dataset"], run.args["algorithm"], run.targets[0], run.args["trial_seed"]
-                groups.setdefault(key, []).append(run)
-        without = []
-        for algorithm in {key[:2] for key in groups}:
-            check_same_images(run for key, members in groups.items() if key[:2] == algorithm for run in members)
-        for key, members in sorted(groups.items(), key=lambda group: group[0]):
-            best = choose(key[2], members)
-            folder = RunFolder(best.run.path.parent) if best and best.run.path else None
-            if best and folder and (folder.model.is_file() or (adapted and folder.adaptation.is_file())):
-                take(best.run)
-                runs.append(folder.path)
-            elif best:
-                without.append(str(best.run))
-        if without:
-            notes.append(f"{len(without)} runs have records but no model, so they cannot be adapted: {some(without)}.")
-        notes += missing_runs(found.finished().runs)
-        if not runs:
-            raise AidgnError(
-                "\n".join(
-                    [
-                        f"There is no finished run with one unseen domain and its model in "
-                        f"{', '.join(map(str, sweeps))}.",
-                        *notes,
-                    ]
-                )
+                f"{other} and {run} are runs of the same algorithm, unseen domain and trial: tables have one place for "
+                "both. Give one of them."
             )
     notes += map(str, differences(places.values()))
     return list(dict.fromkeys(runs)), notes
+
+
+def _select_runs(records: Records, adapted: bool) -> tuple[list[RunRecords], list[str]]:
+    """Select a run for each (data set, algorithm, target, trial) of a sweep; and notes on what is missing."""
+    notes = []
+    if records.unfinished:
+        notes.append(
+            f"Unfinished runs left out: {len(records.unfinished)}. The command that started them continues them: "
+            f"{some(records.unfinished)}."
+        )
+    finished = records.finished().runs
+    groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
+    by_algorithm: dict[tuple[str, str], list[RunRecords]] = {}
+    for run in finished:
+        if len(run.targets) == 1:
+            row = run.args["dataset"], run.args["algorithm"]
+            groups.setdefault((*row, run.targets[0], run.args["trial_seed"]), []).append(run)
+            by_algorithm.setdefault(row, []).append(run)
+    for members in by_algorithm.values():
+        check_same_images(members)
+    selected = []
+    without_model = []
+    for (_, _, target, _), members in sorted(groups.items(), key=lambda group: group[0]):
+        best = choose(target, members)
+        if best is None or best.run.path is None:
+            continue
+        folder = RunFolder(best.run.path.parent)
+        if folder.model.is_file() or (adapted and folder.adaptation.is_file()):
+            selected.append(best.run)
+        else:
+            without_model.append(str(best.run))
+    if without_model:
+        notes.append(
+            f"{len(without_model)} runs have records but no model, so they cannot be adapted: {some(without_model)}."
+        )
+    return selected, notes + missing_runs(finished)

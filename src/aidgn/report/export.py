@@ -1,52 +1,60 @@
-"""All records in one file, for whatever else is to be made of them."""
+"""All records in one CSV or Parquet file, for any other analysis."""
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aidgn.errors import AidgnError
+from aidgn.escape import for_csv
 from aidgn.files import atomic_write
 from aidgn.runs.records import Record, as_records
 from aidgn.selection import domain_names
 
 
 def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
-    """Every record as one line: what was run, step, accuracies and loss terms, hyper-parameters. CSV, or Parquet where
-    the name of the file ends in .parquet."""
-    path, loaded = Path(path), as_records(records)
+    """Write a line per record: what was run, step, accuracies, loss terms and hyper-parameters.
+
+    Args:
+        records: Records of runs.
+        path: File to write; Parquet if the name ends in .parquet, else CSV.
+    """
+    loaded = as_records(records)
     keys = dict.fromkeys(key for record in loaded for key in record if key not in ("args", "hparams", "step"))
     hparams = dict.fromkeys(key for run in loaded.runs for key in run.hparams)
-    first = ["dataset", "algorithm", "target", "trial", "hparams_seed", "step"]
+    run_keys = ["dataset", "algorithm", "target", "trial", "hparams_seed"]
+
+    def lines() -> Iterable[list[Any]]:
+        for run in loaded.runs:
+            names = domain_names(run.args)
+            targets = "+".join(names[i] if i < len(names) else str(i) for i in run.targets)
+            args = run.args
+            front = [args["dataset"], args["algorithm"], targets, args["trial_seed"], args["hparams_seed"]]
+            back = [run.hparams.get(key) for key in hparams]
+            for record in run.records():
+                yield [*front, record["step"], *(record.get(key) for key in keys), *back]
+
+    write_rows(path, [*run_keys, "step", *keys, *(f"hparams.{key}" for key in hparams)], lines())
+
+
+def write_rows(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows as Parquet if the name of the file ends in .parquet, else as CSV."""
+    path = Path(path)
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow([*first, *keys, *(f"hparams.{key}" for key in hparams)])
-            for run in loaded.runs:
-                names = domain_names(run.args)
-                targets = "+".join(names[i] if i < len(names) else str(i) for i in run.targets)
-                front = [
-                    run.args["dataset"],
-                    run.args["algorithm"],
-                    targets,
-                    run.args["trial_seed"],
-                    run.args["hparams_seed"],
-                ]
-                back = [_plain(run.hparams.get(key)) for key in hparams]
-                writer.writerows(
-                    [*front, record["step"], *(_plain(record.get(key)) for key in keys), *back]
-                    for record in run.records()
-                )
+            writer.writerow(header)
+            writer.writerows([for_csv(_flat(value)) for value in row] for row in rows)
         if path.suffix == ".parquet":
-            to_parquet(temporary)
+            _to_parquet(temporary)
 
 
-def _plain(value: Any) -> Any:
+def _flat(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 
-def to_parquet(path: Path) -> None:
+def _to_parquet(path: Path) -> None:
     """Turn a CSV file into a Parquet file of the same name."""
     try:
         import pyarrow

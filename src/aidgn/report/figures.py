@@ -16,10 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from aidgn.adaptation.methods import ORDER
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
-from aidgn.report.adaptation import ORDER
 from aidgn.report.fonts import fit_fonts
 
 # Okabe and Ito's colours for domains, the unseen ones in the warm ones; Tol's muted scheme and grey for classes.
@@ -37,7 +37,7 @@ CLASS_COLOURS = (
     "#AA4499",
     "#777777",
 )
-METHOD_COLOURS = ("#888888", "#D55E00", "#0072B2", "#56B4E9", "#E69F00")  # of adaptation, as in ORDER
+METHOD_COLOURS = {"none": "#888888", "T3A": "#D55E00", "Tent-BN": "#0072B2", "Tent-C": "#56B4E9", "Tent": "#E69F00"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 SIDE_BY_SIDE = 3  # algorithms whose bars two columns of a paper hold beside each other
 LISTED, LINES = 40, 14  # classes that a legend lists at most, and lines of its column
@@ -230,7 +230,7 @@ def _many_bars(
             [length - base for length in lengths],
             height * 0.9,
             left=base,
-            color=METHOD_COLOURS[ORDER.index(method)],
+            color=METHOD_COLOURS[method],
             label="no adaptation" if method == "none" else method,
             xerr=errors if any(errors) else None,
             error_kw={"linewidth": 0.6},
@@ -259,7 +259,7 @@ def norm_distributions(features: Features) -> Figure:
     figure, axes = grid(1, 1, 5.2, 2.4)
     axis = axes[0, 0]
     norms = np.linalg.norm(features.features, axis=1)
-    for name, where in shown(features).items():
+    for name, where in features.representative().items():
         r, unseen = norms[where], name in features.targets
         x, density = kernel_density(r)
         label = f"{domain_label(name, unseen)}, mean {r.mean():.3g}"
@@ -278,7 +278,7 @@ def angle_distributions(features: Features) -> Figure:
     """Angle between an image's features and its class's mean direction over the sources, per domain and class: bars
     from quartile to quartile with the median, lines from the 5 to the 95 % quantile. As many classes as a page holds,
     those with most images."""
-    shown_images, colours = shown(features), domain_colours(features)
+    shown_images, colours = features.representative(), domain_colours(features)
     angles = angles_to_class(
         features, np.concatenate([shown_images[name] for name in features.domain_names if name not in features.targets])
     )
@@ -497,16 +497,6 @@ def colours_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, str]
         **{name: many[i % len(many)] for i, name in enumerate(sources)},
         **{name: TARGET_COLOURS[i % len(TARGET_COLOURS)] for i, name in enumerate(targets)},
     }
-
-
-def shown(features: Features) -> dict[str, NDArray[np.intp]]:
-    """Per domain the images that stand for it: those set aside of a source, where there are such, else all."""
-    found = {}
-    for number, name in enumerate(features.domain_names):
-        here = features.domains == number
-        aside = here & features.outside
-        found[name] = np.flatnonzero(aside if name not in features.targets and aside.any() else here)
-    return found
 
 
 def angles_to_class(features: Features, sources: NDArray[np.intp]) -> NDArray[np.floating]:

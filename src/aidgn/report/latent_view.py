@@ -16,7 +16,8 @@ from PIL import Image, ImageOps
 
 from aidgn.analysis.diagnosis import Diagnosis, diagnose
 from aidgn.analysis.embedding import subsample, tsne
-from aidgn.analysis.features import Features, extract, find_dataset
+from aidgn.analysis.extraction import extract_features, find_dataset
+from aidgn.analysis.features import Features
 from aidgn.data.images import read_image
 from aidgn.errors import AidgnError, some
 from aidgn.files import atomic_write
@@ -112,7 +113,9 @@ def _features(
     run = RunFolder(folder)
     if not run.model.exists() and run.features.exists():
         return Features.load(run.features)
-    return extract(folder, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report)
+    return extract_features(
+        folder, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report
+    )
 
 
 def _images(features: Features, indices: np.ndarray) -> dict[str, Any]:
@@ -149,7 +152,7 @@ def _view(folder: Path, features: Features, indices: np.ndarray, permutations: i
         "xy": packed(position * 65535),
         "predicted": packed(predicted[indices]),
         "confidence": packed(confidence * 1000),
-        "outside": packed(features.outside[indices]),
+        "outside": packed(features.validation[indices]),
         "norms": packed((norms - low) / ((high - low) or 1) * 65535),
         "norm_range": [low, high],
         "angles": _angles(features, indices),

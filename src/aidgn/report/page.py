@@ -22,22 +22,19 @@ from aidgn.files import for_json, write_text
 from aidgn.report import reproduce as rerun
 from aidgn.report.page_data import (
     MANY_RUNS,
-    Trials,
     adaptation,
-    alike,
-    averages,
     bars,
     curves,
+    drop_untargeted,
     names_of,
     place,
     representatives,
     search,
     with_paper,
-    without_untried,
 )
 from aidgn.report.paper import dataset_order, paper_order
-from aidgn.report.table import METHOD_TITLES, in_order, tables
-from aidgn.report.table_formats import Table
+from aidgn.report.table import METHOD_TITLES, Trials, average_over_targets, have_same_trials, in_order, tables
+from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.records import Records
 from aidgn.selection import METHODS, read_runs, select
@@ -64,7 +61,7 @@ class Result:
     method: str
     tables: list[Table]
     paper_notes: list[list[str]]  # per table, [] where the paper has no numbers for it
-    accuracies: dict[tuple[str, str], Trials]  # by data set and algorithm
+    accuracies: dict[str, dict[RowName, Trials]]  # by data set
     answers: dict[str, str] = field(default_factory=dict)  # by data set
 
     @property
@@ -142,7 +139,10 @@ def write_report(
         "datasets": _datasets(records),
         "letters": _letters(results),
         "bars": {
-            result.method: [bars(table, records, result.accuracies) for table in result.tables] for result in results
+            result.method: [
+                bars(table, records, result.accuracies.get(table.dataset or "", {})) for table in result.tables
+            ]
+            for result in results
         },
         "runs": curves(records, chosen),
         "search": search(finished),
@@ -231,9 +231,9 @@ def _again(
     folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Sequence[str] | None, points: int
 ) -> list[str]:
     """The commands that make the page of the runs."""
-    from aidgn.adaptation.evaluate import DEFAULT
+    from aidgn.adaptation.methods import DEFAULT
 
-    methods = {head[1] for table in adapted for row in table.rows if len(head := row.head.split(" + ")) > 1}
+    methods = {row.name.adaptation for table in adapted for row in table.rows if row.name} - {"none"}
     chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods != {*DEFAULT} else []
     own = [
         part
@@ -263,9 +263,7 @@ def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
         for name, entry in DATASETS.items()
         for result in results[:1]
         for table in result.tables
-        if table.title.startswith(f"{name}, ")
-        and {*table.columns} - {"Avg"} <= {*entry.letters}
-        and entry.letters != entry.domains
+        if table.dataset == name and {*table.columns} - {"Avg"} <= {*entry.letters} and entry.letters != entry.domains
     }
 
 
@@ -355,26 +353,28 @@ def _results(records: Records, finished: Records) -> tuple[list[Result], list[st
     for method in METHODS if finished.runs else ():
         try:
             shown, extra = with_paper(partial(tables, finished, method, "sd"))
-            accuracies: dict[tuple[str, str], Trials] = {}
+            accuracies: dict[str, dict[RowName, Trials]] = {}
             for row in select(finished, method):
-                of = accuracies.setdefault((row["dataset"], row["algorithm"]), {})
+                of = accuracies.setdefault(row["dataset"], {}).setdefault(RowName(row["algorithm"]), {})
                 of.setdefault(row["target"], {})[row["trial"]] = row["accuracy"]
         except AidgnError as error:
             if method == "training":  # what the others need, most sweeps are not made for
                 notes.append(str(error))
             continue
         for table in shown:
-            without_untried(table, records)
+            drop_untargeted(table, records)
         result = Result(method, shown, extra, accuracies)
-        result.answers = {entry["name"]: _answer(entry, accuracies) for entry in _datasets(finished)}
+        result.answers = {
+            entry["name"]: _answer(entry, accuracies.get(entry["name"], {})) for entry in _datasets(finished)
+        }
         results.append(result)
     return results, notes
 
 
-def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trials]) -> str:
+def _answer(entry: Mapping[str, Any], accuracies: Mapping[RowName, Trials]) -> str:
     """The result in words: whose average in the table is highest, and how much it is ahead of the next in the trials
     that both have, and whether in every one."""
-    of = {name: accuracies[entry["name"], name] for name in entry["algorithms"] if (entry["name"], name) in accuracies}
+    of = {name: accuracies[RowName(name)] for name in entry["algorithms"] if RowName(name) in accuracies}
     if not of:
         return ""
     targets = sorted({target for trials in of.values() for target in trials})
@@ -393,7 +393,7 @@ def _answer(entry: Mapping[str, Any], accuracies: Mapping[tuple[str, str], Trial
         else f"on {names[targets[0]]}, which it never saw"
     )
     text = f"{best} classifies {sum(means[best].values()) / len(targets):.1f} % of the images rightly {where}"
-    over = f" ({_trials(len(of[best][targets[0]])) if alike(of[best]) else 'whose trials differ'})."
+    over = f" ({_trials(len(of[best][targets[0]])) if have_same_trials(of[best]) else 'whose trials differ'})."
     if others:
         text += _ahead(best, others[0], of, over)
     else:
@@ -416,7 +416,7 @@ def _ahead(best: str, second: str, of: Mapping[str, Trials], over: str) -> str:
     """How `best` compares with `second`, in the trials that have every target of both; `over` says which trials the
     average of `best` is over, where these are not all."""
     targets = sorted(of[best])
-    mine, theirs = (averages(of[name], targets) for name in (best, second))
+    mine, theirs = (average_over_targets(of[name], targets) for name in (best, second))
     both = sorted(mine.keys() & theirs.keys())
     if not both:
         return (
@@ -425,7 +425,7 @@ def _ahead(best: str, second: str, of: Mapping[str, Trials], over: str) -> str:
         )
     differences = [100 * (mine[trial] - theirs[trial]) for trial in both]
     more = float(np.mean(differences))
-    if alike(of[best], of[second]):
+    if have_same_trials(of[best], of[second]):
         text = f", {more:.1f} points more than {second}." if more >= 0.05 else f", no more than {second}."
     else:
         apart = f"{abs(more):.1f} points {'ahead of' if more > 0 else 'behind'}" if abs(more) >= 0.05 else "level with"

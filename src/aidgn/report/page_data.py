@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from aidgn.errors import AidgnError
 from aidgn.report.adaptation import adaptation_tables, read_lines
-from aidgn.report.table import caption
-from aidgn.report.table_formats import Table
+from aidgn.report.table import Trials, average_over_targets, have_same_trials
+from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.differences import differences
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.records import Record, Records, RunRecords
@@ -22,23 +22,17 @@ MANY_RUNS = 300  # of more, only the curves of selected runs are shown
 CURVE_POINTS = 120
 NO_TERMS = {"step", "epoch", "step_time", "eval_time", "args", "hparams", "version", "mem_gb"}
 
-Trials = dict[int, dict[int, float]]  # target -> trial -> accuracy
-
 
 def names_of(run: RunRecords) -> list[str]:
     """Names of the domains; numbers where nothing says more."""
     return domain_names(run.args) or [str(i) for i in range(1 + max([*run.domains, *run.targets]))]
 
 
-def without_untried(table: Table, records: Records) -> None:
-    """Without the columns of domains that no run has as target, as in a report of one run."""
-    dataset = table.title.rpartition(", ")[0]
-    tried = targets_of(records, dataset)
+def drop_untargeted(table: Table, records: Records) -> None:
+    """Drop the columns of domains that no run targets, as in a report of one run."""
+    tried = targets_of(records, table.dataset) if table.dataset else []
     if tried and len(tried) < len(table.columns) - 1:
-        table.columns = [table.columns[target] for target in tried]
-        for row in table.rows:
-            row.cells = [row.cells[target] for target in tried]
-        table.notes[0] = caption(table, "sd")
+        table.keep_columns(tried)
 
 
 def with_paper(make: Callable[[bool], list[Table]]) -> tuple[list[Table], list[list[str]]]:
@@ -56,48 +50,34 @@ def targets_of(records: Records, dataset: str) -> list[int]:
     return sorted({target for run in records.runs if run.args["dataset"] == dataset for target in run.targets})
 
 
-def averages(trials: Trials, targets: Iterable[int]) -> dict[int, float]:
-    """Mean over the targets, per trial that has all of them."""
-    targets = list(targets)
-    common = set.intersection(*(set(trials.get(target, {})) for target in targets)) if targets else set()
-    return {trial: float(np.mean([trials[target][trial] for target in targets])) for trial in sorted(common)}
+def bars(table: Table, records: Records, results: Mapping[RowName, Trials]) -> dict[str, Any]:
+    """Turn a table into numbers for the bars: mean, spread and the trials' values of every cell, in percent.
 
-
-def alike(*trials: Trials) -> bool:
-    """Whether every target of every algorithm has the same trials."""
-    return len({frozenset(each) for of in trials for each in of.values()}) < 2
-
-
-def bars(table: Table, records: Records, accuracies: Mapping[tuple[str, str], Trials]) -> dict[str, Any]:
-    """A table as numbers for the bars: per algorithm and column mean, spread and the trials' values, in percent; and
-    mean and spread as the table says them, for of 41.25 Python makes 41.2 and a browser 41.3. An average over targets
-    with different trials is no mean of trials, so it has no values of them."""
-    dataset = table.title.rpartition(", ")[0]
-    targets = targets_of(records, dataset)
+    `text` is the cell as the table prints it: Python rounds 41.25 to 41.2, a browser to 41.3. An average over targets
+    with different trials is no mean of trials, so it has no values.
+    """
+    targets = targets_of(records, table.dataset) if table.dataset else []
     rows = []
-    for row in [row for row in table.rows if row.kind == "ours"]:
-        trials = accuracies.get((dataset, row.head), {})
+    for row in table.ours:
+        assert row.name is not None
+        trials = results.get(row.name, {})
         values = [list(trials.get(target, {}).values()) for target in targets]
-        values += [list(averages(trials, targets).values()) if alike(trials) else []] * (
-            len(table.columns) > len(targets)
-        )
-        values += [[] for _ in range(len(table.columns) - len(values))]  # a table of all data sets
-        rows.append(
-            {
-                "head": row.head,
-                "cells": [
-                    cell
-                    and {
-                        "mean": cell.mean,
-                        "spread": cell.spread,
-                        "values": [100 * value for value in some],
-                        "text": f"{cell.mean:.1f}" + ("" if cell.spread is None else f" ± {cell.spread:.1f}"),
-                    }
-                    for cell, some in zip(row.cells, values, strict=True)
-                ],
+        if len(table.columns) > len(targets):
+            averages = average_over_targets(trials, targets) if have_same_trials(trials) else {}
+            values.append(list(averages.values()))
+        values += [[]] * (len(table.columns) - len(values))  # a table of all data sets
+        cells = [
+            cell
+            and {
+                "mean": cell.mean,
+                "spread": cell.spread,
+                "values": [100 * value for value in of_trials],
+                "text": str(table.cell_text(row, cell._replace(trials=0))),
             }
-        )
-    return {"dataset": dataset, "columns": table.columns, "rows": rows}
+            for cell, of_trials in zip(row.cells, values, strict=True)
+        ]
+        rows.append({"head": row.head, "algorithm": row.name.algorithm, "cells": cells})
+    return {"dataset": table.dataset, "columns": table.columns, "rows": rows}
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -251,5 +231,5 @@ def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[st
                 notes.append(str(error).replace(str(run.path.parent), run.path.parent.name))
     made, beside = with_paper(partial(adaptation_tables, lines, "sd")) if lines else ([], [])
     for table in made:
-        without_untried(table, finished)
+        drop_untargeted(table, finished)
     return made, beside, notes

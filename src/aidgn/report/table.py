@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from aidgn.data.registry import DATASETS
-from aidgn.errors import AidgnError, did_you_mean, some
+from aidgn.errors import AidgnError, UnknownNameError, some
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
-from aidgn.report.table_formats import Cell, Row, Table
+from aidgn.report.table_formats import SPREADS, Cell, Row, RowName, Table
 from aidgn.runs.differences import check_same_images, differences, search_differences
 from aidgn.runs.label import Label
 from aidgn.runs.records import Record, Records, RunRecords, as_records
@@ -20,117 +20,159 @@ METHOD_TITLES = {
     "leave-one-out": "leave-one-domain-out validation",
     "oracle": "test-domain validation (oracle)",
 }
-SPREADS = {"sd": "standard deviation (n - 1) over trials", "se": "standard error, standard deviation (n) / sqrt(n)"}
 
-Results = Mapping[tuple[str, str], Mapping[int, Mapping[int, float]]]  # data set, algorithm -> target -> trial
+Trials = dict[int, dict[int, float]]  # target -> trial -> accuracy from 0 to 1
+Results = Mapping[str, Mapping[RowName, Trials]]  # data set -> row
+
+
+class Columns(NamedTuple):
+    """Names of the target columns of a data set's table, and a note that explains them."""
+
+    names: list[str]
+    notes: list[str]
 
 
 def tables(records: Iterable[Record], method: str = "training", spread: str = "sd", paper: bool = False) -> list[Table]:
-    """One table per data set (algorithms x targets) and, of several data sets, one over them (algorithms x data sets).
+    """Tabulate the accuracies that a selection method selects.
 
-    Unfinished runs are left out. `spread` is what stands after the plus-minus, "sd" or "se"; `paper` puts the paper's
-    numbers and the difference below ours.
+    Args:
+        records: Records of runs. Unfinished runs are left out.
+        method: Selection method, a name in `aidgn.selection.METHODS`.
+        spread: Number after the plus-minus: "sd" (standard deviation) or "se" (standard error).
+        paper: Add the paper's numbers and the difference below each row.
+
+    Returns:
+        One table per data set (algorithms x targets) and, if there are several data sets, one over all of them
+        (algorithms x data sets).
     """
-    if spread not in SPREADS:
-        raise AidgnError(f"There is no spread {spread}.{did_you_mean(spread, SPREADS)} Choose sd or se.")
     loaded = as_records(records)
     finished = loaded.finished()
-    rows = select(finished, method)
-    if not rows:
-        needs = " It needs runs with each pair of domains as targets." if method == "leave-one-out" else ""
-        if finished.runs and not any(run.targets for run in finished.runs):
-            needs = " They were trained on all domains, which leaves none unseen: give `aidgn train` a --target."
-        if not finished.runs:
-            raise AidgnError(f"There is nothing to tabulate yet: 0 of {len(loaded.unfinished)} runs are finished.")
-        raise AidgnError(
-            f"There is nothing to tabulate: {len(finished.runs)} of {len(loaded.runs)} runs are finished, "
-            f"none of them can be selected by {METHOD_TITLES[method]}.{needs}"
-        )
-    results: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # data set, algorithm -> target -> trial
-    for row in rows:
-        of_target = results.setdefault((row["dataset"], row["algorithm"]), {}).setdefault(row["target"], {})
-        of_target[row["trial"]] = row["accuracy"]
-    datasets = in_order({run.args["dataset"] for run in finished.runs}, dataset_order())
-    algorithms = in_order({run.args["algorithm"] for run in finished.runs}, paper_order())
-    made = []
-    mixtures: dict[str, None] = {}  # of all data sets
-    for dataset in datasets:
+    results: dict[str, dict[RowName, Trials]] = {}
+    for row in select(finished, method):
+        trials = results.setdefault(row["dataset"], {}).setdefault(RowName(row["algorithm"]), {})
+        trials.setdefault(row["target"], {})[row["trial"]] = row["accuracy"]
+    if not results:
+        raise AidgnError(_explain_empty(loaded, finished, method))
+    names = in_order({run.args["algorithm"] for run in finished.runs}, paper_order())
+    columns: dict[str, Columns] = {}
+    rows: dict[str, list[RowName]] = {}
+    notes: dict[str, list[str]] = {}
+    for dataset in in_order({run.args["dataset"] for run in finished.runs}, dataset_order()):
         runs = [run for run in finished.runs if run.args["dataset"] == dataset]
-        for name in algorithms:  # a cell is a mean over trials and Avg one over targets: all of the same images
+        for name in names:  # a cell averages over trials and Avg over targets: all must be of the same images
             check_same_images(run for run in runs if run.args["algorithm"] == name)
-        ran = [name for name in algorithms if name in {run.args["algorithm"] for run in runs}]
-        heads, notes = column_names(
-            dataset,
-            [domain_names(run.args) for run in runs],
-            1 + max(i for run in runs for i in [*run.domains, *run.targets]),
-        )
-        made.append(dataset_table(f"{dataset}, {METHOD_TITLES[method]}", dataset, heads, ran, results, spread, paper))
-        mixed = _mixture_notes(runs)
-        mixtures.update(dict.fromkeys(mixed))
-        made[-1].notes += [*notes, *missing_runs(runs), *mixed]
-    if len(datasets) > 1:
-        title = f"All data sets, {METHOD_TITLES[method]}"
-        made.append(benchmark_table(title, datasets, algorithms, results, spread, paper))
-        made[-1].notes += mixtures
-    about = _reading_notes(loaded)
+        present = {run.args["algorithm"] for run in runs}
+        rows[dataset] = [RowName(name) for name in names if name in present]
+        count = 1 + max(domain for run in runs for domain in [*run.domains, *run.targets])
+        columns[dataset] = column_names(dataset, [domain_names(run.args) for run in runs], count)
+        notes[dataset] = _mixture_notes(runs)
+    made = make_tables(METHOD_TITLES[method], results, columns, rows, spread, paper)
+    reading_notes = _reading_notes(loaded)
     for table in made:
-        theirs = paper_notes(table.rows, method) if paper else []
-        table.notes = [caption(table, spread), *table.notes, *theirs, *about]
+        if table.dataset is None:
+            table.notes += dict.fromkeys(note for mixture in notes.values() for note in mixture)
+        else:
+            table.notes += missing_runs(run for run in finished.runs if run.args["dataset"] == table.dataset)
+            table.notes += notes[table.dataset]
+        table.notes += paper_notes(table.rows, method) if paper else []
+        table.notes += reading_notes
     return made
 
 
-def dataset_table(
-    title: str, dataset: str, heads: Sequence[str], names: Sequence[str], results: Results, spread: str, paper: bool
+def make_tables(
+    title: str,
+    results: Results,
+    columns: Mapping[str, Columns],
+    rows: Mapping[str, Sequence[RowName]],
+    spread: str,
+    paper: bool,
+) -> list[Table]:
+    """Make a table per data set and, if there are several data sets, one over all of them."""
+    if spread not in SPREADS:
+        raise UnknownNameError("spread", spread, SPREADS, "Choose sd or se.")
+    made = [
+        _dataset_table(f"{dataset}, {title}", dataset, columns[dataset], names, results.get(dataset, {}), spread, paper)
+        for dataset, names in rows.items()
+    ]
+    if len(rows) > 1:
+        everyone = dict.fromkeys(name for names in rows.values() for name in names)
+        order = in_order({name.algorithm for name in everyone}, paper_order())
+        names = sorted(everyone, key=lambda name: order.index(name.algorithm))
+        made.append(_benchmark_table(f"All data sets, {title}", list(rows), names, results, spread, paper))
+    return made
+
+
+def _dataset_table(
+    title: str,
+    dataset: str,
+    columns: Columns,
+    names: Sequence[RowName],
+    results: Mapping[RowName, Trials],
+    spread: str,
+    paper: bool,
 ) -> Table:
-    """Algorithms x targets. Avg is the mean of the target means, its spread that of the trials' averages."""
-    rows, uneven = [], []
+    """Algorithms x targets. Avg is the mean of the target means; its spread is that of the trials' averages."""
+    rows: list[Row] = []
+    uneven: list[str] = []
     for name in names:
-        of = results.get((dataset, name), {})
-        cells = [_cell(list(of.get(target, {}).values()), spread) for target in range(len(heads))]
-        known = [cell for cell in cells if cell is not None]
+        trials = results.get(name, {})
+        cells = [_cell(list(trials.get(target, {}).values()), spread) for target in range(len(columns.names))]
+        known = [cell.mean for cell in cells if cell is not None]
         average = None
         if len(known) == len(cells):
-            complete = set.intersection(*(set(trials) for trials in of.values()))
-            averages = [float(np.mean([of[target][trial] for target in sorted(of)])) for trial in sorted(complete)]
-            average = Cell(sum(cell.mean for cell in known) / len(known), _spread(averages, spread), len(complete))
-            uneven += [name] * any(set(trials) != complete for trials in of.values())
-        rows += [Row(name, [*cells, average]), *(paper_rows(name, dataset, heads, [*cells, average]) if paper else [])]
-    notes = (
-        [
-            "Avg is the mean of the targets' means; where these are of different trials, its ± and its number in "
+            averages = list(average_over_targets(trials, sorted(trials)).values())
+            average = Cell(sum(known) / len(known), _spread(averages, spread), len(averages))
+            if not have_same_trials(trials):
+                uneven.append(str(name))
+        rows.append(Row(str(name), [*cells, average], name=name))
+        if paper:
+            rows += paper_rows(name, dataset, columns.names, rows[-1].cells)
+    table = Table(title, [*columns.names, "Avg"], rows, [], dataset, spread)
+    if uneven:
+        table.notes.append(
+            "Avg is the mean of the target means. If these are of different trials, the ± of Avg and its number in "
             f"brackets are of the trials that have every target: {', '.join(uneven)}."
-        ]
-        if uneven
-        else []
-    )
-    return Table(title, [*heads, "Avg"], rows, notes)
+        )
+    table.notes += columns.notes
+    return table
 
 
-def benchmark_table(
-    title: str, datasets: Sequence[str], names: Sequence[str], results: Results, spread: str, paper: bool
+def _benchmark_table(
+    title: str, datasets: Sequence[str], names: Sequence[RowName], results: Results, spread: str, paper: bool
 ) -> Table:
-    """Algorithms x data sets: the targets are averaged within a trial first, as DomainBed does."""
-    rows, partial = [], []
+    """Algorithms x data sets: targets are averaged within a trial first, as DomainBed does."""
+    rows: list[Row] = []
+    partial: list[str] = []
     for name in names:
         cells = []
         for dataset in datasets:
-            of = results.get((dataset, name), {})
-            trials = sorted({trial for accuracies in of.values() for trial in accuracies})
-            averages = [
-                float(np.mean([of[target][trial] for target in sorted(of) if trial in of[target]])) for trial in trials
-            ]
-            cells.append(_cell(averages, spread))
-            targets = {target for other in names for target in results.get((dataset, other), {})}
-            if any(trial not in of.get(target, {}) for trial in trials for target in targets):
+            trials = results.get(dataset, {}).get(name, {})
+            by_trial: dict[int, list[float]] = {}
+            for target in sorted(trials):
+                for trial, accuracy in trials[target].items():
+                    by_trial.setdefault(trial, []).append(accuracy)
+            cells.append(_cell([float(np.mean(by_trial[trial])) for trial in sorted(by_trial)], spread))
+            targets = {target for other in names for target in results.get(dataset, {}).get(other, {})}
+            if any(len(accuracies) < len(targets) for accuracies in by_trial.values()):
                 partial.append(f"{name} on {dataset}")
         known = [cell.mean for cell in cells if cell is not None]
         average = Cell(sum(known) / len(known)) if len(known) == len(cells) else None
-        rows += [
-            Row(name, [*cells, average]),
-            *(paper_rows(name, "benchmark", datasets, [*cells, average]) if paper else []),
-        ]
+        rows.append(Row(str(name), [*cells, average], name=name))
+        if paper:
+            rows += paper_rows(name, "benchmark", datasets, rows[-1].cells)
     notes = [f"Some trials lack a target and average the others: {', '.join(partial)}."] if partial else []
-    return Table(title, [*datasets, "Avg"], rows, notes)
+    return Table(title, [*datasets, "Avg"], rows, notes, None, spread)
+
+
+def average_over_targets(trials: Trials, targets: Sequence[int]) -> dict[int, float]:
+    """Average the accuracies of these targets within each trial that has all of them."""
+    common = set.intersection(*(set(trials.get(target, {})) for target in targets)) if targets else set()
+    return {trial: float(np.mean([trials[target][trial] for target in targets])) for trial in sorted(common)}
+
+
+def have_same_trials(*results: Trials) -> bool:
+    """Whether every target of every algorithm has the same trials."""
+    return len({frozenset(trials) for targets in results for trials in targets.values()}) < 2
 
 
 def _cell(accuracies: Sequence[float], spread: str) -> Cell | None:
@@ -146,29 +188,34 @@ def _spread(accuracies: Sequence[float], spread: str) -> float | None:
     return 100 * float(np.std(np.array(accuracies) / np.sqrt(len(accuracies))))
 
 
-def column_names(dataset: str, domains: Iterable[Sequence[str]], count: int) -> tuple[list[str], list[str]]:
-    """Heads of the target columns: letters of the catalogue, else names, else numbers; and a note on the letters.
-    `domains` are the names of the domains as each run knows them, if it does."""
-    entry = DATASETS.get(dataset)
+def column_names(dataset: str, domains: Iterable[Sequence[str]], count: int) -> Columns:
+    """Name the target columns: by the data set's letters, else by domain names, else by numbers.
+
+    Args:
+        dataset: Name of the data set.
+        domains: Names of the domains in each run; () if a run does not say.
+        count: Number of domains if no run says their names.
+    """
+    info = DATASETS.get(dataset)
     known = {tuple(names) for names in domains if names}
-    if entry:  # the same domains may have been spelt differently on disk
-        known = {entry.domains if entry.order_folders(names) == list(names) else names for names in known}
+    if info:  # the same domains may have been spelt differently on disk
+        known = {info.domains if info.order_folders(names) == list(names) else names for names in known}
     if len(known) > 1:
         raise AidgnError(
             f"The runs of {dataset} are of different domains ({' / '.join(', '.join(n) for n in known)}). "
             "Tabulate their folders one by one."
         )
     if not known:
-        return [str(i) for i in range(count)], []
+        return Columns([str(number) for number in range(count)], [])
     names = known.pop()
-    if entry is None or names != entry.domains or names == entry.letters:
-        return list(names), []
-    pairs = [f"{letter} {name}" for letter, name in zip(entry.letters, names, strict=True)]
-    return list(entry.letters), [f"Targets: {', '.join(pairs)}."]
+    if info is None or names != info.domains or names == info.letters:
+        return Columns(list(names), [])
+    pairs = [f"{letter} {name}" for letter, name in zip(info.letters, names, strict=True)]
+    return Columns(list(info.letters), [f"Targets: {', '.join(pairs)}."])
 
 
 def in_order(names: Iterable[str], first: Sequence[str]) -> list[str]:
-    """`names` in the order of `first`, then the others by name; ERM+SMA comes right behind ERM."""
+    """Sort `names` in the order of `first`, then by name; ERM+SMA follows ERM."""
 
     def place(name: str) -> tuple[int, str]:
         plain = Label.parse(name).name
@@ -180,53 +227,50 @@ def in_order(names: Iterable[str], first: Sequence[str]) -> list[str]:
 # Notes ----------------------------------------------------------------------------------------------------------------
 
 
-def caption(table: Table, spread: str) -> str:
-    trials = sorted(table.trials)
-    text = "Accuracy in percent on the target's in split"
-    if trials == [1]:
-        text += ", one trial; without ± for that reason."
-    elif len(trials) == 1:
-        text += f", mean over {trials[0]} trials; ± {SPREADS[spread]}."
-    else:
-        text += f", mean over trials, their number in brackets; ± {SPREADS[spread]}."
-    missing = any(cell is None for row in table.rows if row.kind == "ours" for cell in row.cells)
-    return text + (" X: no result yet; nor is there an average with an X in it." if missing else "")
+def _explain_empty(records: Records, finished: Records, method: str) -> str:
+    if not finished.runs:
+        return f"There is nothing to tabulate yet: 0 of {len(records.unfinished)} runs are finished."
+    text = (
+        f"There is nothing to tabulate: {len(finished.runs)} of {len(records.runs)} runs are finished, none of them "
+        f"can be selected by {METHOD_TITLES[method]}."
+    )
+    if not any(run.targets for run in finished.runs):
+        return f"{text} They were trained on all domains, so none is unseen: give `aidgn train` a --target."
+    return text + " It needs runs with each pair of domains as targets." * (method == "leave-one-out")
 
 
 def missing_runs(runs: Iterable[RunRecords]) -> list[str]:
-    """Places of the tables (algorithms x targets x trials of a data set) that no finished run fills."""
-    found: dict[str, dict[tuple[str, int, int], RunRecords]] = {}
+    """Name the places (algorithm, target, trial) of each data set that no finished run fills."""
+    places: dict[str, set[tuple[str, int, int]]] = {}
+    names: dict[str, list[str]] = {}
     for run in runs:
         if len(run.targets) == 1:
-            key = run.args["algorithm"], run.targets[0], run.args["trial_seed"]
-            found.setdefault(run.args["dataset"], {})[key] = run
+            dataset = run.args["dataset"]
+            places.setdefault(dataset, set()).add((run.args["algorithm"], run.targets[0], run.args["trial_seed"]))
+            names.setdefault(dataset, domain_names(run.args))
     notes = []
-    for dataset, of in found.items():
-        names = domain_names(next(iter(of.values())).args)
-        algorithms, targets, trials = (sorted(set(each)) for each in zip(*of, strict=True))
+    for dataset, filled in places.items():
+        algorithms, targets, trials = (sorted(set(values)) for values in zip(*filled, strict=True))
         missing = [
-            f"{algorithm}, {names[target] if target < len(names) else target}, trial {trial}"
+            f"{algorithm}, {names[dataset][target] if target < len(names[dataset]) else target}, trial {trial}"
             for algorithm, target, trial in product(algorithms, targets, trials)
-            if (algorithm, target, trial) not in of
+            if (algorithm, target, trial) not in filled
         ]
         if missing:
-            notes.append(
-                f"{dataset} has no finished run for {len(missing)} of its places: {some(missing, separator='; ')}."
-            )
+            notes.append(f"{dataset} lacks {len(missing)} finished runs: {some(missing, separator='; ')}.")
     return notes
 
 
 def _reading_notes(records: Records) -> list[str]:
     notes = []
-    left_out = records.unfinished
-    if left_out:
-        notes.append(f"Unfinished runs left out: {len(left_out)} ({some(left_out, 5)}).")
-    # DomainBed's records do not say where a run ends, and it counts all of them: the furthest shows where they end.
-    theirs = [(run, (run.args["dataset"], run.args.get("steps"))) for run in records.runs if run.steps is None]
+    if records.unfinished:
+        notes.append(f"Unfinished runs left out: {len(records.unfinished)} ({some(records.unfinished, 5)}).")
+    # DomainBed's records do not say where a run ends, and its tables count all runs: the furthest shows where runs end.
     ends: dict[tuple[str, Any], float] = {}
-    for run, alike in theirs:
-        ends[alike] = max(run.last_step, ends.get(alike, 0))
-    early = [str(run) for run, alike in theirs if run.last_step < ends[alike]]
+    open_ended = [(run, (run.args["dataset"], run.args.get("steps"))) for run in records.runs if run.steps is None]
+    for run, group in open_ended:
+        ends[group] = max(run.last_step, ends.get(group, 0))
+    early = [str(run) for run, group in open_ended if run.last_step < ends[group]]
     if early:
         notes.append(
             f"Runs that stopped before the others, counted as DomainBed does: {len(early)} ({some(early, 5)})."
@@ -239,13 +283,13 @@ def _reading_notes(records: Records) -> list[str]:
 
 
 def _mixture_notes(runs: Sequence[RunRecords]) -> list[str]:
-    """Say in which settings runs differ that compete for one place, share a row or stand in rows to be compared."""
+    """Name the settings in which runs differ that one row averages over, or that rows compare."""
     tabulated = [run for run in runs if run.targets]
     notes = [str(difference) for difference in (*differences(tabulated), *search_differences(tabulated))]
     versions = {str(run.label) for run in runs if run.label.version}
     if versions:
         notes.append(
-            f"{', '.join(sorted(versions))}: what stands behind @ is the beginning of `source` in run.json, a "
-            "digest of the algorithm's file, which was changed between the runs."
+            f"{', '.join(sorted(versions))}: the algorithm's file changed between the runs. The code after @ is the "
+            "beginning of `source` in run.json, a digest of that file."
         )
     return notes

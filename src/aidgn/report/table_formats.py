@@ -1,22 +1,52 @@
-"""A table of accuracies and its forms: terminal, Markdown, LaTeX, HTML."""
+"""A table of accuracies, and the formats that it is printed in."""
 
-import html
 import io
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from aidgn.escape import for_html, for_latex, for_markdown, for_terminal
+
 Mark = Literal["", "best", "second"]
+
+SPREADS = {"sd": "standard deviation (n - 1) over trials", "se": "standard error, standard deviation (n) / sqrt(n)"}
 
 
 class Cell(NamedTuple):
-    """Percent; `trials` is 0 where the number is no mean over trials."""
+    """An accuracy or a difference in percent."""
 
     mean: float
     spread: float | None = None
-    trials: int = 0
+    trials: int = 0  # 0 if the number is no mean over trials
+
+
+class CellText(NamedTuple):
+    """The parts of a cell as they are printed."""
+
+    mean: str
+    spread: str = ""
+    trials: str = ""
+    mark: Mark = ""
+
+    @property
+    def rest(self) -> str:
+        """Everything after the mean."""
+        return f" ± {self.spread}" * bool(self.spread) + f" ({self.trials})" * bool(self.trials)
+
+    def __str__(self) -> str:
+        return self.mean + self.rest
+
+
+class RowName(NamedTuple):
+    """The subject of a row of ours: an algorithm, as trained or adapted at test time."""
+
+    algorithm: str
+    adaptation: str = "none"  # a name in `aidgn.adaptation.methods.METHODS`
+
+    def __str__(self) -> str:
+        return self.algorithm if self.adaptation == "none" else f"{self.algorithm} + {self.adaptation}"
 
 
 @dataclass
@@ -24,149 +54,172 @@ class Row:
     head: str
     cells: list[Cell | None]  # None: missing
     kind: Literal["ours", "paper", "difference"] = "ours"
+    name: RowName | None = None  # of a row of ours
 
 
 @dataclass
 class Table:
+    """Rows of cells in percent. `notes` follow the caption, which says what the numbers are."""
+
     title: str
     columns: list[str]
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
+    dataset: str | None = None  # None: over several data sets
+    spread: str | None = None  # a key of SPREADS; None: no caption
+
+    @property
+    def ours(self) -> list[Row]:
+        return [row for row in self.rows if row.kind == "ours"]
 
     @property
     def trials(self) -> set[int]:
-        """The numbers of trials behind our cells; they are printed where there is more than one."""
-        return {cell.trials for row in self.rows if row.kind == "ours" for cell in row.cells if cell and cell.trials}
+        """Numbers of trials behind our cells; each cell shows its own if there are several."""
+        return {cell.trials for row in self.ours for cell in row.cells if cell and cell.trials}
 
-    def text(self, row: Row, cell: Cell | None) -> str:
+    @property
+    def footnotes(self) -> list[str]:
+        """The caption and the notes."""
+        return self.notes if self.spread is None else [self.caption(self.spread), *self.notes]
+
+    def caption(self, spread: str) -> str:
+        trials = sorted(self.trials)
+        text = "Accuracy (%) on the 80 % of the unseen domain's images that the protocol evaluates"
+        if trials == [1]:
+            text += ", one trial, so there is no ±."
+        elif len(trials) == 1:
+            text += f", mean over {trials[0]} trials; ± {SPREADS[spread]}."
+        else:
+            text += f", mean over trials, their number in brackets; ± {SPREADS[spread]}."
+        missing = any(cell is None for row in self.ours for cell in row.cells)
+        return text + (" X: no result yet; an average that lacks a result is X too." if missing else "")
+
+    def keep_columns(self, numbers: list[int]) -> None:
+        """Drop all other columns."""
+        self.columns = [self.columns[number] for number in numbers]
+        for row in self.rows:
+            row.cells = [row.cells[number] for number in numbers]
+
+    def cell_text(self, row: Row, cell: Cell | None, mark: Mark = "") -> CellText:
         if cell is None:
-            return "X" if row.kind == "ours" else ""
+            return CellText("X" if row.kind == "ours" else "")
         if row.kind == "difference":
-            return f"{round(cell.mean, 1) + 0.0:+.1f}"  # + 0.0: no minus before a zero
-        spread = "" if cell.spread is None else f" ± {cell.spread:.1f}"
-        trials = f" ({cell.trials})" if row.kind == "ours" and cell.trials and len(self.trials) > 1 else ""
-        return f"{cell.mean:.1f}{spread}{trials}"
+            return CellText(f"{round(cell.mean, 1) + 0.0:+.1f}")  # + 0.0: no minus before a zero
+        spread = "" if cell.spread is None else f"{cell.spread:.1f}"
+        trials = str(cell.trials) if row.kind == "ours" and cell.trials and len(self.trials) > 1 else ""
+        return CellText(f"{cell.mean:.1f}", spread, trials, mark)
 
     def marks(self) -> list[list[Mark]]:
-        """Best and second of every column among our rows, as printed: equal to one decimal is equal."""
+        """Mark the best and the second of every column among our rows; equal to one decimal is equal."""
         marks: list[list[Mark]] = [["" for _ in row.cells] for row in self.rows]
-        for j in range(len(self.columns)):
-            values = {
-                i: round(cell.mean, 1)
-                for i, row in enumerate(self.rows)
-                if row.kind == "ours" and (cell := row.cells[j]) is not None
+        for column in range(len(self.columns)):
+            printed = {
+                number: round(cell.mean, 1)
+                for number, row in enumerate(self.rows)
+                if row.kind == "ours" and (cell := row.cells[column]) is not None
             }
-            ranks = sorted(set(values.values()), reverse=True)
-            for i, value in values.items():
-                if len(values) > 1 and value in ranks[:2]:
-                    marks[i][j] = "best" if value == ranks[0] else "second"
+            ranks = sorted(set(printed.values()), reverse=True)
+            for number, value in printed.items():
+                if len(printed) > 1 and value in ranks[:2]:
+                    marks[number][column] = "best" if value == ranks[0] else "second"
         return marks
 
-    def body(self) -> Iterable[tuple[Row, list[tuple[str, Mark]]]]:
+    def body(self) -> Iterator[tuple[Row, list[CellText]]]:
         for row, marks in zip(self.rows, self.marks(), strict=True):
-            yield row, [(self.text(row, cell), mark) for cell, mark in zip(row.cells, marks, strict=True)]
-
-    def to_terminal(self) -> str:
-        """With the terminal's codes for bold and underlined; as wide as needed where there is no terminal."""
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-        table = RichTable(
-            title=Text(self.title, style="bold"),
-            title_justify="left",
-            title_style="",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1) if width >= 72 else 0,
-        )
-        table.add_column("Algorithm", overflow="fold")  # a narrow terminal may break a name, but cuts none off
-        for column in self.columns:
-            table.add_column(Text(column), justify="right", overflow="fold")
-        for row, cells in self.body():
-            styles = {"": "", "best": "bold", "second": "underline"}
-            head = row.head if row.kind == "ours" else f"  {row.head}"
-            dim = "" if row.kind == "ours" else "dim"
-            table.add_row(Text(head, style=dim), *(Text.assemble((text, styles[mark] or dim)) for text, mark in cells))
-        console = Console(
-            file=io.StringIO(), force_terminal=True, color_system="standard", width=width, height=25
-        )  # without a height, TERM=dumb makes it 80 columns
-        console.print(table)
-        for note in self.notes:
-            console.print(Text(note, style="dim"), soft_wrap=not sys.stdout.isatty())
-        return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
-
-    def to_markdown(self) -> str:
-        wraps = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
-        lines = [
-            f"### {markdown(self.title)}",
-            "",
-            "| Algorithm | " + " | ".join(map(markdown, self.columns)) + " |",
-            "|:--|" + "--:|" * len(self.columns),
-        ]
-        for row, cells in self.body():
-            head = markdown(row.head) if row.kind == "ours" else f"*{markdown(row.head)}*"
-            lines.append(f"| {head} | " + " | ".join(wraps[mark].format(text) for text, mark in cells) + " |")
-        return "\n".join([*lines, "", *(f"{markdown(note)}  " for note in self.notes)])
-
-    def to_latex(self) -> str:
-        wraps = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
-        lines = [
-            "% needs \\usepackage{booktabs}",
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_latex(' '.join([self.title + '.', *self.notes]))}}}",
-            rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
-            r"\toprule",
-            " & ".join(["Algorithm", *map(_latex, self.columns)]) + r" \\",
-            r"\midrule",
-        ]
-        for i, (row, cells) in enumerate(self.body()):
-            if i and row.kind == "ours" and self.rows[i - 1].kind != "ours":
-                lines.append(r"\addlinespace")
-            head = _latex(row.head) if row.kind == "ours" else rf"\quad {_latex(row.head)}"
-            texts = [
-                wraps[mark].format(f"${text}$" if text and row.kind == "difference" else _latex(text))
-                for text, mark in cells
-            ]
-            lines.append(" & ".join([head, *texts]) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
-
-    def to_html(self) -> str:
-        wraps = {"": "{}", "best": "<strong>{}</strong>", "second": "<u>{}</u>"}
-        heads = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in ["Algorithm", *self.columns])
-        notes = "".join(f"<br><small>{html.escape(note)}</small>" for note in self.notes)
-        lines = [
-            '<table class="results">',
-            f"<caption>{html.escape(self.title)}{notes}</caption>",
-            f"<thead><tr>{heads}</tr></thead>",
-            "<tbody>",
-        ]
-        for row, cells in self.body():
-            values = "".join(f"<td>{wraps[mark].format(html.escape(text))}</td>" for text, mark in cells)
-            lines.append(f'<tr class="{row.kind}"><th scope="row">{html.escape(row.head)}</th>{values}</tr>')
-        return "\n".join([*lines, "</tbody>", "</table>"])
+            yield row, [self.cell_text(row, cell, mark) for cell, mark in zip(row.cells, marks, strict=True)]
 
 
-def markdown(text: str) -> str:
-    """A name that anyone may have chosen as Markdown shows it, not as Markdown reads it; on one line."""
-    return "".join(f"\\{each}" if each in "\\`*_{}[]<>#|!" else each for each in " ".join(text.split()))
+def to_terminal(table: Table) -> str:
+    """Format with the terminal's codes for bold and underlined; as wide as needed if the output is no terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+    grid = RichTable(
+        title=Text(for_terminal(table.title), style="bold"),
+        title_justify="left",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1) if width >= 72 else 0,
+    )
+    grid.add_column("Algorithm", overflow="fold")  # a narrow terminal may break a name, but cuts none off
+    for column in table.columns:
+        grid.add_column(Text(for_terminal(column)), justify="right", overflow="fold")
+    for row, cells in table.body():
+        dim, indent = ("", "") if row.kind == "ours" else ("dim", "  ")
+        styles = {"": dim, "best": "bold", "second": "underline"}
+        texts = [Text.assemble((str(cell), styles[cell.mark])) for cell in cells]
+        grid.add_row(Text(indent + for_terminal(row.head), style=dim), *texts)
+    output = io.StringIO()
+    # Without a height, TERM=dumb makes the console 80 columns wide.
+    console = Console(file=output, force_terminal=True, color_system="standard", width=width, height=25)
+    console.print(grid)
+    for note in table.footnotes:
+        console.print(Text(for_terminal(note), style="dim"), soft_wrap=not sys.stdout.isatty())
+    return output.getvalue().rstrip("\n")
 
 
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",  # other characters in TeX's first encoding
-    **{character: "\\" + character for character in "&%$#_{}"},
+def to_markdown(table: Table) -> str:
+    marked = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
+    lines = [
+        f"### {for_markdown(table.title)}",
+        "",
+        f"| Algorithm | {' | '.join(map(for_markdown, table.columns))} |",
+        f"|:--|{'--:|' * len(table.columns)}",
+    ]
+    for row, cells in table.body():
+        head = for_markdown(row.head) if row.kind == "ours" else f"*{for_markdown(row.head)}*"
+        lines.append(f"| {' | '.join([head, *(marked[cell.mark].format(cell) for cell in cells)])} |")
+    return "\n".join([*lines, "", *(f"{for_markdown(note)}  " for note in table.footnotes)])
+
+
+def to_latex(table: Table) -> str:
+    marked = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{for_latex(' '.join([table.title + '.', *table.footnotes]))}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        r"\toprule",
+        " & ".join(["Algorithm", *map(for_latex, table.columns)]) + r" \\",
+        r"\midrule",
+    ]
+    previous = "ours"
+    for row, cells in table.body():
+        if row.kind == "ours" and previous != "ours":
+            lines.append(r"\addlinespace")
+        previous = row.kind
+        head = for_latex(row.head) if row.kind == "ours" else rf"\quad {for_latex(row.head)}"
+        texts = [marked[cell.mark].format(for_latex(str(cell))) for cell in cells]
+        if row.kind == "difference":
+            texts = [f"${text}$" if text else "" for text in texts]
+        lines.append(" & ".join([head, *texts]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
+
+
+def to_html(table: Table) -> str:
+    marked = {"": "{}", "best": "<strong>{}</strong>", "second": "<u>{}</u>"}
+    heads = "".join(f'<th scope="col">{for_html(column)}</th>' for column in ["Algorithm", *table.columns])
+    notes = "".join(f"<br><small>{for_html(note)}</small>" for note in table.footnotes)
+    lines = [
+        '<table class="results">',
+        f"<caption>{for_html(table.title)}{notes}</caption>",
+        f"<thead><tr>{heads}</tr></thead>",
+        "<tbody>",
+    ]
+    for row, cells in table.body():
+        values = "".join(f"<td>{marked[cell.mark].format(for_html(str(cell)))}</td>" for cell in cells)
+        lines.append(f'<tr class="{row.kind}"><th scope="row">{for_html(row.head)}</th>{values}</tr>')
+    return "\n".join([*lines, "</tbody>", "</table>"])
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "terminal": to_terminal,
+    "markdown": to_markdown,
+    "latex": to_latex,
+    "html": to_html,
 }
-
-
-def _latex(text: str) -> str:
-    """The same for LaTeX, where an empty line would end the caption."""
-    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))

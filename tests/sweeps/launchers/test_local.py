@@ -18,6 +18,7 @@ import torch
 
 from aidgn.errors import AidgnError
 from aidgn.report.table import tables
+from aidgn.report.table_formats import to_markdown
 from aidgn.runs.folder import RunFolder
 from aidgn.selection import read_runs
 from aidgn.sweeps.grid import plan
@@ -269,7 +270,7 @@ def test_kills_at_random_moments(kills: int, changes: dict[str, Any], tmp_path: 
     found = records(out)
     assert len(found) == len(specs) and found == one_by_one(specs, tmp_path / "undisturbed")
     shown = [
-        [table.to_markdown() for table in tables(read_runs(folder), "training", "sd", False)]
+        [to_markdown(table) for table in tables(read_runs(folder), "training", "sd", False)]
         for folder in (out, tmp_path / "undisturbed")
     ]
     assert shown[0] == shown[1] and read_runs(out).twice == 0

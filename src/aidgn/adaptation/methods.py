@@ -1,0 +1,75 @@
+"""The table of adaptation methods. It loads no PyTorch until a method's class is asked for."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aidgn.adaptation.t3a import T3A
+    from aidgn.adaptation.tent import EntropyMinimization
+
+
+@dataclass(frozen=True)
+class AdaptationMethod:
+    """A method of test-time adaptation.
+
+    Args:
+        name: Name in tables and in adaptation.jsonl.
+        title: What the method adapts, in a few words.
+        description: How the method adapts, in a sentence.
+        location: Module and class below `aidgn.adaptation`.
+        settings: Settings to choose from by accuracy on source validation data.
+        needs_images: Whether the method adapts the network below the features.
+    """
+
+    name: str
+    title: str
+    description: str
+    location: str
+    settings: tuple[dict[str, Any], ...]
+    needs_images: bool = False
+
+    @property
+    def adapter(self) -> "type[T3A] | type[EntropyMinimization]":
+        """The class that adapts."""
+        module, name = self.location.split(".")
+        return getattr(import_module(f"aidgn.adaptation.{module}"), name)
+
+
+TENT_SETTINGS = tuple({"rate": rate, "updates": updates} for rate in (0.1, 1.0, 10.0) for updates in (1, 3))
+METHODS = {
+    method.name: method
+    for method in (  # in the order of the paper's figure 3
+        AdaptationMethod(
+            "T3A",
+            "class directions",
+            "Classify by class directions that are averaged over the most certain features seen so far.",
+            "t3a.T3A",
+            tuple({"filter_k": k} for k in (1, 5, 20, 50, 100, "all")),
+        ),
+        AdaptationMethod(
+            "Tent-BN",
+            "a batch norm before the classifier",
+            "Minimise the entropy of predictions over scale and shift of a batch norm before the classifier.",
+            "tent.TentBN",
+            TENT_SETTINGS,
+        ),
+        AdaptationMethod(
+            "Tent-C",
+            "the classifier",
+            "Minimise the entropy of predictions over the classifier's parameters.",
+            "tent.TentC",
+            TENT_SETTINGS,
+        ),
+        AdaptationMethod(
+            "Tent",
+            "the backbone's batch norms",
+            "Minimise the entropy of predictions over scales and shifts of the backbone's batch norms.",
+            "tent.Tent",
+            TENT_SETTINGS,
+            needs_images=True,
+        ),
+    )
+}
+DEFAULT = tuple(name for name, method in METHODS.items() if not method.needs_images)
+ORDER = ("none", *METHODS)  # of rows in a table: "none" is the algorithm as trained

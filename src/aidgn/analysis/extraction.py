@@ -1,0 +1,205 @@
+"""From a trained run to its features: find the run's images, compute, keep the result in the run's folder."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aidgn.algorithms import Algorithm, find
+from aidgn.algorithms.base import class_vectors
+from aidgn.algorithms.custom import source_of
+from aidgn.analysis.features import Features, open_run
+from aidgn.data import DATASETS, Dataset, load_dataset
+from aidgn.data.cache import prepare
+from aidgn.data.dataset import load_folder
+from aidgn.data.loader import DeviceImageStore
+from aidgn.data.splits import train_val_indices
+from aidgn.data.transforms import clean
+from aidgn.errors import AidgnError
+from aidgn.inference.model import load_model
+from aidgn.novelty import outputs
+from aidgn.runs.metadata import RunMetadata
+from aidgn.training.evaluation import rows_of
+from aidgn.training.featurizer import choose_device
+from aidgn.training.trainer import load_images
+
+log = logging.getLogger("aidgn")
+
+Progress = Callable[[str, int, int], None]  # part of the work, done, total
+
+
+def extract_features(
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    algorithm: str | Sequence[str] | None = None,
+    must_keep: bool = False,
+    on_progress: Progress | None = None,
+) -> Features:
+    """Compute the features of RUN/model.safetensors for all images of all domains, as the run's evaluation does.
+
+    The features are kept in RUN/features.npz and read from there while they are of this model.
+
+    Args:
+        run: Folder of a finished run.
+        data: The data set's folder, if it is no longer where the training found it.
+        data_dir: Folder in which data sets are looked for.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        algorithm: FILE.py:CLASS of a custom algorithm, or several of which one is the run's.
+        must_keep: Raise an error if the features cannot be written to the run's folder.
+        on_progress: Called with the part of the work, what is done and the total.
+    """
+    report = on_progress or (lambda *_: None)
+    folder = open_run(run)
+    digest = folder.model_digest
+    if folder.features.exists():
+        try:
+            known = Features.load(folder.features)
+            if known.model == digest:
+                return known
+        except AidgnError as error:
+            log.warning("%s They are computed again.", error)
+    images = open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report)
+    model = load_model(folder.path, device, own_algorithm(folder.metadata, algorithm))
+    features = _compute_all(model.network, images, folder.identity, digest, report)
+    try:
+        features.save(folder.features)
+    except AidgnError as error:  # a folder of someone else's, or a full disk
+        if must_keep:
+            raise
+        log.warning("%s The features are not kept.", error)
+    return features
+
+
+def _compute_all(
+    network: Algorithm, images: DeviceImageStore, identity: dict[str, Any], digest: str, report: Progress
+) -> Features:
+    dataset = images.decoded.dataset
+    parts = []
+    for number in range(len(dataset.domains)):
+        indices = np.flatnonzero(dataset.domain_of == number)
+        parts += [indices[part] for part in train_val_indices(len(indices), identity["trial"], number)]
+    validation = np.zeros(len(dataset), np.bool_)
+    validation[np.concatenate(parts[1::2])] = True
+    features = np.empty((0, 0), np.float32)
+    logits = np.empty((len(dataset), len(dataset.classes)), np.float32)
+    done = 0
+    for indices, z, batch_logits in compute_features(network, images, rows_of(parts, network, images.device)):
+        if not features.size:
+            features = np.empty((len(dataset), z.shape[1]), np.float32)
+        features[indices] = z.cpu().numpy()
+        logits[indices] = batch_logits.cpu().numpy()
+        done += len(indices)
+        report("computing features", done, len(dataset))
+    vectors = class_vectors(network.classifier)
+    return Features(
+        features=features,
+        logits=logits,
+        labels=dataset.labels.astype(np.int64),
+        domains=dataset.domain_of.astype(np.int64),
+        validation=validation,
+        files=list(dataset.files),
+        class_names=list(dataset.classes),
+        domain_names=list(dataset.domains),
+        targets=list(identity["target"]),
+        weight=None if vectors is None else np.ascontiguousarray(vectors.float().cpu().numpy()),
+        kappa=getattr(network.classifier, "kappa", None),
+        dataset=identity["dataset"],
+        algorithm=identity["algorithm"],
+        trial=identity["trial"],
+        draw=identity["draw"],
+        model=digest,
+    )
+
+
+@torch.no_grad()
+def compute_features(
+    network: Algorithm, images: DeviceImageStore, rows: Sequence[Tensor]
+) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+    """Yield each row of image indices with its features and logits, on the device in float32."""
+    network.eval()
+    transform = clean_transform(images)
+    for row, (pixels, geometry, _) in zip(rows, images.batches(rows), strict=True):
+        z, logits = outputs(network, transform(pixels, geometry))
+        yield row.numpy(), z.float(), logits.float()
+
+
+def clean_transform(images: DeviceImageStore) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return evaluation's transform, not compiled: on a GPU compiling would take longer than the work."""
+    return partial(clean, size=images.decoded.dataset.image_size, exact_fit=images.exact_fit)
+
+
+# The run and its images -----------------------------------------------------------------------------------------------
+
+
+def own_algorithm(metadata: RunMetadata, given: str | Sequence[str] | None) -> str | None:
+    """Choose the run's FILE.py:CLASS among those given for many runs: by name, then by the text of the file."""
+    identity = metadata.identity
+    if identity.get("source") is None:
+        return None
+
+    def score(name: str) -> tuple[bool, bool]:
+        custom = find(name)
+        return metadata.label.name == custom.name(), identity["source"] == source_of(custom)
+
+    return max([given] if isinstance(given, str) else given or (), key=score, default=None)
+
+
+def open_images(
+    metadata: RunMetadata,
+    *,
+    data: str | Path | None,
+    data_dir: str | Path | None,
+    device: str,
+    on_progress: Progress,
+) -> DeviceImageStore:
+    """Load the images that a run was trained on to the device; refuse other images."""
+    dataset = find_dataset(metadata, data, data_dir)
+    decoded = prepare(
+        dataset,
+        skip_broken=bool(metadata.skipped),
+        on_progress=lambda done, total: on_progress("decoding images", done, total),
+    )
+    if metadata.identity["data"] != f"{decoded.dataset.fingerprint[:32]}-{decoded.content}":
+        raise AidgnError(
+            f"The images in {dataset.root or dataset.name} are not those that {metadata.path.parent} was trained on: "
+            "files were added, removed or changed. Give the right folder with --data DIR."
+        )
+    return load_images(decoded, choose_device(device))
+
+
+def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str | Path | None = None) -> Dataset:
+    """Find a run's data set: in `data`, else where the training found it, else in `data_dir`."""
+    metadata.check_complete("dataset")
+    name, root = metadata.identity["dataset"], metadata.root
+    info = DATASETS.get(name)
+    if name == "digits":
+        dataset = load_dataset(name)
+    elif data is not None and (info is None or info.order_folders(_subfolders(Path(data)))):
+        dataset = load_folder(Path(data), info)
+    elif data is None and root is not None and Path(root).is_dir():
+        dataset = load_folder(Path(root), info)
+    elif info is not None:
+        try:
+            dataset = load_dataset(name, data_dir if data is None else data)
+        except AidgnError as error:  # commands on runs have --data instead of --data-dir
+            raise AidgnError(str(error).replace("--data-dir", "--data")) from None
+    else:
+        reason = f"{root} does not exist" if root else "run.json does not say where they were"
+        raise AidgnError(
+            f"The images of {metadata.path.parent} were not found: {reason}. Give the folder of {name} with --data DIR."
+        )
+    return dataset.with_image_size(metadata.image_size)
+
+
+def _subfolders(path: Path) -> list[str]:
+    if not path.is_dir():
+        return []
+    return [entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != "."]
