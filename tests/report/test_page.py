@@ -207,7 +207,9 @@ def test_tables_bars_answer_and_curves_say_what_the_records_say(tmp_path: Path, 
     assert run["accuracies"]["env0_out_acc"] == pytest.approx([0.8, 0.9])
     assert run["selected"] == {"training": 4, "oracle": 4}
     assert found["search"] == [] and found["adaptation"] == []
-    assert "Features need the weights" in text and "Run it again" in text  # the latent space is not there, and why is said
+    assert (
+        "Features need the weights" in text and "Run it again" in text
+    )  # the latent space is not there, and why is said
     assert not list(page.parent.glob(".*")) and str(tmp_path) not in page.read_text()
 
 

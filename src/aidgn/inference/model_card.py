@@ -13,8 +13,8 @@ from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS
 from aidgn.data import DATASETS, Dataset
 from aidgn.errors import AidgnError, short, some
-from aidgn.inference.model import Model
 from aidgn.escape import for_markdown
+from aidgn.inference.model import Model
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
 from aidgn.selection import read_runs, select
