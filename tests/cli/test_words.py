@@ -228,7 +228,7 @@ def test_a_table_is_named_where_there_is_one(done: int, said: str, capsys: pytes
 
 
 def test_a_sweep_ends_with_its_table_beside_the_paper_s(tmp_path: Path) -> None:
-    results = Path(__file__).parents[2] / "docs" / "results" / "pacs-resnet50-he2015"
+    results = Path(__file__).parents[2] / "docs" / "results" / "pacs-resnet50-he2015.zip"
     ours, ablation = finished_tables(str(results))
     assert {"paper", "difference"} < {row.kind for row in ours.rows} and "table 2" in ablation.title
     assert finished_tables(str(tmp_path)) == []

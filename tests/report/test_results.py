@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RUNS, REPEATED = "docs/results/pacs-resnet50-he2015", "docs/results/pacs-repeated"
+RUNS, REPEATED = "docs/results/pacs-resnet50-he2015.zip", "docs/results/pacs-repeated.zip"
 
 
 @pytest.mark.parametrize(

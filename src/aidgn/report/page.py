@@ -36,6 +36,7 @@ from aidgn.report.paper import dataset_order, paper_order
 from aidgn.report.table import METHOD_TITLES, Trials, average_over_targets, have_same_trials, in_order, tables
 from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.packed import SUFFIX as PACKED
 from aidgn.runs.records import Records
 from aidgn.selection import METHODS, read_runs, select
 
@@ -170,7 +171,8 @@ def write_report(
             line
             for name, members in places.items()
             for line in rerun.commands(
-                [run for run in records.runs if run.path and any(map(run.path.is_relative_to, members))], name
+                [run for run in records.runs if run.path and any(map(Path(str(run.path)).is_relative_to, members))],
+                name,
             )
         ],
         again=_again(list(given), adapted, algorithm, points),
@@ -221,7 +223,9 @@ def as_json(value: Any) -> str:
 def _place_name(folder: str | Path) -> str:
     """The folder that runs are in, as it was given; of a path from the root the last part, as those above it are
     nobody's business."""
-    path = Path(folder).parent if Path(folder).is_file() else Path(folder)
+    path = Path(folder)
+    if path.is_file():
+        path = path.with_suffix("") if path.suffix == PACKED else path.parent
     if RunFolder(path).exists:
         path = (path.resolve() if path.name in ("", "..") else path).parent
     return path.resolve().name if path.is_absolute() or path.name in ("", "..") else str(path)

@@ -45,11 +45,11 @@ class RunFolder:
     """The files of a run, for reading.
 
     Args:
-        path: The folder. It need not exist.
+        path: The folder, which need not exist; or a folder in an archive, a `zipfile.Path`.
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = Path(path) if isinstance(path, str) else path
         self.metadata_file = self.path / names.METADATA
         self.results = self.path / names.RECORDS
         self.state = self.path / names.STATE
@@ -64,7 +64,7 @@ class RunFolder:
         self.export = self.path / "export"
 
     def __str__(self) -> str:
-        return str(self.path)
+        return str(self.path).rstrip("/")
 
     @classmethod
     def find(cls, folder: str | Path, *patterns: str) -> "list[RunFolder]":

@@ -4,6 +4,7 @@ adaptation left beside them."""
 import json
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Iterator
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -18,9 +19,12 @@ from aidgn.runs import names
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.label import Label
 from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.packed import SUFFIX, unpack
 from aidgn.runs.records import Record, Records, RunRecords, check, is_a, parse, sort_into_runs
 
-File = tuple[str, tuple[int, int] | None, list[RunRecords], bool]  # path, inode, its runs, whether its last line is cut
+File = tuple[
+    Path, tuple[int, int] | None, list[RunRecords], bool
+]  # path, inode, its runs, whether its last line is cut
 
 ADAPTED: dict[str, Any] = {
     "dataset": str,
@@ -42,17 +46,21 @@ DOUBTFUL = re.compile(rb'_acc"(?!: ?(?:0\.\d+[,}]|(?:[01]|1\.0|\d(?:\.\d+)?e-0?[
 
 
 def load_records(*folders: str | Path) -> list[Record]:
-    """Every record of every results.jsonl below the folders, at any depth; a folder of one run will do as well."""
+    """Return the records of all runs.
+
+    Args:
+        folders: Folders of runs, or folders around them at any depth; or files of `aidgn.runs.pack`.
+    """
     return list(read_runs(*folders))
 
 
 def read_runs(*folders: str | Path) -> Records:
-    """The same records sorted into runs, in a small part of the time and memory that dicts of all of them take."""
-    paths: dict[str, None] = {}
-    for folder in folders:
-        if not Path(folder).exists():
+    """Return the same records sorted into runs, in a fraction of the time and memory of a list of dicts."""
+    paths: dict[Path, None] = {}
+    for folder in map(Path, folders):
+        if not folder.exists():
             raise AidgnError(f"{folder} does not exist. Give the folder of a run or of a sweep.")
-        found = _find_files(Path(folder))
+        found = _find_files(folder)
         if not found:
             raise AidgnError(
                 f"There is no {names.RECORDS} in {folder} or below. Give the folder of a run or of a sweep."
@@ -69,7 +77,7 @@ def read_runs(*folders: str | Path) -> Records:
             seen.add(inode)
         cut += was_cut
         if not runs_of_file:
-            empty.append(Path(path).parent)
+            empty.append(path.parent)
         for run in runs_of_file:
             other = runs.setdefault(run.identity, run)
             if other is not run:
@@ -115,12 +123,14 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
     return [line for line in lines if model in (None, line["model"])]
 
 
-def _find_files(path: Path) -> list[str]:
+def _find_files(path: Path) -> list[Path]:
     if path.is_dir():
-        return [str(run.results) for run in RunFolder.find(path)]
+        return [run.results for run in RunFolder.find(path)]
+    if path.suffix == SUFFIX:
+        return [run.results for run in unpack(path)]
     if path.suffix != ".jsonl":
         raise AidgnError(f"{path} is no {names.RECORDS}. Give the folder of a run or of a sweep.")
-    return [str(path)]
+    return [path]
 
 
 def _metadata(folder: Path) -> RunMetadata:
@@ -129,8 +139,12 @@ def _metadata(folder: Path) -> RunMetadata:
     return run.metadata if run.exists else RunMetadata()
 
 
-def _read_files(paths: list[str]) -> Iterator[File]:
+def _read_files(paths: list[Path]) -> Iterator[File]:
     """Read files, many of them by all cores at once."""
+    for path in paths:
+        if isinstance(path, zipfile.Path):
+            yield path, None, *_read(path.read_bytes(), path, _metadata(path.parent))
+    paths = [path for path in paths if not isinstance(path, zipfile.Path)]
     chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
     cores = usable_cores()
     if min(len(chunks), cores) < 2 or parent_process() is not None:
@@ -144,9 +158,9 @@ def _read_files(paths: list[str]) -> Iterator[File]:
             yield from files
 
 
-def _read_chunk(paths: list[str]) -> list[File]:
+def _read_chunk(paths: list[Path]) -> list[File]:
     files: list[File] = []
-    for path in map(Path, paths):
+    for path in paths:
         text, inode = b"", None
         try:
             with path.open("rb", buffering=0) as file:
@@ -156,11 +170,11 @@ def _read_chunk(paths: list[str]) -> list[File]:
             pass  # the run has a run.json and nothing else yet
         except OSError as error:
             raise AidgnError(f"{path} cannot be read: {error.strerror or error}.") from None
-        files.append((str(path), inode, *_read(text, path, _metadata(path.parent))))
+        files.append((path, inode, *_read(text, path, _metadata(path.parent))))
     return files
 
 
-def _read_chunk_lightly(paths: list[str]) -> list[File]:
+def _read_chunk_lightly(paths: list[Path]) -> list[File]:
     """For another process: without the texts, which take longer to send than what is asked of them to read again."""
     files = _read_chunk(paths)
     for run in [run for _, _, runs, _ in files for run in runs if isinstance(run.rest, bytes)]:

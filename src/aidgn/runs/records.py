@@ -110,7 +110,7 @@ class RunRecords:
 
     def __str__(self) -> str:
         if self.path is not None:
-            return str(self.path.parent)
+            return str(self.path.parent).rstrip("/")
         return f"the run of {self.args['algorithm']} on {self.args['dataset']}, target {self.targets}"
 
     @property

@@ -1,0 +1,75 @@
+"""The runs of an experiment in one file: a zip archive of their records, without weights.
+
+Tables and pages read the file like the folder that it was made of, without extracting it.
+"""
+
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import cast
+
+from aidgn.errors import AidgnError, amount
+from aidgn.files import atomic_write
+from aidgn.runs import names
+from aidgn.runs.folder import RunFolder
+
+PACKED = (names.METADATA, names.RECORDS, names.ADAPTATION, names.DIAGNOSIS)
+SUFFIX = ".zip"
+MAX_BYTES = 1 << 30  # of all files, decompressed
+DATE = (1980, 1, 1, 0, 0, 0)  # of every file in the archive, so that equal runs make equal archives
+
+
+def pack(folder: str | Path, file: str | Path) -> int:
+    """Write the records of all runs below a folder into one file.
+
+    Args:
+        folder: Folder of a sweep, or of several.
+        file: The zip archive to write. Inside, the runs are in a folder of its name.
+
+    Returns:
+        The number of runs.
+    """
+    folder, file = Path(folder), Path(file)
+    if file.suffix != SUFFIX:
+        raise AidgnError(f"{file} should end in {SUFFIX}.")
+    runs = RunFolder.find(folder)
+    with atomic_write(file) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        for run in runs:
+            for path in (run.path / name for name in PACKED):
+                if path.is_file():
+                    place = zipfile.ZipInfo(f"{file.stem}/{path.relative_to(folder).as_posix()}", DATE)
+                    place.external_attr = 0o644 << 16
+                    archive.writestr(place, _content(path), zipfile.ZIP_DEFLATED, compresslevel=9)
+    return len(runs)
+
+
+def unpack(file: Path) -> list[RunFolder]:
+    """Return the runs in a packed experiment.
+
+    Their paths are `zipfile.Path`s: they are read like those of a folder, and nothing is written. Every file is
+    decompressed once to compare its checksum.
+    """
+    try:
+        archive = zipfile.ZipFile(file)
+        size = sum(member.file_size for member in archive.infolist())
+        if size > MAX_BYTES:
+            raise AidgnError(f"{file} holds {amount(size)}; packed runs hold at most {amount(MAX_BYTES)}.")
+        damaged = archive.testzip()
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise AidgnError(f"{file} cannot be read as a zip archive of runs ({error}). Copy it again.") from None
+    if damaged is not None:
+        raise AidgnError(f"{file} is damaged: the content of {damaged} does not match its checksum. Copy it again.")
+    members = [name.rpartition("/") for name in archive.namelist()]
+    places = sorted(place for place, _, name in members if name == names.RECORDS)
+    return [RunFolder(cast(Path, zipfile.Path(archive, f"{place}/" if place else ""))) for place in places]
+
+
+def _content(path: Path) -> bytes:
+    """Return the file, without the folder of the images if it is a run.json: it concerns one machine."""
+    content = path.read_bytes()
+    if path.name == names.METADATA:
+        values = json.loads(content)
+        if values.pop("root", None) is not None:
+            content = (json.dumps(values, indent=1) + "\n").encode()
+    return content
