@@ -911,13 +911,7 @@ def test_an_image_with_two_categories_lies_in_both(server: Server, tmp_path: Pat
         ],
     }
     entry = DatasetInfo(
-        "TerraIncognita",
-        ("location_38",),
-        ("L38",),
-        2,
-        "terra_incognita",
-        {"location_38": 3},
-        classes=("cat", "dog"),
+        "TerraIncognita", ("location_38",), ("L38",), 2, "terra_incognita", {"location_38": 3}, classes=("cat", "dog")
     )
     files = (
         File("i.tar.gz", (server.serve("/i.tar.gz", tarred({"a/0.png": picture(0), "a/1.png": picture(1)})),)),

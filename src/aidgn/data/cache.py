@@ -20,16 +20,7 @@ from typing import IO
 
 import numpy as np
 
-from aidgn.data.cache_index import (
-    BROKEN,
-    LARGER,
-    CacheEntry,
-    CacheIndex,
-    count_stored,
-    reliable,
-    slot_bytes,
-    stamp_of,
-)
+from aidgn.data.cache_index import BROKEN, LARGER, CacheEntry, CacheIndex, count_stored, reliable, slot_bytes, stamp_of
 from aidgn.data.dataset import Dataset
 from aidgn.data.decode_pool import content_digest, decode_all
 from aidgn.data.images import largest_slot, longest_side

@@ -159,10 +159,9 @@ def load_folder(root: Path, info: DatasetInfo | None = None) -> Dataset:
         info: What the folder must hold. By default the data set in `DATASETS` whose name and domains the folder has,
             else a data set with the folder's own name and domains.
     """
-    if not root.exists():
-        raise AidgnError(f"The folder {root} does not exist. {LAYOUT}")
     if not root.is_dir():
-        raise AidgnError(f"{root} is not a folder. {LAYOUT}")
+        problem = "is not a folder" if root.exists() else "does not exist"
+        raise AidgnError(f"{root} {problem}. {LAYOUT}")
     ignored: list[str] = []
     folders = list_folders(root, "", ignored)
     if not folders:
@@ -236,9 +235,6 @@ def check_outside(dataset: Dataset, out: str | Path) -> None:
             f"The results in {out} would lie in {dataset.root}, among the images, and count as a domain. Choose a "
             "folder outside with --out."
         )
-
-
-# Names --------------------------------------------------------------------------------------------------------------
 
 
 def too_few_classes(root: Path, folders: Sequence[str], classes: Sequence[str], ignored: Sequence[str]) -> AidgnError:

@@ -1,4 +1,4 @@
-"""The embedded data set: 1797 real handwritten digits, drawn in four styles as four domains.
+"""The data set that comes with the package: 1797 handwritten digits, drawn in four styles as four domains.
 
 The digits are those of scikit-learn (8 x 8 pixels, 13 writers, from UCI), enlarged to 28 x 28. Each is in one domain.
 """
@@ -13,7 +13,7 @@ INFO = DATASETS["digits"]
 
 
 def load_digits() -> Dataset:
-    """Digits dealt out to the domains in turn, class by class; sorted by domain, class and number in the source."""
+    """Deal the digits out to the domains in turn, class by class; sort by domain, class and number in the source."""
     from sklearn.datasets import load_digits as load_source
 
     source = load_source()
@@ -31,7 +31,7 @@ def load_digits() -> Dataset:
         f"{INFO.domains[domain]}/{label}/{number:04}.png"
         for domain, label, number in zip(domain_of.tolist(), labels.tolist(), order.tolist(), strict=True)
     ]
-    pixels = np.round(np.round(pixels * 255, 6))  # to 6 places first: halves fall to the same side on every processor
+    pixels = np.round(np.round(pixels * 255, 6))  # to 6 places first, so that every processor rounds halves alike
     pixels = np.clip(pixels, 0, 255).astype(np.uint8)
     return Dataset(INFO, list(INFO.classes), files, labels, domain_of, pixels=pixels)
 
@@ -40,44 +40,47 @@ def load_digits() -> Dataset:
 
 
 def enlarge(images: np.ndarray, slant: float = 0.0, inside: int = 24) -> np.ndarray:
-    """Coverage by ink, 0 to 1: [N, 8, 8] enlarged by cubic convolution to `inside` pixels in a frame of SIZE.
+    """Enlarge coverage by ink, 0 to 1, [N, 8, 8] by cubic convolution to `inside` pixels in a frame of SIZE.
 
     The writing leans to the right by `slant` pixels per pixel of height.
     """
-    place = (np.arange(SIZE) + 0.5 - SIZE / 2) * images.shape[1] / inside  # from the middle, in pixels of the source
-    rows = cubic(place[:, None] + (images.shape[1] - 1) / 2 - np.arange(images.shape[1]))
+    position = (np.arange(SIZE) + 0.5 - SIZE / 2) * images.shape[1] / inside  # from the middle, in pixels of the source
+    rows = cubic(position[:, None] + (images.shape[1] - 1) / 2 - np.arange(images.shape[1]))
     columns = cubic(
-        place[None, :, None] + slant * place[:, None, None] + (images.shape[1] - 1) / 2 - np.arange(images.shape[1])
+        position[None, :, None]
+        + slant * position[:, None, None]
+        + (images.shape[1] - 1) / 2
+        - np.arange(images.shape[1])
     )
     return np.clip(np.einsum("ya,nab,yxb->nyx", rows, images, columns, optimize=True), 0, 1)
 
 
 def cubic(distance: np.ndarray) -> np.ndarray:
-    """The weights of cubic convolution (Keys 1981, a = -1/2)."""
+    """Compute the weights of cubic convolution (Keys 1981, a = -1/2)."""
     d = np.abs(distance)
     return np.where(d < 1, 1.5 * d**3 - 2.5 * d**2 + 1, np.where(d < 2, -0.5 * d**3 + 2.5 * d**2 - 4 * d + 2, 0))
 
 
 def blur(images: np.ndarray) -> np.ndarray:
-    """Weights 1/4 1/2 1/4 along both sides."""
+    """Blur with weights 1/4, 1/2, 1/4 along both sides."""
     for axis in (1, 2):
         images = (np.roll(images, 1, axis) + 2 * images + np.roll(images, -1, axis)) / 4
     return images
 
 
 def step(values: np.ndarray, at: float, width: float) -> np.ndarray:
-    """0 below `at`, 1 above, a smooth edge of this width between."""
+    """Rise smoothly from 0 to 1 around `at`, over this width."""
     t = np.clip((values - at) / width + 0.5, 0, 1)
     return t * t * (3 - 2 * t)
 
 
 def paint(ground: np.ndarray, colour: np.ndarray, cover: np.ndarray) -> np.ndarray:
-    """`colour` over `ground`, both [N or 1, SIZE or 1, SIZE or 1, 3], where `cover` [N, SIZE, SIZE] is 1."""
+    """Paint `colour` over `ground`, both [N or 1, SIZE or 1, SIZE or 1, 3], where `cover` [N, SIZE, SIZE] is 1."""
     return ground + cover[..., None] * (colour - ground)
 
 
 def tones(rng: np.random.Generator, n: int, low: tuple[float, ...], high: tuple[float, ...]) -> np.ndarray:
-    """One colour per image between two."""
+    """Draw a colour between two for each image."""
     return np.asarray(low) + rng.random((n, 1, 1, 1)) * (np.asarray(high) - np.asarray(low))
 
 
@@ -89,7 +92,7 @@ def noise(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def ink(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A thin blue-black pen on ruled cream paper, leaning to the right."""
+    """Draw with a thin blue-black pen on ruled cream paper, leaning to the right."""
     n, strokes = len(images), enlarge(images, slant=0.12)
     paper = tones(rng, n, (0.88, 0.85, 0.76), (0.98, 0.97, 0.93)) + 0.05 * noise(rng, n)[..., None]
     ruled = (np.arange(SIZE)[:, None] - rng.integers(0, 7, (n, 1, 1))) % 7 == 0
@@ -98,7 +101,7 @@ def ink(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def chalk(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """White chalk on a green board, leaning to the left; it skips in grains, and dust is left of the wiping."""
+    """Draw with white chalk on a dusty green board, leaning to the left; the chalk skips grains."""
     n, strokes = len(images), enlarge(images, slant=-0.24)
     board = tones(rng, n, (0.09, 0.22, 0.16), (0.16, 0.33, 0.25)) + 0.5 * blur(blur(noise(rng, n)))[..., None]
     cover = step(strokes, 0.45, 0.6) * np.clip(0.8 + 0.9 * noise(rng, n), 0, 1)
@@ -106,7 +109,7 @@ def chalk(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def poster(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A large bright digit on darker stripes of another colour, in one of four the other way round."""
+    """Draw a large bright digit on darker stripes of another colour; swap the colours in one of four images."""
     n, strokes = len(images), enlarge(images, inside=SIZE)
     hue = rng.random((n, 1, 1, 1))
     dark, light = 0.5 * wheel(hue), 0.3 + 0.7 * wheel(hue + 0.35 + 0.3 * rng.random((n, 1, 1, 1)))
@@ -119,7 +122,7 @@ def poster(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def outline(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The contour of the strokes in pencil on grey card, lightly shaded inside."""
+    """Draw the contour of the strokes in pencil on grey card, with light shading inside."""
     n, strokes = len(images), enlarge(images)
     cover = np.maximum(np.clip(1 - np.abs(strokes - 0.45) / 0.28, 0, 1), 0.38 * step(strokes, 0.45, 0.4))
     card = tones(rng, n, (0.6, 0.6, 0.62), (0.8, 0.8, 0.8)) + 0.06 * noise(rng, n)[..., None]
@@ -127,5 +130,5 @@ def outline(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def wheel(hue: np.ndarray) -> np.ndarray:
-    """Full colours around the wheel, hue 0 to 1 from red over green and blue."""
+    """Return full colours for hues from 0 to 1: red, green, blue, red."""
     return 0.5 + 0.5 * np.cos(2 * np.pi * (hue - np.array([0, 1 / 3, 2 / 3])))

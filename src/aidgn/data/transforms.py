@@ -1,6 +1,7 @@
-"""Augmentation of a uint8 batch where it lies: crop, flip, resize, colour jitter, grey and normalisation.
+"""Augment a uint8 batch on its device: crop, flip, resize, colour jitter, grey and normalisation.
 
-One draw per image, distributed as torchvision's; no synchronisation with a GPU, and torch.compile takes it whole.
+Each image has its own random numbers, with the distributions of torchvision's transforms. Nothing waits for the GPU,
+and torch.compile compiles everything into one graph.
 """
 
 import torch
@@ -15,13 +16,13 @@ GREY_PROBABILITY = 0.1
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
-# What the uniforms of an image are for: its crop, flip, order of the jitter, factors of the jitter, grey.
+# Uniforms of an image for its crop, flip, order of the jitter, factors of the jitter, grey.
 SHARES = (2 * ATTEMPTS + 2, 1, 4, 4, 1)
 UNIFORMS = sum(SHARES)
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
-# All 24 orders of the four operations are subsequences of this one. Hue, which costs most arithmetic, is in it once;
-# contrast, whose mean over the image costs a pass over memory, twice; the others fuse into what is around them.
+# All 24 orders of the four operations are subsequences of this sequence. It has hue, which needs most arithmetic, once,
+# and contrast, whose mean over the image costs a pass over memory, twice. The others are fused with their neighbours.
 PART = (BRIGHTNESS, SATURATION, BRIGHTNESS)
 SEQUENCE = (*PART, CONTRAST, *PART, HUE, *PART, CONTRAST, *PART)
 
@@ -29,10 +30,13 @@ Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue [B, H, W] in [0, 1]
 
 
 def augment(images: Tensor, geometry: Tensor, uniforms: Tensor, size: int) -> Tensor:
-    """Training images [B, 3, size, size], float32, channels_last, of slots `images` uint8 [B, S, S, 3].
+    """Augment training images; return [B, 3, size, size], float32, channels_last.
 
-    geometry [B, 4]: stored height and width (the image lies in the slot's top left corner), original height and width;
-    uniforms [B, UNIFORMS] in [0, 1).
+    Args:
+        images: Slots, uint8 [B, S, S, 3], with an image in the top left corner of each.
+        geometry: Stored height and width, original height and width [B, 4].
+        uniforms: Random numbers in [0, 1) [B, UNIFORMS].
+        size: Side of the result.
     """
     crop, flip, order, factors, to_grey = uniforms.split(SHARES, dim=1)
     stored, original = geometry.split(2, dim=1)
@@ -44,17 +48,20 @@ def augment(images: Tensor, geometry: Tensor, uniforms: Tensor, size: int) -> Te
 
 
 def clean(images: Tensor, geometry: Tensor, size: int, *, exact_fit: bool = False) -> Tensor:
-    """Evaluation images [B, 3, size, size]: the whole image resized, both sides; arguments as those of `augment`.
+    """Resize whole images for evaluation; return [B, 3, size, size].
 
-    Images of one size need no more than one row of geometry. exact_fit says that every image fills its slot and slots
-    have the size asked for: nothing is resized.
+    Args:
+        images: See `augment`.
+        geometry: See `augment`; images of one size need only one row.
+        size: Side of the result.
+        exact_fit: Whether every image fills its slot and slots have this size, so that nothing is resized.
     """
     if exact_fit:
         if images.shape[1:3] != (size, size):
             raise ValueError(f"exact_fit needs slots of {size} x {size} pixels, got {tuple(images.shape[1:3])}")
         red, green, blue = (images / 255).unbind(dim=3)
         return normalise((red, green, blue))
-    if images.device.type == "cpu" and not torch.compiler.is_compiling():  # one by one: faster than the products there
+    if images.device.type == "cpu" and not torch.compiler.is_compiling():  # one by one is faster than products on a CPU
         return torch.cat(
             [
                 clean_one(image[:height, :width], size)
@@ -67,7 +74,7 @@ def clean(images: Tensor, geometry: Tensor, size: int, *, exact_fit: bool = Fals
 
 
 def clean_one(image: Tensor, size: int) -> Tensor:
-    """The same of one image [H, W, 3] without a slot, all of which stays in a processor's cache: [1, 3, size, size]."""
+    """Resize one image [H, W, 3] to [1, 3, size, size]; all of it stays in the processor's cache."""
     image = image.permute(2, 0, 1)[None].float()
     resized = functional.interpolate(image, (size, size), mode="bilinear", antialias=True)
     red, green, blue = (resized / 255).unbind(dim=1)
@@ -75,10 +82,14 @@ def clean_one(image: Tensor, size: int) -> Tensor:
 
 
 def crop_boxes(uniforms: Tensor, sizes: Tensor) -> Tensor:
-    """Random crops of images of `sizes` (height, width) [B, 2]: top, left, height, width [B, 4], whole pixels.
+    """Draw random crops: top, left, height, width [B, 4] in whole pixels, as torchvision's RandomResizedCrop.
 
-    torchvision's RandomResizedCrop: of ten draws of area ~ U(SCALE) and log(width / height) ~ U(log RATIO) the first
-    that fits, anywhere in the image; if none does, the largest central crop whose ratio is allowed.
+    Ten times, area ~ U(SCALE) and log(width / height) ~ U(log RATIO) are drawn. The first pair that fits is placed
+    anywhere in the image. If none fits, the crop is the largest central one with an allowed ratio.
+
+    Args:
+        uniforms: Random numbers [B, 2 * ATTEMPTS + 2].
+        sizes: Height and width of the images [B, 2].
     """
     area, ratio, position = uniforms.split((ATTEMPTS, ATTEMPTS, 2), dim=1)
     height, width = sizes.float().split(1, dim=1)
@@ -99,36 +110,40 @@ def crop_boxes(uniforms: Tensor, sizes: Tensor) -> Tensor:
 
 
 def resample(images: Tensor, boxes: Tensor, flip: Tensor, size: int, dtype: torch.dtype | None = None) -> Planes:
-    """The boxes (top, left, height, width [B, 4], in pixels of the slot, fractions allowed) of uint8 images
-    [B, S, S, 3], resized to size x size and mirrored where `flip` [B]: rows @ image @ columns^T.
+    """Cut boxes out of images and resize them to size x size, as products rows @ image @ columns^T.
 
-    The products run in float16 on CUDA (error up to about 0.12 grey levels), elsewhere in float32.
+    Args:
+        images: Slots, uint8 [B, S, S, 3].
+        boxes: Top, left, height, width [B, 4] in pixels of the slot, with fractions.
+        flip: Whether to mirror an image [B].
+        size: Side of the result.
+        dtype: Type of the products. By default float16 on CUDA (error up to about 0.12 grey levels), else float32.
     """
     dtype = dtype or (torch.float16 if images.is_cuda else torch.float32)
-    margin = -images.shape[1] % 8  # tensor cores want rows of whole 16 bytes
+    margin = -images.shape[1] % 8  # tensor cores need rows of a multiple of 16 bytes
     images = functional.pad(images, (0, 0, 0, margin, 0, margin))
     batch, slot = images.shape[:2]
     rows = weights(boxes[:, 0], boxes[:, 2], torch.zeros_like(flip), size, slot).to(dtype)
     columns = weights(boxes[:, 1], boxes[:, 3], flip, size, slot).to(dtype)
-    # With the channel between row and column both products take the memory as it lies. Bytes are exact in float16;
-    # centred, what the products round is half as large.
+    # With the channel between row and column, both products read the memory without copies. Bytes are exact in float16,
+    # and centring them halves the rounding errors of the products.
     x = images.transpose(2, 3).to(dtype, memory_format=torch.contiguous_format).sub_(128)
     x = rows @ x.reshape(batch, slot, 3 * slot)
     x = x.reshape(batch, size * 3, slot) @ columns.transpose(1, 2)
-    # Divided by the sums here, not before: a kernel that divides weights by their sum reads back what it wrote, which
-    # PyTorch before the mending of pytorch/pytorch#190517 compiles without a barrier: it may read other numbers.
-    high, wide = (each.sum(dim=2, dtype=torch.float32) for each in (rows, columns))
+    # Divide by the sums here and not before: a kernel that divides weights by their sum reads its own output, and
+    # PyTorch before the fix of pytorch/pytorch#190517 compiles this without a barrier, so wrong numbers may be read.
+    high, wide = (matrix.sum(dim=2, dtype=torch.float32) for matrix in (rows, columns))
     x = x.reshape(batch, size, 3, size).float() / (high[:, :, None, None] * wide[:, None, None])
     red, green, blue = ((x + 128) / 255).unbind(dim=2)
     return red, green, blue
 
 
 def weights(start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int) -> Tensor:
-    """Weights [B, size, slot] of the antialiased bilinear resizing of [start, start + length) to `size` pixels.
+    """Compute weights [B, size, slot] that resize [start, start + length) to `size` pixels, bilinear and antialiased.
 
-    Pixel i is centred at start + (i + 1/2) length / size and weighs its neighbours by a triangle of half-width
-    max(1, length / size), and by how much of each lies in the interval. Their sum is about one, and less at the ends of
-    the interval: it is still to be divided by.
+    Pixel i is centred at start + (i + 1/2) length / size. The weight of a neighbour is a triangle of half-width
+    max(1, length / size), times the part of the neighbour in the interval. The sum of the weights is about one, and
+    less at the ends of the interval; the caller divides by the sum.
     """
     start, length, flip = start[:, None, None], length[:, None, None], flip[:, None, None]
     pixel = torch.arange(slot, device=start.device)
@@ -141,16 +156,20 @@ def weights(start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int) -
 
 
 def jitter_factors(uniforms: Tensor) -> Tensor:
-    """Factors of brightness, contrast and saturation ~ U(0.7, 1.3), turn of the hue ~ U(-0.3, 0.3) [B, 4]."""
+    """Return factors of brightness, contrast and saturation ~ U(0.7, 1.3) and of hue ~ U(-0.3, 0.3) [B, 4]."""
     centre = (torch.arange(4, device=uniforms.device) != HUE).float()
     return centre + JITTER * (2 * uniforms - 1)
 
 
 def jitter(x: Planes, order: Tensor, factors: Tensor) -> Planes:
-    """torchvision's ColorJitter with brightness, contrast, saturation and hue `factors` [B, 4]; each image has its own
-    order of the four: that of its numbers in `order` [B, 4].
+    """Change brightness, contrast, saturation and hue, as torchvision's ColorJitter.
 
-    All operations of SEQUENCE run; an image takes part in one of each kind, in the others its factor is 1.
+    All operations of SEQUENCE run. Each of the four changes an image once; in the others its factor is 1.
+
+    Args:
+        x: The images.
+        order: The four operations run in the order of these numbers [B, 4].
+        factors: See `jitter_factors` [B, 4].
     """
     steps = jitter_steps(order)
     for step, operation in enumerate(SEQUENCE):
@@ -167,10 +186,10 @@ def jitter(x: Planes, order: Tensor, factors: Tensor) -> Planes:
 
 
 def jitter_steps(order: Tensor) -> list[Tensor]:
-    """The step of SEQUENCE at which each operation acts [B], so that they act in the order of the numbers [B, 4]."""
+    """Return the step of SEQUENCE at which each operation changes an image [B]; see `jitter` for `order`."""
     brightness, contrast, saturation, hue = order.unbind(dim=1)
 
-    def part(operation: Tensor) -> Tensor:  # the contrast ends part 0 or 2, hue part 1
+    def part(operation: Tensor) -> Tensor:  # contrast ends part 0 or 2, hue ends part 1
         return (contrast < operation) + 2 * (hue < operation)
 
     return [
@@ -182,7 +201,7 @@ def jitter_steps(order: Tensor) -> list[Tensor]:
 
 
 def blend(x: Planes, other: Tensor | float, factor: Tensor) -> Planes:
-    """factor x + (1 - factor) other, clamped to [0, 1]."""
+    """Return factor * x + (1 - factor) * other, clamped to [0, 1]."""
     rest = (1 - factor) * other
     red, green, blue = ((plane * factor).add_(rest).clamp_(0, 1) for plane in x)
     return red, green, blue
@@ -195,7 +214,7 @@ def grey(x: Planes) -> Tensor:
 def shift_hue(x: Planes, turn: Tensor) -> Planes:
     """Turn the hue by `turn` [B, 1, 1] of a full circle, in HSV.
 
-    With h in [0, 6): red = low + (high - low) clamp(|h - 3| - 1), green and blue alike with 2 - |h - 2|, 2 - |h - 4|.
+    With h in [0, 6): red = low + (high - low) clamp(|h - 3| - 1); green and blue have 2 - |h - 2| and 2 - |h - 4|.
     """
     red, green, blue = x
     high = torch.maximum(torch.maximum(red, green), blue)
@@ -204,7 +223,7 @@ def shift_hue(x: Planes, turn: Tensor) -> Planes:
     hue = torch.where(
         red == high, green - blue, torch.where(green == high, blue - red + 2 * spread, red - green + 4 * spread)
     )
-    hue = hue / spread.clamp(min=1e-12) + 6 * turn  # where spread is 0 any hue gives the same grey
+    hue = hue / spread.clamp(min=1e-12) + 6 * turn  # if spread is 0, any hue gives the same grey
     hue = hue - 6 * (hue / 6).floor()
     return (
         low + spread * ((hue - 3).abs() - 1).clamp(0, 1),
@@ -214,6 +233,6 @@ def shift_hue(x: Planes, turn: Tensor) -> Planes:
 
 
 def normalise(x: Planes) -> Tensor:
-    """(x - mean) / std per channel: [B, 3, H, W] in channels_last memory."""
+    """Return (x - mean) / std per channel, [B, 3, H, W] in channels_last memory."""
     planes = [(plane - mean) / std for plane, mean, std in zip(x, MEAN, STD, strict=True)]
     return torch.stack(planes, dim=3).permute(0, 3, 1, 2)

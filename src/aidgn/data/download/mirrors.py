@@ -1,4 +1,4 @@
-"""Where the data sets can be had: for each its copies in order of preference, and what a person would do by hand."""
+"""Where data sets can be downloaded: their copies in order of preference, and the steps for a person."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,34 +9,54 @@ from aidgn.data.registry import DATASETS, DatasetInfo
 
 @dataclass(frozen=True)
 class Mirror:
-    """One copy of a data set. `arrange` names the function of unpack.py that lays its files out as a data set."""
+    """One copy of a data set.
+
+    Args:
+        title: Name in messages.
+        files: What to download.
+        arrange: Name of the function in layouts.py that arranges the files as a data set.
+        names: The copy's own names of domains and classes, with ours.
+        listing: Address of the Hugging Face API that lists parquet files, in place of `files`.
+        resolve: Address below which these files are.
+        note: How the copy differs from the published data set.
+    """
 
     title: str
     files: tuple[File, ...] = ()
     arrange: str = "folders"
-    names: Mapping[str, str] = field(default_factory=dict)  # its own names of domains and classes -> the catalogue's
-    listing: str = ""  # address of the Hugging Face API that lists the parquet files, in place of `files`
-    resolve: str = ""  # and the address below which these lie
-    note: str = ""  # how it differs from the published data set
+    names: Mapping[str, str] = field(default_factory=dict)
+    listing: str = ""
+    resolve: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Source:
+    """Where a data set can be downloaded.
+
+    Args:
+        info: The data set.
+        mirrors: Its copies in order of preference.
+        unpacked: Bytes of all images, roughly; archives with more than twice as much are refused.
+        page: Web page for people.
+        by_hand: What a person must do with the files, if unpacking is not enough.
+    """
+
     info: DatasetInfo
     mirrors: tuple[Mirror, ...]
-    unpacked: int  # bytes of the whole, roughly: an archive that holds more than twice as much is refused
-    page: str  # for people
-    by_hand: str = ""  # what to do with what is there, where it is more than to unpack it
+    unpacked: int
+    page: str
+    by_hand: str = ""
 
 
-def drive(identity: str, resource_key: str = "") -> tuple[str, ...]:
-    """A file on Google Drive."""
+def drive(name: str, identity: str, digest: str = "", resource_key: str = "") -> File:
+    """Describe a file on Google Drive."""
     key = f"&resourcekey={resource_key}" if resource_key else ""
-    return (f"https://drive.google.com/uc?export=download&id={identity}{key}",)
+    return File(name, (f"https://drive.google.com/uc?export=download&id={identity}{key}",), digest=digest)
 
 
 def hugging_face(repository: str, revision: str) -> Mirror:
-    """A data set of parquet files with the columns image, domain and label."""
+    """Describe a data set of parquet files with the columns image, domain and label."""
     hub = "https://huggingface.co"
     return Mirror(
         f"{repository} on Hugging Face",
@@ -47,103 +67,65 @@ def hugging_face(repository: str, revision: str) -> Mirror:
     )
 
 
+PACS_DOMAINBED = drive("PACS.zip", "1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd", "md5:fd5db817f7cdafeef3bfd525aaf9b42e")
+PACS_DASSL = drive(
+    "pacs-dassl.zip",
+    "1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE",
+    "sha256:0dc9d0176fa27c9b4504e7c2e962aebe6a79ed0c1819b84148786e590f87e102",
+)
 PACS = Source(
     DATASETS["PACS"],
     unpacked=300_000_000,
     page="https://dali-dl.github.io/project_iccv2017.html",
     mirrors=(
-        Mirror(
-            "DomainBed's copy on Google Drive",
-            (
-                File(
-                    "PACS.zip",
-                    drive("1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd"),
-                    digest="md5:fd5db817f7cdafeef3bfd525aaf9b42e",
-                ),
-            ),
-        ),
+        Mirror("DomainBed's copy on Google Drive", (PACS_DOMAINBED,)),
         hugging_face("flwrlabs/pacs", "9c6f80edcd5320a55a39b1e84120dcfa25c8ce9b"),
-        Mirror(
-            "Dassl's copy on Google Drive",
-            (
-                File(
-                    "pacs-dassl.zip",
-                    drive("1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE"),
-                    digest="sha256:0dc9d0176fa27c9b4504e7c2e962aebe6a79ed0c1819b84148786e590f87e102",
-                ),
-            ),
-        ),
+        Mirror("Dassl's copy on Google Drive", (PACS_DASSL,)),
     ),
 )
 
+VLCS_DOMAINBED = drive("VLCS.tar.gz", "1skwblH1_okBwxWxmRsp9_qi15hyPpxg8", "md5:8870171eba660927d9668f4e515928e4")
+VLCS_DOMAINS = {"CALTECH": "Caltech101", "LABELME": "LabelMe", "PASCAL": "VOC2007", "SUN": "SUN09"}
 VLCS = Source(
     DATASETS["VLCS"],
     unpacked=4_000_000_000,
     page="https://github.com/facebookresearch/DomainBed",
     mirrors=(
-        Mirror(
-            "DomainBed's copy on Google Drive",
-            (
-                File(
-                    "VLCS.tar.gz",
-                    drive("1skwblH1_okBwxWxmRsp9_qi15hyPpxg8"),
-                    digest="md5:8870171eba660927d9668f4e515928e4",
-                ),
-            ),
-        ),
+        Mirror("DomainBed's copy on Google Drive", (VLCS_DOMAINBED,)),
         Mirror(
             "Dassl's copy on Google Drive",
-            (File("vlcs-dassl.zip", drive("1r0WL5DDqKfSPp9E3tRENwHaXNs1olLZd")),),
-            names={
-                "CALTECH": "Caltech101",
-                "LABELME": "LabelMe",
-                "PASCAL": "VOC2007",
-                "SUN": "SUN09",
-                "0": "bird",
-                "1": "car",
-                "2": "chair",
-                "3": "dog",
-                "4": "person",
-            },
+            (drive("vlcs-dassl.zip", "1r0WL5DDqKfSPp9E3tRENwHaXNs1olLZd"),),
+            names={**VLCS_DOMAINS, "0": "bird", "1": "car", "2": "chair", "3": "dog", "4": "person"},
             note="its images are smaller than those DomainBed uses, and their names differ",
         ),
     ),
 )
 
+OFFICE_HOME_AUTHORS = drive(
+    "OfficeHomeDataset_10072016.zip", "0B81rNlvomiwed0V1YUxQdC1uOTg", resource_key="0-2SNWq0CDAuWOBRRBL7ZZsw"
+)
+OFFICE_HOME_DOMAINBED = drive(
+    "office_home.zip", "1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC", "md5:b1c14819770c4448fd5b6d931031c91c"
+)
+OFFICE_HOME_TLLIB = {
+    "Art.tgz": "4691878067d04755beab",
+    "Clipart.tgz": "0d41e7da4558408ea5aa",
+    "Product.tgz": "76186deacd7c4fa0a679",
+    "Real_World.tgz": "dee961894cc64b1da1d7",
+}
 OFFICE_HOME = Source(
     DATASETS["OfficeHome"],
     unpacked=1_200_000_000,
     page="https://www.hemanthdv.org/officeHomeDataset.html",
     mirrors=(
-        Mirror(
-            "the authors' copy on Google Drive",
-            (
-                File(
-                    "OfficeHomeDataset_10072016.zip", drive("0B81rNlvomiwed0V1YUxQdC1uOTg", "0-2SNWq0CDAuWOBRRBL7ZZsw")
-                ),
-            ),
-        ),
-        Mirror(
-            "DomainBed's copy on Google Drive",
-            (
-                File(
-                    "office_home.zip",
-                    drive("1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC"),
-                    digest="md5:b1c14819770c4448fd5b6d931031c91c",
-                ),
-            ),
-        ),
+        Mirror("the authors' copy on Google Drive", (OFFICE_HOME_AUTHORS,)),
+        Mirror("DomainBed's copy on Google Drive", (OFFICE_HOME_DOMAINBED,)),
         hugging_face("flwrlabs/office-home", "d430d44779e929b335be368ab3456484e5de36bb"),
         Mirror(
             "TLlib's copy at Tsinghua University",
             tuple(
                 File(name, (f"https://cloud.tsinghua.edu.cn/f/{identity}/?dl=1",))
-                for name, identity in (
-                    ("Art.tgz", "4691878067d04755beab"),
-                    ("Clipart.tgz", "0d41e7da4558408ea5aa"),
-                    ("Product.tgz", "76186deacd7c4fa0a679"),
-                    ("Real_World.tgz", "dee961894cc64b1da1d7"),
-                )
+                for name, identity in OFFICE_HOME_TLLIB.items()
             ),
         ),
     ),
@@ -157,30 +139,26 @@ CAMERA_TRAPS = File(
     size=6_492_615_601,
     digest="md5:8143c17aa2a12872b66f284ff211531f",
 )
+ECCV_ANNOTATIONS = File("eccv_18_annotations.tar.gz", (f"{LILA}/eccv_18_annotations.tar.gz",), size=2_997_071)
+ALL_ANNOTATIONS = File(
+    "caltech_camera_traps.json.zip",
+    tuple(f"{host}/labels/caltech_camera_traps.json.zip" for host in (LILA, LILA_AZURE)),
+)
 TERRA_INCOGNITA = Source(
     DATASETS["TerraIncognita"],
     unpacked=7_000_000_000,
     page="https://lila.science/datasets/caltech-camera-traps",
-    by_hand="Of Caltech Camera Traps the images of the locations 38, 43, 46 and 100 with the ten categories belong to "
-    "TerraIncognita; an image with several categories lies in several class folders.",
+    by_hand="TerraIncognita has the images of Caltech Camera Traps at the locations 38, 43, 46 and 100 with the ten "
+    "categories; an image with several categories is in several class folders.",
     mirrors=(
         Mirror(
             "LILA, images and annotations of ECCV 2018",
-            (CAMERA_TRAPS, File("eccv_18_annotations.tar.gz", (f"{LILA}/eccv_18_annotations.tar.gz",), size=2_997_071)),
+            (CAMERA_TRAPS, ECCV_ANNOTATIONS),
             arrange="camera_traps",
         ),
         Mirror(
             "LILA, images of ECCV 2018 and annotations of all Caltech Camera Traps",
-            (
-                CAMERA_TRAPS,
-                File(
-                    "caltech_camera_traps.json.zip",
-                    (
-                        f"{LILA}/labels/caltech_camera_traps.json.zip",
-                        f"{LILA_AZURE}/labels/caltech_camera_traps.json.zip",
-                    ),
-                ),
-            ),
+            (CAMERA_TRAPS, ALL_ANNOTATIONS),
             arrange="camera_traps",
         ),
     ),
@@ -188,7 +166,7 @@ TERRA_INCOGNITA = Source(
 
 
 def bu(path: str, digest: str = "") -> File:
-    """A file of DomainNet at Boston University."""
+    """Describe a file of DomainNet at Boston University."""
     address = f"csr.bu.edu/ftp/visda/2019/multi-source/{path}"
     return File(path.rpartition("/")[2], (f"https://{address}", f"http://{address}"), digest=digest)
 
@@ -197,8 +175,8 @@ DOMAIN_NET = Source(
     DATASETS["DomainNet"],
     unpacked=19_000_000_000,
     page="http://ai.bu.edu/M3SDA/",
-    by_hand="Take the cleaned version, and of each domain only the images that are named in its _train.txt and "
-    "_test.txt: the archives hold duplicates that these leave out.",
+    by_hand="Take the cleaned version, and only the images named in the _train.txt and _test.txt of each domain: the "
+    "archives also have duplicates.",
     mirrors=(
         Mirror(
             "the authors' copy at Boston University",
@@ -221,25 +199,19 @@ DOMAIN_NET = Source(
     ),
 )
 
+MNIST_HOSTS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+    "http://yann.lecun.com/exdb/mnist",
+)
+MNIST_DIGESTS = {
+    "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+}
 MNIST = tuple(
-    File(
-        name,
-        tuple(
-            f"{place}/{name}"
-            for place in (
-                "https://ossci-datasets.s3.amazonaws.com/mnist",
-                "https://storage.googleapis.com/cvdf-datasets/mnist",
-                "http://yann.lecun.com/exdb/mnist",
-            )
-        ),
-        digest=f"md5:{digest}",
-    )
-    for name, digest in (
-        ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
-        ("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
-        ("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
-    )
+    File(name, tuple(f"{host}/{name}" for host in MNIST_HOSTS), digest=digest) for name, digest in MNIST_DIGESTS.items()
 )
 ROTATED_MNIST, COLORED_MNIST = (
     Source(
@@ -247,7 +219,7 @@ ROTATED_MNIST, COLORED_MNIST = (
         (Mirror("MNIST", MNIST, arrange=arrange),),
         unpacked=100_000_000,
         page="http://yann.lecun.com/exdb/mnist/",
-        by_hand="The data set is made from the four files of MNIST; it is not published as images.",
+        by_hand="The data set is made from the four files of MNIST and is not published as images.",
     )
     for name, arrange in (("RotatedMNIST", "rotated_mnist"), ("ColoredMNIST", "colored_mnist"))
 )
