@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aidgn
-from aidgn.errors import AidgnError, UnknownNameError
+from aidgn.errors import AidgnError, ParameterError, UnknownNameError
 from aidgn.training import RunSpec
 from aidgn.training import train as train_run
 
@@ -131,7 +131,30 @@ def test_list_of_algorithms() -> None:
     assert aidgn.list_algorithms() == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize("function", [aidgn.train, aidgn.list_algorithms], ids=lambda function: function.__name__)
+def test_fit_from_python(tmp_path: Path) -> None:
+    sentences: list[str] = []
+    options = {**QUICK, "out": tmp_path / "out", "report": False, "workers": 1, "on_message": sentences.append}
+    result = aidgn.fit("digits", algorithm="ERM", **options)
+    assert result.expected is result.estimates[0]
+    assert list(result.expected.accuracies) == aidgn.load_dataset("digits").domains
+    assert [*result.findings, *result.summary] == [sentences[0], *sentences[2:]]
+    assert result.report.read_text().count("| ERM |") == 1
+    assert f"{result.expected.mean:.1%}" in repr(result) and f"{result.expected.mean:.1%}" in result._repr_html_()
+    pixels = aidgn.load_dataset("digits").pixels
+    assert pixels is not None and len(result.model.predict(pixels[:2]).labels) == 2
+    assert result.predict_command.startswith("aidgn predict ") and result.page is None
+
+
+def test_fit_checks_options_first(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError) as caught:
+        aidgn.fit("digits", out=tmp_path / "out", steps=0)
+    assert (caught.value.parameter, caught.value.value) == ("steps", 0)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "function", [aidgn.train, aidgn.fit, aidgn.list_algorithms], ids=lambda function: function.__name__
+)
 def test_example_in_docstring(function: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import doctest
 

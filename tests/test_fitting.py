@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn import fitting as fit
 from aidgn.data import Dataset, load_dataset
 from aidgn.errors import AidgnError
+from aidgn.fitting import Estimate, FitPlan, inspect
+from aidgn.fitting.estimate import choose_algorithm, compare, is_clear_difference, read_estimates, summarize
+from aidgn.fitting.plan import choose_image_size, plan_fit
+from aidgn.fitting.store import FitFolder
+from aidgn.fitting.workflow import check_same_images
 from aidgn.inference.model import load_model
 from aidgn.training import train
 
@@ -41,12 +45,12 @@ def folder(root: Path, side: int, domains: int = 3, each: int = 4) -> Dataset:
 )
 def test_small_pictures_get_a_small_network(tmp_path: Path, side: int, size: int, backbone: str, weights: str) -> None:
     dataset = folder(tmp_path / "pictures", side)
-    assert fit.choose_size(dataset) == size
-    job = fit.plan(dataset.with_image_size(size), str(dataset.root), "AIDGN", device="cpu")
-    final = job.finals[job.preferred]
+    assert choose_image_size(dataset) == size
+    job = plan_fit(dataset.with_image_size(size), str(dataset.root), "AIDGN", device="cpu")
+    final = job.final
     assert (final.backbone, final.weights) == (backbone, weights)
-    quick = fit.plan(dataset.with_image_size(size), str(dataset.root), "AIDGN", device="cpu", quick=True)
-    first = quick.finals[quick.preferred]
+    quick = plan_fit(dataset.with_image_size(size), str(dataset.root), "AIDGN", device="cpu", quick=True)
+    first = quick.final
     assert first.train_only == (None if weights == "none" else "last-stage")
     assert (first.steps or 0) < (final.steps or 0)
 
@@ -65,8 +69,8 @@ def test_steps_grow_with_the_data(images: int, steps: int, quick: int) -> None:
     )
 
     def planned(**settings: Any) -> int | None:
-        job = fit.plan(many, "own/", "AIDGN", **settings)
-        return job.finals[job.preferred].steps
+        job = plan_fit(many, "own/", "AIDGN", **settings)
+        return job.final.steps
 
     assert planned() == steps
     assert planned(quick=True) == quick
@@ -74,30 +78,30 @@ def test_steps_grow_with_the_data(images: int, steps: int, quick: int) -> None:
 
 
 def test_the_plan_leaves_each_domain_out_once_and_compares_with_erm() -> None:
-    job = fit.plan(DIGITS, "digits", "AIDGN", hyper_parameters={"kappa": "20", "batch_size": 8})
+    job = plan_fit(DIGITS, "digits", "AIDGN", hyper_parameters={"kappa": "20", "batch_size": 8})
     assert [(spec.algorithm, spec.target) for spec in job.estimates] == [
         (name, (domain,)) for name in ("AIDGN", "ERM") for domain in DIGITS.domains
     ]
     assert [spec.target for spec in job.finals.values()] == [(), ()] and list(job.finals) == ["AIDGN", "ERM"]
     assert job.estimates[0].hyper_parameters["kappa"] == 20
     assert {spec.hyper_parameters["batch_size"] for spec in job.estimates} == {8}
-    assert "9 runs of 150 steps" in fit.describe(job)
-    alone = fit.plan(DIGITS, "digits", "ERM")
+    assert "9 runs of 150 steps" in str(job)
+    alone = plan_fit(DIGITS, "digits", "ERM")
     assert len(alone.estimates) == 4 and list(alone.finals) == ["ERM"]
     one = replace(
         DIGITS, info=replace(DIGITS.info, domains=("ink",), letters=("I",)), domain_of=np.zeros_like(DIGITS.domain_of)
     )
-    job = fit.plan(one, "digits", "AIDGN")
-    assert not job.estimates and "One model: 1 run of" in fit.describe(job)
+    job = plan_fit(one, "digits", "AIDGN")
+    assert not job.estimates and "One model: 1 run of" in str(job)
 
 
 def test_weights_are_averaged_where_they_start_from_a_trained_network() -> None:
-    def planned(**settings: Any) -> fit.FitPlan:
-        return fit.plan(DIGITS, "digits", "AIDGN", backbone="resnet18", **settings)
+    def planned(**settings: Any) -> FitPlan:
+        return plan_fit(DIGITS, "digits", "AIDGN", backbone="resnet18", **settings)
 
     job = planned(weights="hub", steps=200)
     assert list(job.finals) == ["AIDGN+SMA", "ERM+SMA"] and {spec.average for spec in job.estimates} == {"sma"}
-    assert "averaged over steps" in fit.describe(job)
+    assert "averaged over steps" in str(job)
     for settings in (
         {"weights": "none", "steps": 200},
         {"weights": "hub", "steps": 199},
@@ -105,43 +109,60 @@ def test_weights_are_averaged_where_they_start_from_a_trained_network() -> None:
         {"weights": "hub", "average": "none"},
     ):
         job = planned(**settings)
-        assert list(job.finals) == ["AIDGN", "ERM"] and "averaged" not in fit.describe(job)
+        assert list(job.finals) == ["AIDGN", "ERM"] and "averaged" not in str(job)
     assert list(planned(weights="none", average="swad").finals) == ["AIDGN+SWAD", "ERM+SWAD"]
-    assert list(fit.plan(DIGITS, "digits", "ERM", average="sma").finals) == ["ERM+SMA"]
+    assert list(plan_fit(DIGITS, "digits", "ERM", average="sma").finals) == ["ERM+SMA"]
 
 
-def test_what_is_said_is_what_the_numbers_say() -> None:
-    ours = fit.Estimate("AIDGN", {"a": 0.9, "b": 0.7, "c": 0.8})
-    erm = fit.Estimate("ERM", {"a": 0.85, "b": 0.66, "c": 0.75})
-    assert ours.mean == pytest.approx(0.8) and ours.spread == pytest.approx(0.1) and ours.worst == ("b", 0.7)
-    assert fit.best([ours, erm], "AIDGN") == "AIDGN" and fit.best([], "AIDGN") == "AIDGN"
-    assert fit.best([replace(ours, accuracies=erm.accuracies), erm], "AIDGN") == "AIDGN"
-    expect, compared, seen = fit.answer([ours, erm], "AIDGN", 0.95, 4)
+def test_summary_has_the_numbers_of_the_estimates() -> None:
+    ours = Estimate("AIDGN", {"a": 0.9, "b": 0.7, "c": 0.8})
+    erm = Estimate("ERM", {"a": 0.85, "b": 0.66, "c": 0.75})
+    assert ours.mean == pytest.approx(0.8) and ours.standard_deviation == pytest.approx(0.1)
+    assert ours.worst == ("b", 0.7)
+    expect, comparison, seen = summarize([ours, erm], "AIDGN", 0.95, 4)
     for words in (
         "about 80%",
-        "80.0% is the mean over 3 domains",
-        "10.0% the spread",
-        "b the worst with 70.0%",
+        "mean 80.0% over 3 domains",
+        "standard deviation between domains 10.0 points",
+        "worst b with 70.0%",
         "Guessing gives 25.0%",
     ):
         assert words in expect
-    # Differences of 5, 4 and 5 points: mean 4.67, standard error 0.33.
-    assert "ERM: 75.3%" in compared and "AIDGN is +4.7 points" in compared and "a clear difference" in compared
+    assert comparison == "AIDGN 80.0%, ERM 75.3%: a clear difference. The final model uses AIDGN."
     assert "95.0%" in seen
-    worse = fit.Estimate("ERM", {"a": 0.85, "b": 0.80, "c": 0.72})  # 5, -10, 8: mean 1, error 5.6
-    assert "no clear difference" in fit.compared([ours, worse], "AIDGN")
-    near = fit.Estimate("ERM", {"a": 0.89, "b": 0.68, "c": 0.77})  # 1, 2, 3: t = 3.5 of the 4.3 needed
-    assert "no clear difference" in fit.compared([ours, near], "AIDGN")
-    alike = fit.Estimate("ERM", {name: value - 0.009 for name, value in ours.accuracies.items()})
-    assert "no clear difference" in fit.compared([ours, alike], "AIDGN")  # below a point
-    assert fit.answer([], "AIDGN", 0.5, 4) == ["On the domains it has seen: 50.0%, on images set aside."]
+    assert len(summarize([], "AIDGN", 0.5, 4)) == 1
 
 
-def train_all(dataset: Dataset, out: Path, **settings: object) -> tuple[list[fit.Estimate], Path, fit.FitPlan]:
+def test_the_better_algorithm_makes_the_model() -> None:
+    better = Estimate("ERM", {"a": 0.9, "b": 0.7})
+    worse = Estimate("AIDGN", {"a": 0.8, "b": 0.7})
+    assert choose_algorithm([worse, better], "AIDGN") == "ERM"
+    assert choose_algorithm([replace(better, algorithm="AIDGN"), better], "AIDGN") == "AIDGN"
+    assert choose_algorithm([], "AIDGN") == "AIDGN"
+    assert compare([worse, better], "ERM").startswith("ERM 80.0%, AIDGN 75.0%: no clear difference.")
+
+
+@pytest.mark.parametrize(
+    ("other", "clear"),
+    [
+        ([0.85, 0.66, 0.75], True),  # differences of 5, 4 and 5 points: mean 4.67, standard error 0.33
+        ([0.85, 0.80, 0.72], False),  # 5, -10, 8: mean 1, error 5.6
+        ([0.89, 0.68, 0.77], False),  # 1, 2, 3: t = 3.5, and 4.3 is needed
+        ([0.891, 0.691, 0.791], False),  # below a point
+    ],
+)
+def test_a_clear_difference(other: list[float], clear: bool) -> None:
+    ours = Estimate("AIDGN", {"a": 0.9, "b": 0.7, "c": 0.8})
+    erm = Estimate("ERM", dict(zip("abc", other, strict=True)))
+    assert is_clear_difference(ours, erm) == is_clear_difference(erm, ours) == clear
+    assert ("no clear difference" in compare([ours, erm], "AIDGN")) != clear
+
+
+def train_all(dataset: Dataset, out: Path, **settings: object) -> tuple[list[Estimate], Path, FitPlan]:
     """What `aidgn fit` trains, in this process."""
-    job = fit.plan(dataset, str(dataset.root), "AIDGN", device="cpu", **settings)  # type: ignore[arg-type]
-    found = fit.estimates([train(spec, out, device="cpu") for spec in job.estimates])
-    return found, train(job.finals[fit.best(found, "AIDGN")], out, device="cpu"), job
+    job = plan_fit(dataset, str(dataset.root), "AIDGN", device="cpu", **settings)  # type: ignore[arg-type]
+    found = read_estimates([train(spec, out, device="cpu") for spec in job.estimates])
+    return found, train(job.finals[choose_algorithm(found, "AIDGN")], out, device="cpu"), job
 
 
 def digits_folder(root: Path, domains: list[int], most: int = 10_000) -> Dataset:
@@ -156,25 +177,32 @@ def digits_folder(root: Path, domains: list[int], most: int = 10_000) -> Dataset
 def test_model_and_summary(tmp_path: Path) -> None:
     dataset = digits_folder(tmp_path / "three|styles", [0, 1, 2], 60)
     found, run, job = train_all(dataset, tmp_path / "runs", steps=6, hyper_parameters={"batch_size": 8})
-    model = fit.keep_model(run, tmp_path / "out")
+    folder = FitFolder(tmp_path / "out")
+    folder.keep_model(run)
     images = [dataset.root / file for file in dataset.files[:3]]  # type: ignore[operator]
     wanted = load_model(run, device="cpu").predict(images)
-    got = load_model(model, device="cpu").predict(images)
+    got = load_model(folder.model, device="cpu").predict(images)
     np.testing.assert_array_equal(got.probabilities, wanted.probabilities)
     assert got.warnings is not None
-    told = ["one", "<b>two</b>.png", "caf\udce9.png is no text"]
-    fit.write_summary(tmp_path / "out", told, found, job.finals["AIDGN"], 0.5, model, dataset)
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert [each["algorithm"] for each in summary["estimates"]] == ["AIDGN", "ERM"]
+    sentences = ["one", "<b>two</b>.png", "caf\udce9.png is no text"]
+    folder.write(dataset, job.final, found, 0.5, sentences)
+    summary = json.loads(folder.summary.read_text())
+    assert [estimate["algorithm"] for estimate in summary["estimates"]] == ["AIDGN", "ERM"]
     assert set(summary["estimates"][0]["accuracies"]) == {"ink", "chalk", "poster"}
     assert np.array(summary["images"]).sum() == 180
-    text = (tmp_path / "out" / "REPORT.md").read_text()
+    text = folder.report.read_text()
     assert "- one\n- \\<b\\>two\\</b\\>.png\n- caf?.png is no text\n" in text
-    assert text.count("| AIDGN |") == 1 and text.startswith("# three\\|styles\n")
-    records = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
-    assert fit.seen_accuracy(run) == max(
-        np.mean([record[f"env{domain}_out_acc"] for domain in range(3)]) for record in records
-    )
+    assert text.startswith("# three\\|styles\n")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    accuracies = " | ".join(f"{found[0].accuracies[name]:.1%}" for name in dataset.domains)
+    assert rows[:3] == [
+        f"| | {' | '.join(dataset.domains)} | mean |",
+        "|---|---|---|---|---|",
+        f"| AIDGN | {accuracies} | {found[0].mean:.1%} |",
+    ]
+    assert len(rows) == 2 + 2 + 2 + len(dataset.classes)
+    name, counts = dataset.classes[0], dataset.count_images()[:, 0].tolist()
+    assert f"| {name} | {' | '.join(map(str, counts))} | {sum(counts)} |" in rows
 
 
 def test_equal_methods_rarely_differ_clearly() -> None:
@@ -182,14 +210,7 @@ def test_equal_methods_rarely_differ_clearly() -> None:
     for domains in (3, 4, 6):
         pairs = random.normal(0.7, 0.05, (2000, 2, domains))
         clear = [
-            ", a clear difference"
-            in fit.compared(
-                [
-                    fit.Estimate(name, {str(i): x for i, x in enumerate(values)})
-                    for name, values in zip("ab", pair, strict=True)
-                ],
-                "a",
-            )
+            is_clear_difference(*(Estimate("", {str(i): x for i, x in enumerate(values)}) for values in pair))
             for pair in pairs
         ]
         assert 0.02 < np.mean(clear) < 0.07
@@ -198,19 +219,20 @@ def test_equal_methods_rarely_differ_clearly() -> None:
 def test_the_model_of_other_pictures_is_kept(tmp_path: Path) -> None:
     one, two = (folder(tmp_path / name / "images", 28) for name in ("one", "two"))
     other = replace(two, classes=["cat", "cow"])
-    final = fit.plan(one, str(one.root), "ERM", device="cpu", weights="none", steps=300).finals["ERM"]
-    assert not fit.replaced(tmp_path / "out", final, one)
-    fit.check_place(tmp_path / "out", one)
-    fit.write_summary(tmp_path / "out", [], [], final, 0.5, tmp_path / "out" / "model", one)
+    final = plan_fit(one, str(one.root), "ERM", device="cpu", weights="none", steps=300).final
+    out = FitFolder(tmp_path / "out")
+    assert not out.describe_replaced(final, one)
+    out.check(one)
+    out.write(one, final, [], 0.5, [])
     for same in (one, two):  # `two` may be the same folder that was moved
-        fit.check_place(tmp_path / "out", same)
-    with pytest.raises(AidgnError, match=r"out holds a model of .*one/images, which are other pictures.*--out"):
-        fit.check_place(tmp_path / "out", other)
-    assert not fit.replaced(tmp_path / "out", final, one)
-    (sentence,) = fit.replaced(tmp_path / "out", replace(final, steps=100), one)
+        out.check(same)
+    with pytest.raises(AidgnError, match=r"out holds a model of .*one/images, .*other images.*--out"):
+        out.check(other)
+    assert not out.describe_replaced(final, one)
+    (sentence,) = out.describe_replaced(replace(final, steps=100), one)
     assert "ERM, 300 steps, 24 images" in sentence
-    (tmp_path / "out" / "summary.json").write_text("{")
-    fit.check_place(tmp_path / "out", other)
+    out.summary.write_text("{")
+    out.check(other)
 
 
 def test_copies_in_another_format_are_found(tmp_path: Path, prepared_of: Callable[[Dataset], Any]) -> None:
@@ -218,14 +240,14 @@ def test_copies_in_another_format_are_found(tmp_path: Path, prepared_of: Callabl
     first, last = dataset.files[0], dataset.files[-1]
     copy = f"{Path(last).parent}/copy.bmp"
     Image.open(tmp_path / "own" / first).save(tmp_path / "own" / copy)
-    said = " ".join(fit.survey(prepared_of(load_dataset(tmp_path / "own"))))
+    said = " ".join(inspect(prepared_of(load_dataset(tmp_path / "own"))))
     assert "1 image in several domains" in said and f"{first} = {copy}. Remove the copies." in said
 
 
 def test_what_the_survey_says_of_names(tmp_path: Path, prepared_of: Callable[[Dataset], Any]) -> None:
     dataset = folder(tmp_path / "all" / "inner", 28, each=6)
-    assert fit.survey(prepared_of(dataset))[0].endswith("2 classes of 18 images each (cat, dog).")
-    said = fit.survey(prepared_of(load_dataset(tmp_path / "all")))
+    assert inspect(prepared_of(dataset))[0].endswith("2 classes of 18 images each (cat, dog).")
+    said = inspect(prepared_of(load_dataset(tmp_path / "all")))
     assert any(
         sentence.endswith(f"If d0 is a domain and cat a class, give {tmp_path / 'all' / 'inner'} instead.")
         for sentence in said
@@ -233,12 +255,12 @@ def test_what_the_survey_says_of_names(tmp_path: Path, prepared_of: Callable[[Da
     for path in (tmp_path / "all" / "inner").glob("*/dog/*"):
         path.write_bytes(b"")
     with pytest.raises(AidgnError, match="The class dog has no image that can be read"):
-        fit.survey(prepared_of(load_dataset(tmp_path / "all" / "inner")))
+        inspect(prepared_of(load_dataset(tmp_path / "all" / "inner")))
 
 
 def test_a_domain_of_too_few_images_is_refused(tmp_path: Path, prepared_of: Callable[[Dataset], object]) -> None:
     with pytest.raises(AidgnError, match="d0 has 4 images that can be read; at least 5"):
-        fit.survey(prepared_of(folder(tmp_path / "few", 30, each=2)))  # type: ignore[arg-type]
+        inspect(prepared_of(folder(tmp_path / "few", 30, each=2)))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -271,11 +293,11 @@ def test_the_estimate_is_honest(tmp_path: Path) -> None:
 def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
     """Someone adds pictures, or moves some away, while runs are trained."""
     dataset = folder(tmp_path / "pictures", 28)
-    spec = fit.plan(dataset, str(dataset.root), "ERM", device="cpu", weights="none").finals["ERM"]
+    spec = plan_fit(dataset, str(dataset.root), "ERM", device="cpu", weights="none").finals["ERM"]
     before = spec.identity(dataset, "digest")
     for name, identity in (("same", before), ("other", spec.identity(dataset.without([0]), "digest"))):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(json.dumps({"identity": identity}))
-    fit.check_same_images(before, [tmp_path / "same"])
+    check_same_images(before, [tmp_path / "same"])
     with pytest.raises(AidgnError, match="changed while runs were trained"):
-        fit.check_same_images(before, [tmp_path / "same", tmp_path / "other"])
+        check_same_images(before, [tmp_path / "same", tmp_path / "other"])

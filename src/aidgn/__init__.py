@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aidgn.api import RunResult, list_algorithms, train
     from aidgn.data import load_dataset
     from aidgn.errors import AidgnError
+    from aidgn.fitting import FitResult, fit
     from aidgn.inference import load_model
     from aidgn.objective import AngularClassifier, aidgn_loss
     from aidgn.runs.spec import RunSpec
@@ -25,10 +26,12 @@ __version__ = "0.1.0"
 __all__ = [
     "AidgnError",
     "AngularClassifier",
+    "FitResult",
     "RunResult",
     "RunSpec",
     "__version__",
     "aidgn_loss",
+    "fit",
     "list_algorithms",
     "load_dataset",
     "load_model",
@@ -40,9 +43,11 @@ __all__ = [
 _MODULES = {
     "AidgnError": "errors",
     "AngularClassifier": "objective",
+    "FitResult": "fitting",
     "RunResult": "api",
     "RunSpec": "runs.spec",
     "aidgn_loss": "objective",
+    "fit": "fitting",
     "list_algorithms": "api",
     "load_dataset": "data",
     "load_model": "inference",

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn import fitting as fit
 from aidgn.cli import app
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
 from aidgn.errors import AidgnError
+from aidgn.fitting import inspect
 from aidgn.training import RunSpec, train
 
 DOMAINS, CLASSES, EACH = ("barn", "field"), ("dark", "light"), 6
@@ -251,13 +251,15 @@ CASES = {
         fit="1 image in several domains",
     ),
     "an image in two classes": Case(contradictory, 25, fit="1 image in several classes"),
-    "copies on both sides of the split": Case(copies, 30, fit="with a copy among those set aside"),
-    "one domain only": Case(one_domain, 12, fit="One domain only: what to expect on an unseen one cannot be estimated"),
+    "copies on both sides of the split": Case(copies, 30, fit="with a copy among the validation images"),
+    "one domain only": Case(
+        one_domain, 12, fit="Only one domain: the accuracy on an unseen domain cannot be estimated"
+    ),
     "one class only": Case(one_class, stops="has only the class dark", predicted=12),
     "no domains, images in class folders": Case(no_domains, stops="if that is a class"),
     "a class missing in a domain": Case(missing_class, 18, fit="In one domain only: light (in field)"),
     "a class spelt in two ways": Case(misspelt, stops="rename one"),
-    "a domain of one image": Case(tiny_domain, 25, fit="ERROR The domain shed has 1 images"),
+    "a domain of one image": Case(tiny_domain, 25, fit="ERROR The domain shed has 1 image that"),
     "folders without images": Case(empty_folder, stops="has no images", predicted=0),
 }
 
@@ -290,7 +292,7 @@ def test_each_ends_well_or_in_a_clear_sentence(
         prepared = prepare(dataset, skip_broken=True, workers=1)
         assert len(prepared.dataset) == case.images
         try:
-            said = " ".join(fit.survey(prepared))
+            said = " ".join(inspect(prepared))
         except AidgnError as error:
             said = f"ERROR {error}"
         assert case.fit in said
@@ -320,7 +322,7 @@ def test_results_do_not_lie_among_the_images(
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from aidgn import fitting as fit
+from aidgn.fitting import inspect
 from aidgn.data.cache import prepare
 from aidgn.data import inspect_dataset, load_dataset
 from aidgn.errors import AidgnError
@@ -332,7 +334,7 @@ if os.geteuid() == 0:
     os.setuid(65534)
 print("predict:", decode([str(root / "barn" / "dark" / "0.png")], 32)[0])
 print("check:", inspect_dataset(load_dataset(root)).broken)
-print("fit:", fit.survey(prepare(load_dataset(root), cache_dir=cache, workers=1, skip_broken=True)))
+print("fit:", inspect(prepare(load_dataset(root), cache_dir=cache, workers=1, skip_broken=True)))
 try:
     load_dataset(root.parent / "closed")
 except AidgnError as error:

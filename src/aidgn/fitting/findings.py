@@ -1,0 +1,131 @@
+"""What a user should know about a folder of images before a model is trained on it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from aidgn.data import Dataset
+from aidgn.data.cache import DecodedDataset
+from aidgn.data.validate import Groups, Inspection, inspect_decoded
+from aidgn.errors import AidgnError, plural, some
+
+MIN_DOMAIN_IMAGES = 5  # a fifth of a domain's images is set aside for validation
+FEW_IMAGES = 10  # a class with fewer images is hardly learnt
+
+
+def inspect(decoded: DecodedDataset) -> list[str]:
+    """Describe a data set and its problems, a sentence each; the first sentence has the counts.
+
+    Raises:
+        AidgnError: A domain or a class has too few images to train on.
+    """
+    inspection = inspect_decoded(decoded)
+    _check_counts(inspection)
+    return [
+        _describe_counts(inspection),
+        *_describe_files(inspection),
+        *_describe_missing_classes(inspection),
+        *_describe_domains(decoded.dataset),
+    ]
+
+
+def _check_counts(inspection: Inspection) -> None:
+    dataset = inspection.dataset
+    for domain, count in zip(dataset.domains, inspection.counts.sum(1).tolist(), strict=True):
+        if count < MIN_DOMAIN_IMAGES:
+            raise AidgnError(
+                f"The domain {domain} has {plural(count, 'image')} that can be read; at least {MIN_DOMAIN_IMAGES} are "
+                "needed, because a fifth is set aside for validation. Add images, or move the folder away."
+            )
+    for name, count in zip(dataset.classes, inspection.counts.sum(0).tolist(), strict=True):
+        if not count:
+            raise AidgnError(f"The class {name} has no image that can be read: repair its files or remove its folders.")
+
+
+def _describe_counts(inspection: Inspection) -> str:
+    dataset = inspection.dataset
+    domains = [f"{name} {count}" for name, count in zip(dataset.domains, inspection.counts.sum(1), strict=True)]
+    fewest = inspection.counts.sum(0).min()
+    most = inspection.counts.sum(0).max()
+    per_class = f"{fewest} to {most} images" if fewest < most else f"{fewest} images each"
+    return (
+        f"{dataset.name}: {len(dataset)} images, {plural(len(domains), 'domain')} ({some(domains, 6)}), "
+        f"{len(dataset.classes)} classes of {per_class} ({some(dataset.classes, 6)})."
+    )
+
+
+def _describe_files(inspection: Inspection) -> list[str]:
+    sentences = []
+    if inspection.broken:
+        reasons = (f"{file} {reason}".rstrip(". ") for file, reason in inspection.broken)
+        sentences.append(
+            f"{plural(len(inspection.broken), 'file')} left out, unreadable: {some(reasons, separator='; ')}."
+        )
+    if groups := inspection.across_domains:
+        sentences.append(
+            f"{plural(len(groups), 'image')} in several domains, which makes the estimate for an unseen domain too "
+            f"high: {_list_copies(groups)}. Remove the copies."
+        )
+    if groups := inspection.across_classes:
+        sentences.append(
+            f"{plural(len(groups), 'image')} in several classes: {_list_copies(groups)}. Remove the wrong ones."
+        )
+    if groups := inspection.across_split:
+        sentences.append(
+            f"{plural(len(groups), 'image')} with a copy among the validation images, which makes the accuracy on seen "
+            f"domains too high: {_list_copies(groups)}."
+        )
+    if ignored := inspection.dataset.ignored:
+        sentences.append(f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}.")
+    return sentences
+
+
+def _list_copies(groups: Groups) -> str:
+    return some(" = ".join(group) for group in groups)
+
+
+def _describe_missing_classes(inspection: Inspection) -> list[str]:
+    domains = np.array(inspection.dataset.domains)
+    in_one, in_some, small = [], [], []
+    for name, counts in zip(inspection.dataset.classes, inspection.counts.T, strict=True):
+        if np.count_nonzero(counts) == 1 < len(domains):
+            in_one.append(f"{name} (in {domains[counts.argmax()]})")
+        elif not counts.all():
+            in_some.append(f"{name} (not in {some(domains[counts == 0])})")
+        if counts.sum() < FEW_IMAGES:
+            small.append(f"{name} ({counts.sum()})")
+    sentences = []
+    if in_one:
+        sentences.append(
+            f"In one domain only: {some(in_one)}. While that domain is unseen, nothing teaches these classes, so all "
+            "their images count as errors; and the final model may mistake the domain for the class."
+        )
+    if in_some:
+        sentences.append(
+            f"No images in some domains: {some(in_some)}. If that is intended, there is nothing to do: other domains "
+            "teach these classes. The estimate for a domain leaves out the classes it lacks."
+        )
+    if small:
+        sentences.append(f"Classes with fewer than {FEW_IMAGES} images are hardly learnt: {some(small)}.")
+    return sentences
+
+
+def _describe_domains(dataset: Dataset) -> list[str]:
+    if len(dataset.domains) > 2:
+        return []
+    if len(dataset.domains) == 2:
+        return [
+            "Only two domains: each estimate comes from a model of a single domain. Three or more give a much better "
+            "estimate."
+        ]
+    sentences = [
+        "Only one domain: the accuracy on an unseen domain cannot be estimated. Give two or more, such as cameras, "
+        "places or days."
+    ]
+    nested = next((file.split("/") for file in dataset.files if file.count("/") > 2), None)
+    if nested:
+        folder, domain, class_name, *_ = nested
+        sentences.append(
+            f"If {domain} is a domain and {class_name} a class, give {Path(dataset.root or '', folder)} instead."
+        )
+    return sentences

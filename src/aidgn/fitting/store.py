@@ -1,0 +1,140 @@
+"""The folder of a fit: `model`, summary.json for programs, REPORT.md for people, and the runs."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader
+
+from aidgn.data import Dataset
+from aidgn.errors import AidgnError
+from aidgn.escape import for_markdown
+from aidgn.files import atomic_write, write_text
+from aidgn.fitting.estimate import Estimate
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.spec import RunSpec
+
+
+class FitFolder:
+    """The folder of a fit.
+
+    Args:
+        path: The folder. It need not exist.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.model = self.path / "model"
+        self.runs = self.path / "runs"
+        self.report = self.path / "REPORT.md"
+        self.summary = self.path / "summary.json"
+        self.page = self.path / "report.html"
+
+    def read_summary(self) -> dict[str, Any]:
+        """Read summary.json of an earlier fit; {} if there is none."""
+        try:
+            summary = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return summary if isinstance(summary, dict) else {}
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse a folder with the model of other images whose folder has the same name."""
+        earlier = self.read_summary()
+        moved = earlier.get("root", _root(dataset)) != _root(dataset)
+        if moved and (earlier.get("domains"), earlier.get("classes")) != (dataset.domains, dataset.classes):
+            raise AidgnError(
+                f"{self.path} holds a model of {earlier['root']}, a folder of other images. Choose another folder "
+                "with --out."
+            )
+
+    def describe_replaced(self, final: RunSpec, dataset: Dataset) -> list[str]:
+        """Say that this fit replaces the model of an earlier fit with other settings, if it does."""
+        earlier = self.read_summary()
+        facts = {**_describe_model(final), "images": dataset.count_images().tolist()}
+        if not earlier or all(earlier.get(key) == value for key, value in facts.items()):
+            return []
+        images = np.sum(earlier.get("images", 0))
+        return [
+            f"The earlier model ({earlier.get('algorithm')}, {earlier.get('steps')} steps, {images} images) was "
+            "replaced."
+        ]
+
+    def keep_model(self, run: str | Path) -> None:
+        """Link or copy the files of a run that prediction needs to `model`."""
+        folder = RunFolder(run)
+        for file in (folder.model, folder.novelty, folder.metadata_file):
+            with atomic_write(self.model / file.name) as temporary:
+                try:
+                    os.link(file, temporary)
+                except OSError:  # another file system, or one without hard links
+                    temporary.write_bytes(file.read_bytes())
+
+    def write(
+        self,
+        dataset: Dataset,
+        final: RunSpec,
+        estimates: Sequence[Estimate],
+        seen_accuracy: float,
+        sentences: Sequence[str],
+    ) -> None:
+        """Write summary.json and REPORT.md.
+
+        Args:
+            dataset: The images that could be read.
+            final: The run on all domains.
+            estimates: Estimates of one algorithm or two.
+            seen_accuracy: Accuracy on validation images of the domains the model has seen.
+            sentences: Findings, plan and conclusions.
+        """
+        counts = dataset.count_images()
+        summary = {
+            "dataset": dataset.name,
+            "root": _root(dataset),
+            "domains": dataset.domains,
+            "classes": dataset.classes,
+            "images": counts.tolist(),
+            "estimates": [
+                {
+                    "algorithm": estimate.algorithm,
+                    "accuracies": estimate.accuracies,
+                    "mean": estimate.mean,
+                    "spread": estimate.standard_deviation,
+                    "worst": estimate.worst,
+                }
+                for estimate in estimates
+            ],
+            **_describe_model(final),
+            "seen_domains": seen_accuracy,
+            "model": self.model.name,
+            "said": list(sentences),
+        }
+        write_text(self.summary, json.dumps(summary, indent=1) + "\n")
+        environment = Environment(
+            loader=PackageLoader("aidgn.fitting", ""), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        )
+        environment.filters["markdown"] = for_markdown
+        report = environment.get_template("report.md.j2").render(
+            dataset=dataset,
+            sentences=sentences,
+            estimates=estimates,
+            counts_by_class=list(zip(dataset.classes, counts.T.tolist(), strict=True)),
+        )
+        write_text(self.report, report)
+
+
+def _root(dataset: Dataset) -> str | None:
+    return None if dataset.root is None else str(dataset.root.resolve())
+
+
+def _describe_model(final: RunSpec) -> dict[str, Any]:
+    return {
+        "algorithm": str(final.label()),
+        "backbone": final.backbone,
+        "image_size": final.image_size,
+        "steps": final.steps,
+        "train_only": final.train_only,
+    }

@@ -1,0 +1,249 @@
+"""`fit`: inspect the images, estimate the accuracy on an unseen domain, train a model on all domains."""
+
+import logging
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aidgn import backbones
+from aidgn.algorithms import find
+from aidgn.algorithms.custom import is_custom
+from aidgn.api import RunResult, html_table, split_options
+from aidgn.data import load_dataset
+from aidgn.data.cache import prepare
+from aidgn.data.dataset import check_outside
+from aidgn.errors import AidgnError, plural
+from aidgn.fitting.estimate import Estimate, choose_algorithm, read_estimates, summarize
+from aidgn.fitting.findings import inspect
+from aidgn.fitting.plan import choose_image_size, plan_fit
+from aidgn.fitting.store import FitFolder
+from aidgn.inference import load_model
+from aidgn.progress import RunDisplay, SweepDisplay
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.options import RunOptions
+from aidgn.runs.spec import RunSpec
+from aidgn.sweeps.journal import last_line
+from aidgn.sweeps.launchers.local import run_all
+from aidgn.training.featurizer import choose_device
+
+if TYPE_CHECKING:
+    from aidgn.inference.model import Model
+
+REPORT_POINTS = 1000  # images in the report's maps of features
+REPORT_PERMUTATIONS = 199
+
+log = logging.getLogger("aidgn")
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """A model for unseen domains, and how accurate it will be there.
+
+    Args:
+        folder: Folder with `model`, `REPORT.md`, `summary.json` and the runs.
+        estimates: Accuracies on unseen domains of the algorithm and of ERM; none if there is only one domain.
+        seen_accuracy: Accuracy of the model on validation images of the domains it has seen.
+        findings: What was found in the images, a sentence each.
+        summary: What to expect of the model, a sentence each.
+        final: The run that made the model.
+        page: The report page, if there is one.
+    """
+
+    folder: Path
+    estimates: Sequence[Estimate]
+    seen_accuracy: float
+    findings: Sequence[str]
+    summary: Sequence[str]
+    final: RunSpec
+    page: Path | None = None
+
+    @property
+    def expected(self) -> Estimate | None:
+        """The estimate of the final model's algorithm: `expected.mean` is the accuracy to expect on an unseen domain.
+
+        None if there is only one domain.
+        """
+        return next((estimate for estimate in self.estimates if estimate.algorithm == str(self.final.label())), None)
+
+    @property
+    def report(self) -> Path:
+        """REPORT.md: findings, estimates and counts of images."""
+        return FitFolder(self.folder).report
+
+    @property
+    def model_folder(self) -> Path:
+        return FitFolder(self.folder).model
+
+    @cached_property
+    def model(self) -> "Model":
+        """The model, loaded on first use."""
+        return load_model(
+            self.model_folder, algorithm=self.final.algorithm if is_custom(self.final.algorithm) else None
+        )
+
+    @property
+    def predict_command(self) -> str:
+        """The command that classifies new images."""
+        command = f"aidgn predict {shlex.quote(str(self.model_folder))} NEW_PICTURES/"
+        return command + (
+            f" --algorithm {shlex.quote(self.final.algorithm)}" if is_custom(self.final.algorithm) else ""
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<Model in {self.model_folder}>", *self.summary])
+
+    def _repr_html_(self) -> str:
+        domains = list(self.estimates[0].accuracies) if self.estimates else []
+        rows = [
+            (estimate.algorithm, *(f"{estimate.accuracies[name]:.1%}" for name in domains), f"{estimate.mean:.1%}")
+            for estimate in self.estimates
+        ]
+        return html_table(" ".join(self.summary), ("Unseen domain", *domains, "Mean"), rows)
+
+
+def fit(
+    folder: str | Path,
+    *,
+    algorithm: str = "AIDGN",
+    quick: bool = False,
+    out: str | Path | None = None,
+    hyper_parameters: Mapping[str, Any] | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    workers: int | None = None,
+    report: bool = True,
+    progress: bool = True,
+    on_message: Callable[[str], None] = lambda sentence: None,
+    **options: Any,
+) -> FitResult:
+    """Make a classifier from images and estimate its accuracy on a domain it never saw.
+
+    Inspects the images, trains with each domain unseen once to estimate the accuracy there, compares with ERM, and
+    trains the better of the two on all domains. The same call continues an interrupted one.
+
+    Args:
+        folder: Folder ROOT/<domain>/<class>/<image>, or the name of a data set.
+        algorithm: The algorithm to compare with ERM, by name or path/to/file.py:Class.
+        quick: Give a first answer: fewer steps, and only the last stage of a pretrained network.
+        out: Where model, report and runs go; by default runs/fit-NAME.
+        hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
+        data_dir: Where data sets are, if `folder` is the name of one.
+        device: cuda, cuda:1 or cpu.
+        precision: Arithmetic of the network: bfloat16, tf32 or float32.
+        workers: Runs that are trained at a time.
+        report: Whether to write the report page, which takes some time.
+        progress: Whether to show progress.
+        on_message: Called with each sentence about the images, the plan and the result.
+        options: Options of a run, such as `steps` or `backbone`, and hyper-parameters, such as `lr`.
+
+    Returns:
+        The result, with `expected`, `model`, `estimates` and `report`.
+
+    Raises:
+        AidgnError: The images cannot be used, or runs failed.
+
+    Example:
+        >>> import aidgn
+        >>> result = aidgn.fit("digits", algorithm="ERM", steps=20, lr=2e-3, report=False, device="cpu")
+        >>> result.expected.mean > 0
+        True
+    """
+    find(algorithm)
+    choose_device(device)
+    settings, values = split_options(options, RunOptions, [algorithm])
+    values |= hyper_parameters or {}
+    run_options = {name: value for name, value in settings.items() if (name, value) != ("average", "none")}
+    RunOptions(**run_options).check_options()
+    dataset = load_dataset(folder, data_dir)
+    place = FitFolder(out or f"runs/fit-{dataset.name}")
+    check_outside(dataset, place.path)
+    place.check(dataset)
+    dataset = dataset.with_image_size(
+        settings.get("image_size") or choose_image_size(dataset, quick=quick, device=device)
+    )
+    with RunDisplay(progress) as display:
+        decoded = prepare(
+            dataset, skip_broken=True, on_progress=lambda done, total: display.update("decoding images", done, total)
+        )
+    dataset = decoded.dataset
+    findings = inspect(decoded)
+    for sentence in findings:
+        on_message(sentence)
+    plan = plan_fit(dataset, str(folder), algorithm, quick=quick, device=device, hyper_parameters=values, **settings)
+    on_message(str(plan))
+    backbones.create(str(plan.final.backbone), weights=plan.final.weights)  # fetches the weights before workers start
+
+    def train_all(specs: Sequence[RunSpec], done_before: int) -> list[str]:
+        """Train the runs and return their folders."""
+        with SweepDisplay(specs, done_before, progress) as display:
+            failures = run_all(
+                specs,
+                place.runs,
+                workers=workers,
+                device=device,
+                precision=precision,
+                data_dir=data_dir,
+                on_event=display.update,
+            )
+        if failures:
+            raise AidgnError(
+                f"{len(failures)} of {plural(len(specs), 'run')} failed; {place.runs / '.sweep'} has the errors. "
+                f"The first: {last_line(next(iter(failures.values())))}"
+            )
+        folders = [display.folders[number] for number in range(len(specs))]
+        check_same_images(plan.final.identity(dataset, decoded.content), folders)
+        return folders
+
+    folders = train_all(plan.estimates, 0)
+    estimates = read_estimates(folders)
+    final = plan.finals[choose_algorithm(estimates, plan.preferred)]
+    folders += train_all([final], len(folders))
+    place.keep_model(folders[-1])
+    seen_accuracy = RunResult(Path(folders[-1])).best.validation
+    summary = [
+        *summarize(estimates, str(final.label()), seen_accuracy, len(dataset.classes)),
+        *place.describe_replaced(final, dataset),
+    ]
+    place.page.unlink(missing_ok=True)  # of an earlier fit
+    place.write(dataset, final, estimates, seen_accuracy, [*findings, str(plan), *summary])
+    for sentence in summary:
+        on_message(sentence)
+    page = _write_page(place, folders, data_dir, device, algorithm, progress) if report else None
+    return FitResult(place.path, estimates, seen_accuracy, findings, summary, final, page)
+
+
+def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
+    """Refuse to compare runs on other images than those of this identity: the folder changed during training."""
+    for folder in folders:
+        if RunFolder(folder).identity["data"] != identity["data"]:
+            raise AidgnError(
+                f"The images of {identity['dataset']} changed while runs were trained on them, so the runs cannot be "
+                "compared. The same command again repeats the runs that need it."
+            )
+
+
+def _write_page(
+    place: FitFolder, runs: Sequence[str], data_dir: str | Path | None, device: str, algorithm: str, progress: bool
+) -> Path | None:
+    """Write the report page of these runs; a model is there even if the page fails."""
+    from aidgn.report.page import write_report  # imports matplotlib and scikit-learn
+
+    try:
+        with RunDisplay(progress) as display:
+            return write_report(
+                runs,
+                place.page,
+                data_dir=data_dir,
+                device=device,
+                algorithm=algorithm,
+                points=REPORT_POINTS,
+                permutations=REPORT_PERMUTATIONS,
+                on_progress=display.update,
+            )
+    except (AidgnError, ImportError) as error:
+        log.warning("The report page was not made: %s", error)
+        return None
