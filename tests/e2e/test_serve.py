@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,7 +164,7 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
     with served(
         run, "--map", "0", "--host", "0.0.0.0", "--max-seconds", "2", "--max-requests", "2", TMPDIR=str(tmp_path)
     ) as server:
-        assert server.process.stderr and "can be reached by other machines" in server.process.stderr.readline()
+        assert server.process.stderr and "other machines can reach" in server.process.stderr.readline()
         port = server.url.rpartition(":")[2]
         head = (
             f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000\r\n"
@@ -197,6 +197,33 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
         assert server.process.wait(120) == 0 and time.monotonic() - began < 60
         assert server.process.stderr.read() == "Stopped.\n"
     assert not list(tmp_path.glob("aidgn-serve-*"))
+
+
+def test_hundreds_of_slow_connections(server: Server) -> None:
+    """Connections that send nothing, half a header or a slow body end soon and keep nobody else out."""
+    port = int(server.url.rpartition(":")[2])
+    header = f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n".encode()
+    body = b"Content-Length: 100000\r\nContent-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+    digit = encoded(DIGITS.pixels[0])
+    with ExitStack() as stack:
+
+        def connect(content: bytes) -> socket.socket:
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection.sendall(content)
+            return connection
+
+        began = time.monotonic()
+        silent = [connect(b"") for _ in range(300)]
+        half_header = connect(header)
+        slow = [connect(header + body) for _ in range(10)]  # more than may be answered at a time
+        assert send(server, ("a.png", digit)).status_code == 200
+        assert time.monotonic() - began < 5
+        assert all(connection.recv(4096).startswith(b"HTTP/1.1 408") for connection in slow)
+        assert half_header.recv(4096) == silent[-1].recv(4096) == b""  # closed
+        assert time.monotonic() - began < 30
+        invalid = connect(b"nonsense\r\n\r\n")
+        status, _, text = b"".join(iter(lambda: invalid.recv(4096), b"")).partition(b"\r\n\r\n")
+        assert status.startswith(b"HTTP/1.1 400") and json.loads(text)["error"]["status"] == 400
 
 
 def test_a_closed_terminal_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:

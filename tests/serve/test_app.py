@@ -169,6 +169,7 @@ def test_requests_that_are_none(client: TestClient) -> None:
         "/api/training/999",
         "/api/training/-1",
         "/api/training/1e3",
+        f"/api/training/{'9' * 5000}",
         "/api/training/..%2f..%2fetc%2fpasswd",
         "/../../etc/passwd",
         "/api/training/%00",
@@ -304,7 +305,7 @@ def test_decoded_pictures_are_few(model: Model, tmp_path: Path, monkeypatch: pyt
         {"decoding": 0, "decoded": 0},
         {"decoding": 0, "decoded": 0},
         threading.Lock(),
-        engine.streaming.decode,
+        engine.image_stream.decode,
     )
 
     def change(what: str, by: int) -> None:
@@ -326,7 +327,7 @@ def test_decoded_pictures_are_few(model: Model, tmp_path: Path, monkeypatch: pyt
             change("decoded", -len(pixels))
             return found
 
-    monkeypatch.setattr(engine.streaming, "decode", counted)
+    monkeypatch.setattr(engine.image_stream, "decode", counted)
 
     async def ask() -> list[Any]:
         asked = Engine(Counting(model, 0.1), None, Limits())  # type: ignore[arg-type]

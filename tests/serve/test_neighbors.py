@@ -119,7 +119,7 @@ def test_folders_exported_files_and_missing_data(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     shutil.move(export(run, tmp_path / "out", onnx=False).files[0], file)
     model = load_model(file, "cpu")
-    with pytest.raises(AidgnError, match="not here"):
+    with pytest.raises(AidgnError, match="not found"):
         latent_space(file, model, 100)
     space = latent_space(file, model, 100, tmp_path / "photos")
     assert len(space.rows) == 26 and set(space.domains.tolist()) == {0, 1}  # two sources, 16 less a fifth each

@@ -1,16 +1,6 @@
 """aidgn serve"""
 
-import importlib.util
-import ipaddress
-import logging
-import signal
-import socket
-from pathlib import Path
-from types import FrameType
-
 import click
-
-from aidgn.errors import AidgnError
 
 
 @click.command(
@@ -92,7 +82,7 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     show_default=True,
     type=click.IntRange(1, 256),
     metavar="N",
-    help="Requests in work at a time; 64 more may wait.",
+    help="Requests at a time; 64 more may wait.",
 )
 @click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
 @click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
@@ -112,127 +102,35 @@ def serve(
 ) -> None:
     """Serve MODEL, the folder of a finished run or an exported .safetensors file: drop pictures on the page, see their
     labels, probabilities and warnings, where they lie among the training images, and which of these are nearest."""
-    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if not any(importlib.util.find_spec(name) for name in ("python_multipart", "multipart")):
-        missing.append("python-multipart")
-    if missing:
-        raise AidgnError(
-            f"`aidgn serve` needs {' and '.join(missing)}, not installed here: pip install 'aidgn[serve]'."
-        )
-    listening = listen(host, port)
+    from aidgn.cli.display import RunDisplay
+    from aidgn.serve import Limits, is_loopback, listen, load_app, name_model, run_server
+
+    bound = listen(host, port)  # before anything slow happens
     try:
-        run(
-            listening,
-            model,
-            host,
-            data,
-            count,
-            algorithm,
-            device,
-            {
-                "megabytes": max_megabytes,
-                "images": max_images,
-                "megapixels": max_megapixels,
-                "seconds": max_seconds,
-                "requests": max_requests,
-            },
-        )
+        warnings: list[str] = []
+        with RunDisplay() as display:
+            app = load_app(
+                model,
+                host=host,
+                data=data,
+                map_images=count,
+                algorithm=algorithm,
+                device=device,
+                limits=Limits(max_megabytes, max_images, max_seconds, max_requests, megapixels=max_megapixels),
+                on_progress=display.update,
+                on_warning=warnings.append,
+            )
+        shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{bound.getsockname()[1]}/"
+        lines = [*warnings, f"Serving {name_model(model)} at {address}   (Ctrl-C stops)"]
+        if not is_loopback(host):
+            lines.append(
+                f"Warning: other machines can reach {host}. There is no password and no encryption: whoever reaches "
+                "this port can use the model and see small pictures of training images."
+            )
+        click.echo("\n".join(lines), err=True)
+        run_server(app, bound)
     except KeyboardInterrupt:
         click.echo("Stopped.", err=True)
     finally:
-        listening.close()
-
-
-def name_of(path: Path) -> str:
-    """What the page calls a model: the name of its folder or file, unless that is one which all models have."""
-    from aidgn.runs.folder import RunFolder
-
-    path = path.resolve()
-    while path.name in ("model", RunFolder(path).model.name, RunFolder(path).export.name):
-        path = path.parent
-    return path.name.removesuffix(".safetensors")
-
-
-def run(
-    listening: socket.socket,
-    model: str,
-    host: str,
-    data: str | None,
-    count: int,
-    algorithm: str | None,
-    device: str,
-    limits: dict[str, int],
-) -> None:
-    import uvicorn
-
-    from aidgn.cli.display import RunDisplay
-    from aidgn.inference.model import find_model, load_model
-    from aidgn.serve.app import create_app
-    from aidgn.serve.engine import Limits
-    from aidgn.serve.neighbors import latent_space
-
-    path = find_model(model)
-    loaded = load_model(path, device, algorithm)
-    space, note = None, None
-    if count:
-        try:
-            with RunDisplay() as display:
-                space = latent_space(path, loaded, count, data, display.update)
-        except AidgnError as error:
-            if data is not None:
-                raise
-            note = "they are not at hand; the server's terminal says why."  # which may name folders of this machine
-            click.echo(f"No map of training images: {error}", err=True)
-    name = name_of(path)
-    app = create_app(loaded, space, Limits(**limits), name=name, host=host, note=note)
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if not self.should_exit:  # a second Ctrl-C would keep it from cleaning up, which takes seconds at most
-                super().handle_exit(sig, frame)
-
-    server = Server(
-        uvicorn.Config(
-            app,
-            log_level=logging.WARNING,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=256,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=3,
-        )
-    )
-    closed = getattr(signal, "SIGHUP", None)  # the terminal was, without Ctrl-C; `nohup` has it ignored
-    if closed is not None and signal.getsignal(closed) is signal.SIG_DFL:
-        signal.signal(closed, server.handle_exit)
-    shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    click.echo(f"Serving {name} at http://{shown}:{listening.getsockname()[1]}/   (Ctrl-C stops)", err=True)
-    if not is_loopback(host):
-        click.echo(
-            f"Warning: {host} can be reached by other machines. There is no password and no encryption: whoever "
-            "reaches this port can use the model and see small pictures of training images.",
-            err=True,
-        )
-    server.run(sockets=[listening])
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, before anything slow happens."""
-    try:
-        [family, kind, *_, address], *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        found = socket.socket(family, kind)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-    except OSError as error:
-        raise AidgnError(
-            f"Port {port} of {host} cannot be used: {error.strerror}. Choose another with --port or "
-            "--host; --port 0 takes a free one."
-        ) from None
-    return found
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        bound.close()

@@ -1,1 +1,29 @@
-"""A local page and a JSON endpoint for one model: drop pictures, see what the model makes of them."""
+"""A local page and a JSON endpoint that classify pictures with one model."""
+
+import importlib.util
+
+from aidgn.errors import AidgnError
+
+missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+if not any(importlib.util.find_spec(name) for name in ("python_multipart", "multipart")):
+    missing.append("python-multipart")
+if missing:
+    raise AidgnError(f"`aidgn serve` needs {' and '.join(missing)}, not installed here: pip install 'aidgn[serve]'.")
+
+from aidgn.serve.app import create_app, load_app, name_model  # noqa: E402 (the check comes first)
+from aidgn.serve.engine import Limits, RequestError  # noqa: E402
+from aidgn.serve.neighbors import LatentSpace, latent_space  # noqa: E402
+from aidgn.serve.server import is_loopback, listen, run_server  # noqa: E402
+
+__all__ = [
+    "LatentSpace",
+    "Limits",
+    "RequestError",
+    "create_app",
+    "is_loopback",
+    "latent_space",
+    "listen",
+    "load_app",
+    "name_model",
+    "run_server",
+]

@@ -1,4 +1,4 @@
-"""The web application: who may ask, how much, and what they get. Every error is a JSON object with a sentence."""
+"""The web application: routes, limits and access. Every error is a JSON object with a message."""
 
 import asyncio
 import base64
@@ -9,8 +9,8 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,16 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aidgn.inference.model import Model
+from aidgn.errors import AidgnError
+from aidgn.inference.model import Model, find_model, load_model
+from aidgn.runs.folder import RunFolder
 from aidgn.serve.engine import Engine, Limits, RequestError
-from aidgn.serve.neighbors import LatentSpace
+from aidgn.serve.neighbors import LatentSpace, latent_space
 from aidgn.serve.schema import schema
 
 PAGE = Path(__file__).with_name("page.html")
+MIN_RATE = 10_000  # bytes per second of a request body
+BODY_GRACE = 5.0  # seconds before the rate counts
 
 
 def create_app(
@@ -41,27 +45,85 @@ def create_app(
     host: str = "127.0.0.1",
     note: str | None = None,
 ) -> Starlette:
-    """The application for one model. host: the name or address it is bound to; note: why there is no `space`."""
+    """Create the application for one model.
+
+    Args:
+        model: From `aidgn.load_model`.
+        space: Training images for the map and the nearest neighbours, from `latent_space`.
+        limits: What requests may ask for.
+        name: Name of the model on the page.
+        host: Name or address of the server.
+        note: Reason for a missing `space`, shown on the page.
+    """
     server = Server(model, space, limits or Limits(), name, note)
     page = PAGE.read_text(encoding="utf-8")
     app = Starlette(
         lifespan=server.lifespan,
-        exception_handlers={RequestError: refused, HTTPException: http_error, Exception: failed},
+        exception_handlers={RequestError: on_request_error, HTTPException: on_http_error, Exception: on_failure},
         routes=[
             Route("/", lambda _: HTMLResponse(page)),
             Route("/api/predict", server.predict, methods=["POST"]),
-            Route("/api/model", server.about),
-            Route("/api/training/{index:int}", server.training),
+            Route("/api/model", server.describe_model),
+            Route("/api/training/{index}", server.send_thumbnail),
             Route("/api/schema", lambda _: JSONResponse(schema(server.limits))),
             Route("/api/health", server.health),
         ],
     )
-    app.add_middleware(SameOriginMiddleware, host=host, policy=policy(page))
+    app.add_middleware(SameOriginMiddleware, host=host, policy=content_security_policy(page))
     return app
 
 
+def load_app(
+    model: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    data: str | Path | None = None,
+    map_images: int = 500,
+    algorithm: str | None = None,
+    device: str = "auto",
+    limits: Limits | None = None,
+    on_progress: Callable[[str, int, int], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> Starlette:
+    """Load a model with its training images and create the application for it.
+
+    Args:
+        model: The folder of a finished run or of `aidgn fit`, or an exported .safetensors file.
+        host: Name or address of the server.
+        data: Folder of the training images, if they have moved.
+        map_images: Number of training images on the map; 0: no map.
+        algorithm: path/to/file.py:Class of a custom algorithm.
+        device: Device of the model.
+        limits: What requests may ask for.
+        on_progress: Receives a description, the number of images so far and their total.
+        on_warning: Receives the reason if there can be no map.
+    """
+    path = find_model(model)
+    loaded = load_model(path, device, algorithm)
+    space = None
+    note = None
+    if map_images:
+        try:
+            space = latent_space(path, loaded, map_images, data, on_progress)
+        except AidgnError as error:
+            if data is not None:
+                raise
+            note = "they are not available; the server's terminal says why."  # the reason may name local folders
+            if on_warning:
+                on_warning(f"No map of training images: {error}")
+    return create_app(loaded, space, limits, name=name_model(path), host=host, note=note)
+
+
+def name_model(path: str | Path) -> str:
+    """Return the name of a model's folder or file, skipping names that all models have."""
+    path = Path(path).resolve()
+    while path.name in ("model", RunFolder(path).model.name, RunFolder(path).export.name):
+        path = path.parent
+    return path.name.removesuffix(".safetensors")
+
+
 class Server:
-    """The requests of one model: how many are in work and wait, and their files."""
+    """Answer the requests for one model, a limited number at a time."""
 
     def __init__(self, model: Model, space: LatentSpace | None, limits: Limits, name: str, note: str | None):
         self.model, self.space, self.limits, self.name, self.note = model, space, limits, name, note
@@ -78,46 +140,42 @@ class Server:
 
     async def predict(self, request: Request) -> Response:
         began = time.monotonic()
-        if self.waiting >= self.limits.waiting:
+        if self.waiting + self.working >= self.limits.waiting + self.limits.requests:
             raise RequestError(429, f"{self.waiting} requests are waiting already. Try again in a few seconds.")
-        stage = "waiting"
+        received = False
+        images = None
         try:
-            async with asyncio.timeout(self.limits.seconds):
+            async with asyncio.timeout(self.limits.seconds), AsyncExitStack() as cleanup:
                 self.waiting += 1
                 try:
-                    await self.turn.acquire()
+                    form = await self.read_form(request)
+                    cleanup.push_async_callback(form.close)
+                    received = True
+                    await self.turn.acquire()  # after reading, so that slow senders keep nobody waiting
+                    cleanup.callback(self.turn.release)
                 finally:
                     self.waiting -= 1
                 self.working += 1
                 try:
-                    stage = "reading"
-                    form = await self.form(request)
-                    stage = "working"
-                    try:
-                        images = await self.unless_gone(request, self.classify(form))
-                    finally:
-                        await form.close()
+                    images = await self.run_until_disconnect(request, self.classify(form))
                 finally:
                     self.working -= 1
-                    self.turn.release()
         except TimeoutError:
-            if stage == "reading":
-                raise RequestError(408, f"The request was not complete after {self.limits.seconds} seconds.") from None
-            raise RequestError(
-                503,
-                f"There was no answer within {self.limits.seconds} seconds. Try again later, or send "
-                "fewer or smaller pictures.",
-            ) from None
+            if received:
+                message = f"There was no answer within {self.limits.seconds} seconds. Try again later, or send fewer"
+                raise RequestError(503, f"{message} or smaller pictures.") from None
+            message = f"The request was not complete after {self.limits.seconds} seconds."
+            raise RequestError(408, message) from None
         except ClientDisconnect:
-            images = None
+            pass
         if images is None:
-            return Response(status_code=499)  # nobody is there to read it
+            return Response(status_code=499)  # the client has left
         errors = [image["error"]["status"] for image in images if "error" in image]
         status = errors[0] if len(errors) == len(images) else 200
         return JSONResponse({"images": images, "seconds": round(time.monotonic() - began, 3)}, status)
 
-    async def form(self, request: Request) -> FormData:
-        """The files of a request, spooled to disk; no more than the limits allow."""
+    async def read_form(self, request: Request) -> FormData:
+        """Read the files of a request within its limits; large files go to disk."""
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise RequestError(
                 415, "Send the pictures as multipart/form-data, each as a part `images`: curl -F images=@photo.jpg ..."
@@ -128,13 +186,22 @@ class Server:
         )
 
         async def stream() -> AsyncGenerator[bytes, None]:
+            began = time.monotonic()
             received = 0
-            async for part in request.stream():
+            parts = aiter(request.stream())
+            while received <= 2 * most:  # read on beyond the limit, so that the sender gets to see the answer
+                allowed = began + BODY_GRACE + received / MIN_RATE - time.monotonic()
+                try:
+                    async with asyncio.timeout(allowed):
+                        part = await anext(parts, None)
+                except TimeoutError:
+                    message = f"The request arrives at less than {MIN_RATE // 1000} kB per second."
+                    raise RequestError(408, message) from None
+                if part is None:
+                    break
                 received += len(part)
                 if received <= most:
                     yield part
-                elif received > 2 * most:  # up to here it is read on, so that the sender gets to see the answer
-                    break
             if received > most:
                 raise too_large
 
@@ -151,24 +218,24 @@ class Server:
                 raise RequestError(
                     413, f"A request may have {self.limits.images} pictures. Send them in several."
                 ) from None
-            raise RequestError(422, f"The request is not sound multipart/form-data: {message}") from None
+            raise RequestError(422, f"The request is not valid multipart/form-data: {message}") from None
 
     async def classify(self, form: FormData) -> list[dict[str, Any]]:
         uploads = [value for key, value in form.multi_items() if isinstance(value, UploadFile)]
         if not uploads:
             raise RequestError(422, "There is no picture in the request: each is a part `images` with a file name.")
-        return await asyncio.gather(*(self.one(upload) for upload in uploads))
+        return await asyncio.gather(*(self.classify_file(upload) for upload in uploads))
 
-    async def one(self, upload: UploadFile) -> dict[str, Any]:
-        """The name that the sender gave is only ever sent back."""
+    async def classify_file(self, upload: UploadFile) -> dict[str, Any]:
+        """Classify an uploaded file. The name from the sender is sent back and has no other use."""
         name = upload.filename or "picture"
         with tempfile.NamedTemporaryFile(dir=self.folder) as file:
             await asyncio.to_thread(shutil.copyfileobj, upload.file, file)
             file.flush()
             return await self.engine.classify(Path(file.name), name)
 
-    async def unless_gone(self, request: Request, work: Any) -> list[dict[str, Any]] | None:
-        """The result of work, which ends when the client leaves; None if it has left."""
+    async def run_until_disconnect(self, request: Request, work: Any) -> list[dict[str, Any]] | None:
+        """Run `work`, and cancel it and return None if the client leaves first."""
 
         async def left() -> None:
             while (await request.receive())["type"] != "http.disconnect":
@@ -182,16 +249,14 @@ class Server:
             for task in tasks:
                 task.cancel()
 
-    def about(self, _: Request) -> Response:
+    def describe_model(self, _: Request) -> Response:
         model, space = self.model, self.space
-        points = (
-            None
-            if space is None
-            else [
-                [round(float(x), 4), round(float(y), 4), int(label), int(domain)]
-                for (x, y), label, domain in zip(space.places, space.labels, space.domains, strict=False)
+        points = None
+        if space is not None:
+            rows = zip(space.places, space.labels, space.domains, strict=False)
+            points = [
+                [round(float(x), 4), round(float(y), 4), int(label), int(domain)] for (x, y), label, domain in rows
             ]
-        )
         return JSONResponse(
             {
                 "name": self.name,
@@ -208,25 +273,29 @@ class Server:
             }
         )
 
-    def training(self, request: Request) -> Response:
-        found = self.space.thumbnail(request.path_params["index"]) if self.space else None
-        if found is None:
+    def send_thumbnail(self, request: Request) -> Response:
+        index = request.path_params["index"]
+        picture = None
+        if self.space and len(index) < 10 and index.isascii() and index.isdecimal():
+            picture = self.space.thumbnail(int(index))
+        if picture is None:
             raise RequestError(404, "There is no picture of this training image.")
-        return Response(found, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
+        return Response(picture, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
 
     async def health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok", "working": self.working, "waiting": self.waiting})
 
 
-# Who may ask ----------------------------------------------------------------------------------------------------------
+# Access -------------------------------------------------------------------------------------------------------------
 
 
 class SameOriginMiddleware:
-    """Answers only pages of its own, and says in every answer that no other page may use it.
+    """Answer requests of our own page and of programs, and forbid other pages to use the answers.
 
-    A foreign page can make the browser ask this server, by its own name for it (DNS rebinding) or by ours (cross-site
-    requests). The first shows in Host, which must be an address or a name of this machine, the second in Origin and
-    Sec-Fetch-Site."""
+    A foreign page can make a browser send requests to this server, under a foreign name (DNS rebinding) or under ours
+    (cross-site requests). Host reveals the first: it must be an address or a name of this machine. Origin and
+    Sec-Fetch-Site reveal the second.
+    """
 
     def __init__(self, app: ASGIApp, host: str, policy: str):
         self.app = app
@@ -252,21 +321,21 @@ class SameOriginMiddleware:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        reason = self.objection(scope, Headers(scope=scope))
+        reason = self.find_objection(scope, Headers(scope=scope))
         if reason:
             await error_response(403, reason)(scope, receive, send_with_headers)
         else:
             await self.app(scope, receive, send_with_headers)
 
-    def objection(self, scope: Scope, headers: Headers) -> str | None:
+    def find_objection(self, scope: Scope, headers: Headers) -> str | None:
         given = headers.get("host", "")
         name = re.sub(r":\d*$", "", given).strip("[]").lower()
         if name not in self.names and not is_address(name):
-            return "This server is asked for by its address or by the name of its machine, not by another name."
+            return "Use the address of this server or the name of its machine, not another name."
         if headers.get("origin", f"{scope['scheme']}://{given}") != f"{scope['scheme']}://{given}":
-            return "Pages of other sites may not ask this server."
+            return "Pages of other sites may not use this server."
         if scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            return "Pages of other sites may not ask this server."
+            return "Pages of other sites may not use this server."
         return None
 
 
@@ -278,9 +347,8 @@ def is_address(name: str) -> bool:
     return True
 
 
-def policy(page: str) -> str:
-    """A content security policy under which only the page's own style and script run, and nothing is fetched from
-    elsewhere."""
+def content_security_policy(page: str) -> str:
+    """Return a policy that allows only the page's own style and script, and no requests to other servers."""
 
     def digest(tag: str) -> str:
         [content] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
@@ -300,21 +368,21 @@ def error_response(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": {"status": status, "message": message}}, status, headers)
 
 
-def refused(_: Request, error: Exception) -> Response:
+def on_request_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(error.status, error.sentence)
+    return error_response(error.status, error.message)
 
 
-def http_error(request: Request, error: Exception) -> Response:
+def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return error_response(
         error.status_code,
         {
-            404: "There is nothing here; /api/schema says what there is.",
-            405: f"{request.method} is not possible here; /api/schema says what is.",
+            404: "There is nothing here; /api/schema lists all paths.",
+            405: f"{request.method} is not possible here; /api/schema lists the methods.",
         }.get(error.status_code, error.detail),
     )
 
 
-def failed(_: Request, error: Exception) -> Response:
-    return error_response(500, f"The server failed ({type(error).__name__}). What happened is on its terminal.")
+def on_failure(_: Request, error: Exception) -> Response:
+    return error_response(500, f"The server failed ({type(error).__name__}). Its terminal shows the error.")

@@ -1,7 +1,7 @@
-"""From uploaded files to answers: decoded by a few threads, each under limits, and classified in batches by one.
+"""Decode uploaded files in a few threads, within limits, and classify them in batches in one thread.
 
-However many requests come, at most `DECODERS` files are being decoded, of the large ones one, and at most
-`DECODED` small decoded pictures wait for the network.
+Whatever the number of requests, at most `DECODERS` files are decoded at a time, among them one large file, and at most
+`DECODED` decoded pictures wait for the network.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from PIL import Image
 
 from aidgn.data.images import FORMAT_NAMES, open_image
 from aidgn.errors import AidgnError
-from aidgn.inference import image_stream as streaming
+from aidgn.inference import image_stream
 from aidgn.inference.model import Model
 from aidgn.serve.neighbors import LatentSpace
 
@@ -26,29 +26,35 @@ DECODERS = 2
 DECODED = 64
 BATCH = 32  # pictures that go through the network together
 LARGE = 4_000_000  # pixels; decoded one after the other
-# Modes that need few bytes a pixel on their way to RGB. Of others, with transparency or 16-bit grey, fewer are taken.
+# Modes that need few bytes per pixel on their way to RGB. Other modes, such as transparency, have a lower limit.
 LEAN = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
-OTHERS = 1 / 4  # of the pixels
+OTHERS = 1 / 4  # share of the pixel limit for other modes
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all together, may ask for."""
+    """Limits of one request and of all requests together."""
 
     megabytes: int = 32  # of a request
     images: int = 16  # in a request
-    seconds: int = 30  # from its beginning to the answer
-    requests: int = 8  # in work at a time
-    waiting: int = 64  # for their turn; more are sent away
+    seconds: int = 30  # of a request
+    requests: int = 8  # at a time
+    waiting: int = 64  # requests being read or waiting for their turn; more get status 429
     megapixels: int = 64  # of a picture
 
 
 class RequestError(Exception):
-    """An answer that is not what was asked for: an HTTP status and a sentence."""
+    """A request that the server refuses.
 
-    def __init__(self, status: int, sentence: str):
-        super().__init__(sentence)
-        self.status, self.sentence = status, sentence
+    Args:
+        status: HTTP status of the answer.
+        message: Reason, as a sentence.
+    """
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+        self.message = message
 
 
 class Engine:
@@ -60,7 +66,7 @@ class Engine:
         self.room = asyncio.Semaphore(DECODED)
         self.large = threading.Lock()
         self.queue: SimpleQueue[tuple[np.ndarray, Future[dict[str, Any]]] | None] = SimpleQueue()
-        self.worker = threading.Thread(target=self.work, name="model", daemon=True)
+        self.worker = threading.Thread(target=self.run_worker, name="model", daemon=True)
         self.worker.start()
 
     def close(self) -> None:
@@ -68,12 +74,12 @@ class Engine:
         self.queue.put(None)
 
     async def classify(self, path: Path, name: str) -> dict[str, Any]:
-        """What the model says of the picture in a file, or what is wrong with it."""
+        """Classify the picture in a file, or report the error in it."""
         async with self.room:
             try:
                 pixels = await asyncio.get_running_loop().run_in_executor(self.pool, self.decode, path)
-            except RequestError as refusal:
-                return {"name": name, "error": {"status": refusal.status, "message": refusal.sentence}}
+            except RequestError as error:
+                return {"name": name, "error": {"status": error.status, "message": error.message}}
             future: Future[dict[str, Any]] = Future()
             self.queue.put((pixels, future))
             answer: dict[str, Any] = await asyncio.wrap_future(future)
@@ -82,7 +88,7 @@ class Engine:
     # In threads --------------------------------------------------------------------------------------------------
 
     def decode(self, path: Path) -> np.ndarray:
-        """Pixels as `aidgn predict` reads them, once the header says that they are not too many."""
+        """Decode a file as `aidgn predict` does, after checking the number of pixels in its header."""
         try:
             with open_image(path) as image:
                 pixels = image.width * image.height
@@ -107,25 +113,25 @@ class Engine:
                 f"{'' if lean else ' with transparency or 16-bit grey'}. Make it smaller.",
             )
         with self.large if pixels > LARGE else contextlib.nullcontext():
-            [found] = streaming.decode([path], self.model.slot)
-        if isinstance(found, AidgnError):
-            raise RequestError(422, str(found).replace(str(path), "This picture"))
-        return found
+            [pixels_or_error] = image_stream.decode([path], self.model.slot)
+        if isinstance(pixels_or_error, AidgnError):
+            raise RequestError(422, str(pixels_or_error).replace(str(path), "This picture"))
+        return pixels_or_error
 
-    def work(self) -> None:
-        """Take what waits, up to a batch of it, through the network, until told to stop."""
-        # Where a prediction depends on the pictures beside it, those of others must not be among them.
+    def run_worker(self) -> None:
+        """Classify waiting pictures, up to a batch at a time, until `close`."""
+        # If predictions depend on the other pictures of a batch, a batch must not mix requests.
         most = BATCH if self.model.network.group_size == 1 else 1
         while (first := self.queue.get()) is not None:
-            taken = [first]
+            batch = [first]
             with contextlib.suppress(Empty):
-                while len(taken) < most:
+                while len(batch) < most:
                     if (more := self.queue.get_nowait()) is None:
                         self.queue.put(None)
                         break
-                    taken.append(more)
-            waiting = [(pixels, future) for pixels, future in taken if future.set_running_or_notify_cancel()]
-            if not waiting:  # whoever asked has gone
+                    batch.append(more)
+            waiting = [(pixels, future) for pixels, future in batch if future.set_running_or_notify_cancel()]
+            if not waiting:  # the clients have left
                 continue
             try:
                 answers = self.answers([pixels for pixels, _ in waiting])
@@ -137,19 +143,19 @@ class Engine:
                 future.set_result(answer)
 
     def answers(self, pictures: list[np.ndarray]) -> list[dict[str, Any]]:
-        found = self.model.prediction(self.model.forward(pictures))
+        prediction = self.model.prediction(self.model.forward(pictures))
         answers = []
-        for i, (label, probabilities) in enumerate(zip(found.labels, found.probabilities.tolist(), strict=True)):
+        for i, probabilities in enumerate(prediction.probabilities.tolist()):
             answer: dict[str, Any] = {
-                "label": label,
+                "label": prediction.labels[i],
                 "probability": max(probabilities),
-                "probabilities": dict(zip(found.classes, probabilities, strict=True)),
-                "warning": found.warnings[i] if found.warnings else None,
+                "probabilities": dict(zip(prediction.classes, probabilities, strict=True)),
+                "warning": prediction.warnings[i] if prediction.warnings else None,
                 "position": None,
                 "nearest": [],
             }
             if self.space is not None:
-                answer["position"], near = self.space.around(found.features[i].numpy())
+                answer["position"], near = self.space.around(prediction.features[i].numpy())
                 answer["nearest"] = [
                     {
                         "index": index,
