@@ -22,10 +22,10 @@ from aidgn.cli.display import SweepDisplay, rate
 from aidgn.cli.options import parse_settings
 from aidgn.cli.predict import Rows
 from aidgn.cli.predict import _as_csv as as_csv
-from aidgn.cli.serve import name_of
 from aidgn.cli.sweep import finished_tables, say_end
 from aidgn.errors import AidgnError
 from aidgn.report.table_formats import Cell, Row, Table, to_terminal
+from aidgn.serve import name_model
 from aidgn.sweeps.store import PlannedRun, SweepFolder
 from aidgn.training import RunSpec
 
@@ -46,7 +46,7 @@ def test_speeds_have_three_digits_and_no_exponent() -> None:
     ],
 )
 def test_a_model_is_called_by_a_name_of_its_own(path: str, name: str) -> None:
-    assert name_of(Path(path)) == name
+    assert name_model(Path(path)) == name
 
 
 def test_a_plan_says_how_its_runs_come_about(tmp_path: Path) -> None:
