@@ -32,7 +32,8 @@ from aidgn.algorithms.arm import ARM
 from aidgn.algorithms.base import Minibatches
 from aidgn.algorithms.dann import DANN
 from aidgn.algorithms.mldg import MLDG
-from aidgn.training.featurizer import choose_device, choose_precision, featurizer
+from aidgn.devices import choose_device, choose_precision
+from aidgn.training.featurizer import create_featurizer
 
 DOMAINS, CLASSES = 3, 7
 BLOCK = 10  # steps timed together; even, as DANN alternates
@@ -81,7 +82,7 @@ def build(name: str, arguments: argparse.Namespace, precision: str, device: torc
     if issubclass(kind, Annealed):
         given[kind.anneal] = 0
     torch.manual_seed(0)
-    network = featurizer(arguments.backbone, arguments.weights, 3 + kind.extra_channels, precision, device)
+    network = create_featurizer(arguments.backbone, arguments.weights, 3 + kind.extra_channels, precision, device)
     return kind(network, CLASSES, DOMAINS, **given).to(device).train()
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from aidgn import backbones
 from aidgn.backbones import unfuse
-from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
+from aidgn.devices import choose_device, choose_precision
+from aidgn.training.featurizer import EVAL_BATCH, Featurizer
 
 
 def build(fused: bool, options: argparse.Namespace, device: torch.device) -> Featurizer:

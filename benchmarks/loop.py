@@ -1,14 +1,15 @@
-"""What the training loop costs besides the network, on the CPU; ratios in one run.
+"""Cost of the training loop without the network, on the CPU; ratios in one run.
 
     python benchmarks/loop.py
 
-1. A step of the loop (draws, gather, augmentation, update, bookkeeping) against the bare forward, backward and
-   optimiser step on a batch that lies ready.
+1. A step of the loop (sampling, gathering, augmentation, update, bookkeeping) against the bare forward, backward and
+   optimizer step on a batch that is ready.
 2. A step on 1,000 images against one on 100,000: it must not grow with the data set.
 """
 
 import argparse
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -18,9 +19,8 @@ from aidgn.data import Dataset, DatasetInfo
 from aidgn.data.cache import prepare
 from aidgn.data.loader import DeviceImageStore
 from aidgn.runs.spec import RunSpec
-from aidgn.training.evaluation import Splits
-from aidgn.training.featurizer import featurizer
-from aidgn.training.loop import Run
+from aidgn.training.featurizer import create_featurizer
+from aidgn.training.trainer import Trainer
 
 
 def dataset(images: int, size: int) -> Dataset:
@@ -34,7 +34,7 @@ def dataset(images: int, size: int) -> Dataset:
     return Dataset(info, list("vwxyz"), [str(i) for i in range(images)], labels, domain_of, pixels=pixels)
 
 
-def loop(data: Dataset, backbone: str, batch_size: int) -> Run:
+def create_trainer(data: Dataset, backbone: str, batch_size: int) -> Trainer:
     device = torch.device("cpu")
     spec = RunSpec(
         "random",
@@ -46,8 +46,16 @@ def loop(data: Dataset, backbone: str, batch_size: int) -> Run:
         weights="none",
         hyper_parameters={"batch_size": batch_size},
     ).resolved(data)
-    algorithm = create("AIDGN", featurizer(backbone, "none", 3, "float32", device), 5, 3, **spec.hyper_parameters)
-    return Run(spec, algorithm, DeviceImageStore(prepare(data), device), Splits.of(data, 0), [1, 2, 3], [0], 0, {})
+    featurizer = create_featurizer(backbone, "none", 3, "float32", device)
+    algorithm = create("AIDGN", featurizer, 5, 3, **spec.hyper_parameters)
+    return Trainer(spec, algorithm, DeviceImageStore(prepare(data), device))
+
+
+def steps_of(trainer: Trainer) -> Iterator[None]:
+    """Train, a step at a time."""
+    for minibatches in trainer.batches():
+        trainer.train_step(minibatches)
+        yield
 
 
 def seconds(action, times: int) -> float:
@@ -64,15 +72,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     arguments = parser.parse_args()
 
-    run = loop(dataset(200, 227), arguments.backbone, arguments.batch_size)
-    steps = run.go()
+    trainer = create_trainer(dataset(200, 227), arguments.backbone, arguments.batch_size)
+    steps = steps_of(trainer)
     x = torch.randn(3 * arguments.batch_size, 3, 224, 224).contiguous(memory_format=torch.channels_last)
     y = torch.arange(len(x)) % 5
     batch = list(zip(x.split(arguments.batch_size), y.split(arguments.batch_size), strict=True))
     next(steps)
-    run.algorithm.update(batch)
+    trainer.algorithm.update(batch)
     pairs = [
-        (seconds(lambda: next(steps), 1), seconds(lambda: run.algorithm.update(batch), 1))
+        (seconds(lambda: next(steps), 1), seconds(lambda: trainer.algorithm.update(batch), 1))
         for _ in range(arguments.rounds)
     ]
     ours, bare = np.median(pairs, axis=0)
@@ -81,7 +89,7 @@ def main() -> None:
         f"the bare step (median of {arguments.rounds} rounds, alternating)"
     )
 
-    small, large = (loop(dataset(images, 28), "small", 32).go() for images in (1_000, 100_000))
+    small, large = (steps_of(create_trainer(dataset(images, 28), "small", 32)) for images in (1_000, 100_000))
     pairs = [(seconds(lambda: next(small), 20), seconds(lambda: next(large), 20)) for _ in range(arguments.rounds)]
     few, many = np.median(pairs[1:], axis=0)
     print(f"small network, 3 x 32 images: a step on 100,000 images takes {many / few:.3f} times one on 1,000")

@@ -38,10 +38,11 @@ from aidgn.algorithms.base import class_vectors
 from aidgn.cli.predict import _as_csv
 from aidgn.data.cache import usable_cores
 from aidgn.data.images import read_shrunk
+from aidgn.devices import choose_device, choose_precision
 from aidgn.inference.image_stream import Pixels, pin
 from aidgn.inference.model import Model, PendingBatch, find_images
 from aidgn.novelty import MOST, Novelty
-from aidgn.training.featurizer import EVAL_BATCH, Featurizer, choose_device, choose_precision
+from aidgn.training.featurizer import EVAL_BATCH, Featurizer
 
 
 class Nothing(nn.Module):

@@ -32,11 +32,12 @@ from aidgn.data import load_dataset, train_val_indices
 from aidgn.data.cache import prepare
 from aidgn.data.loader import BatchSampler, DeviceImageStore
 from aidgn.data.transforms import MEAN, STD
+from aidgn.devices import choose_device, choose_precision
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
-from aidgn.training.evaluation import Splits, measure
-from aidgn.training.featurizer import choose_device, choose_precision, featurizer
-from aidgn.training.loop import transforms
+from aidgn.training.compile import build_transforms
+from aidgn.training.evaluation import Splits, evaluate
+from aidgn.training.featurizer import create_featurizer
 
 
 class Files(TorchDataset):
@@ -140,12 +141,13 @@ def parts(dataset, arguments, device):
     sources = [d for d in range(len(dataset.domains)) if d != target]
     algorithm = create(
         arguments.algorithm,
-        featurizer(arguments.backbone, arguments.weights, 3, precision, device),
+        create_featurizer(arguments.backbone, arguments.weights, 3, precision, device),
         len(dataset.classes),
         len(sources),
     ).to(device)
-    draws = BatchSampler([splits.inside[d] for d in sources], arguments.batch_size, 0)
-    augmented, clean = transforms(dataset.image_size, dataset.info.augment, images.exact_fit, device.type == "cuda")
+    draws = BatchSampler([splits.train[d] for d in sources], arguments.batch_size, 0)
+    compiled = device.type == "cuda"
+    augmented, clean = build_transforms(dataset.image_size, dataset.info.augment, images.exact_fit, compiled)
     indices, uniforms = draws.steps(0, 20)
     uniforms = uniforms.to(device)
 
@@ -172,17 +174,17 @@ def parts(dataset, arguments, device):
         for _ in inputs():
             pass
 
-    groups = [splits.inside[target], *splits.outside]
+    groups = [splits.train[target], *splits.val]
 
-    def evaluate():
-        measure(algorithm, images, groups, clean)
+    def evaluate_all():
+        evaluate(algorithm, images, groups, clean)
 
     seconds = {}
     for name, action, per in (
         ("step", whole, 20),
         ("step without input", bare, 20),
         ("input", only_inputs, 20),
-        ("evaluation", evaluate, 1),
+        ("evaluation", evaluate_all, 1),
     ):
         for _ in range(3):
             action()

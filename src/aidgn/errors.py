@@ -3,12 +3,23 @@ And the turns of phrase that such sentences share."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class AidgnError(Exception):
     """Names the file or option at fault, what was expected and what to do. The command line prints it as it is."""
 
     exit_code = 2
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the message and attributes: arguments of subclasses differ, and errors pass between processes."""
+        return _rebuild, (type(self), str(self), self.__dict__)
+
+
+def _rebuild(kind: type[AidgnError], message: str, attributes: dict[str, Any]) -> AidgnError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(attributes)
+    return error
 
 
 UserError = AidgnError  # its name in 0.1.0, for algorithms that users wrote then

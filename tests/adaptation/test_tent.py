@@ -146,7 +146,8 @@ def test_tent_runs_its_copy_not_code_compiled_for_the_trained_network(toy: Simpl
     plain = Tent(algorithm, rate=10.0)
     featurizer = Featurizer(algorithm.featurizer, "float32", compiled=False)
     algorithm.featurizer = featurizer
-    featurizer.compiled = lambda x: featurizer.compute(x)  # like a compiled function, it is not copied with its module
+    runner = featurizer.runner
+    runner.compiled = lambda x: runner.compute(x)  # like a compiled function, it is not copied with its module
     adaptation = Tent(algorithm, rate=10.0)
     for k in range(3):
         x = toy.images(8, seed=k).float()

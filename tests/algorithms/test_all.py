@@ -266,7 +266,7 @@ CHOICES = {
 def test_search_distributions(name: str, key: str) -> None:
     default, distribution = ALGORITHMS[name].search_space[key]
     rng = np.random.default_rng(0)
-    drawn = [distribution.draw(rng) for _ in range(400)]
+    drawn = [distribution.sample(rng) for _ in range(400)]
     if (name, key) in CHOICES:
         assert (default, set(drawn)) == CHOICES[name, key]
         return
@@ -284,12 +284,12 @@ def test_small_images_and_domainnet() -> None:
     rng = np.random.default_rng(0)
     small, net = ALGORITHMS["ERM"].space("RotatedMNIST"), ALGORITHMS["ERM"].space("DomainNet")
     assert [small[key][0] for key in ("lr", "batch_size", "weight_decay")] == [1e-3, 64, 0.0]
-    rates = [small["lr"][1].draw(rng) for _ in range(300)]
+    rates = [small["lr"][1].sample(rng) for _ in range(300)]
     assert 10**-4.5 <= min(rates) < 1e-4 and 2e-3 < max(rates) <= 10**-2.5
-    sizes = [small["batch_size"][1].draw(rng) for _ in range(300)]
+    sizes = [small["batch_size"][1].sample(rng) for _ in range(300)]
     assert 8 <= min(sizes) < 10 and 400 < max(sizes) <= 512
-    assert {small[key][1].draw(rng) for key in ("weight_decay", "resnet_dropout") for _ in range(20)} == {0.0}
-    assert 28 < max(net["batch_size"][1].draw(rng) for _ in range(300)) <= 32
+    assert {small[key][1].sample(rng) for key in ("weight_decay", "resnet_dropout") for _ in range(20)} == {0.0}
+    assert 28 < max(net["batch_size"][1].sample(rng) for _ in range(300)) <= 32
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ def test_the_context_has_the_arithmetic_of_the_featurizer(toy: SimpleNamespace) 
             contexts[precision] = algorithm.context(x)
         assert contexts[precision].dtype == torch.float32
         assert next(name for name in algorithm.state_dict() if "context" in name) == "context_net.0.weight"
-        assert {id(p) for p in algorithm.context.parameters()} == {id(p) for p in algorithm.context_net.parameters()}
+        assert algorithm.context_runner.network is algorithm.context_net
         twin = copy.deepcopy(algorithm)
-        assert {id(p) for p in twin.context.parameters()} == {id(p) for p in twin.context_net.parameters()}
+        assert twin.context_runner.network is twin.context_net
         assert not {id(p) for p in twin.parameters()} & {id(p) for p in algorithm.parameters()}
     difference = (contexts["bfloat16"] - contexts["float32"]).norm() / contexts["float32"].norm()
     assert 1e-4 < difference < 2e-2
@@ -116,12 +116,13 @@ def test_compiled_code_is_kept_for_the_next_run(toy: SimpleNamespace) -> None:
     featurizer = Featurizer(toy.image_network(4), "float32", compiled=False)
     shapes = []
     # They stand for compiled code, which exists on CUDA only.
-    featurizer.compiled = Compiled(featurizer.compute, featurizer.compute)
+    featurizer.runner.compiled = Compiled(featurizer.runner.compute, featurizer.runner.compute)
     first = toy.make("ARM", featurizer).float()
-    first.context.compiled = Compiled(*[lambda x: (shapes.append(len(x)), first.context.compute(x))[1]] * 2)
+    runner = first.context_runner
+    runner.compiled = Compiled(*[lambda x: (shapes.append(len(x)), runner.compute(x))[1]] * 2)
     weights = first.context_net[0].weight.detach().clone()
     second = toy.make("ARM", featurizer).float().train()
-    assert second.context is first.context and not torch.equal(second.context_net[0].weight, weights)
+    assert second.context_runner is runner and not torch.equal(second.context_net[0].weight, weights)
     x = torch.randn(5, 3, 6, 6)
     with torch.no_grad():
         second.features(x)

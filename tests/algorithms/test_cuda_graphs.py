@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS, create
-from aidgn.training.featurizer import choose_precision, featurizer
+from aidgn.devices import choose_precision
+from aidgn.training.featurizer import create_featurizer
 
 BACKBONE = "resnet18.tv_in1k"
 
@@ -29,7 +30,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_updates_are_those_of_the_plain_network(toy: SimpleNamespace, name: str, weights: Path) -> None:
     device = torch.device("cuda")
-    network = featurizer(
+    network = create_featurizer(
         BACKBONE, weights, 3 + ALGORITHMS[name].extra_channels, choose_precision("float32", device), device
     )
     torch.manual_seed(1)

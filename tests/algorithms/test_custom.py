@@ -228,7 +228,7 @@ def test_a_network_that_no_optimiser_trains(toy: SimpleNamespace, tmp_path: Path
         "        return {'loss': super().objective(m)['loss'] + self.aux(self.features(join(m)[0])).mean()}\n"
     )
     (tmp_path / "own.py").write_text(text)
-    with pytest.raises(AidgnError, match=r"Mine: the loss depends on aux\.weight, but no optimiser trains it"):
+    with pytest.raises(AidgnError, match=r"Mine: the loss depends on aux\.weight, but no optimizer trains it"):
         toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
     for better in (
         f"{text}    def build_optimizers(self):\n        return {{'main': self.adam([self])}}\n",
@@ -241,8 +241,8 @@ def test_a_network_that_no_optimiser_trains(toy: SimpleNamespace, tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("[self.adam([self])]", "must return a dict of optimisers by name"),
-        ("{'other': self.adam([self])}", "no optimiser main; it has other"),
+        ("[self.adam([self])]", "must return a dict of optimizers by name"),
+        ("{'other': self.adam([self])}", "no optimizer main; it has other"),
     ],
 )
 def test_optimisers_are_a_dict(toy: SimpleNamespace, tmp_path: Path, given: str, message: str) -> None:
@@ -276,8 +276,8 @@ def test_every_optimiser_minimises_the_objective(toy: SimpleNamespace, tmp_path:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("self.features(x)", r"`predict` must give logits \[64, 10\], images by classes; it gave \[64, 128\]"),
-        ("super().predict(x) if self.training else None", r"must give logits \[64, 10\], .* it gave NoneType"),
+        ("self.features(x)", r"`predict` must return logits \[64, 10\], images by classes; it returned \[64, 128\]"),
+        ("super().predict(x) if self.training else None", r"must return logits \[64, 10\], .* it returned NoneType"),
         ("self.classifier(self.features(x)) * float('nan')", "a prediction became NaN or infinite at step 2"),
     ],
 )
@@ -306,7 +306,7 @@ def test_what_predict_must_give(tmp_path: Path, given: str, message: str) -> Non
         ("    def objective(self, m):\n        assert not m\n", "failed in `objective`, line 4: AssertionError."),
         (
             "    def objective(self, m):\n        return next(iter([]))\n",
-            "failed in `objective`, line 4: RuntimeError: generator raised StopIteration.",
+            "failed in `objective`, line 4: StopIteration.",
         ),
         (
             "    def build_optimizers(self):\n        return {'main': self.adm([])}\n",

@@ -115,4 +115,4 @@ def test_rates_follow_lr_where_they_are_not_given(toy: SimpleNamespace) -> None:
 def test_cdann_classes_absent_from_the_batch_do_not_matter(toy: SimpleNamespace) -> None:
     algorithm = toy.make("CDANN")
     each, y = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 2, 2])
-    assert float(algorithm.average(each, y)) == pytest.approx((1.5 + 3.5) / toy.CLASSES)
+    assert float(algorithm.reduce(each, y)) == pytest.approx((1.5 + 3.5) / toy.CLASSES)

@@ -50,7 +50,7 @@ def test_the_stated_share_is_muted(toy: SimpleNamespace) -> None:
     algorithm = toy.make("RSC")
     algorithm.classifier = torch.nn.Linear(300, toy.CLASSES).double()
     z, y = torch.rand(90, 300, dtype=torch.float64), torch.randint(toy.CLASSES, (90,))
-    kept = algorithm.kept(z, y)
+    kept = algorithm.mask(z, y)
     samples = ~kept.all(1)
     assert int(samples.sum()) == 30
     assert set((~kept[samples]).sum(1).tolist()) == {100}

@@ -25,14 +25,14 @@ from aidgn.errors import AidgnError
 def test_what_is_drawn_is_possible(distribution: Distribution) -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
-        value = distribution.draw(rng)
+        value = distribution.sample(rng)
         assert distribution.check("Mine", "it", value) == value
         assert distribution.check("Mine", "it", str(value)) == value  # as --set gives it
 
 
 def test_a_whole_part_below_zero_is_the_one_below() -> None:
     rng = np.random.default_rng(0)
-    assert {floor_uniform(-2, 1).draw(rng) for _ in range(100)} == {-2, -1, 0}
+    assert {floor_uniform(-2, 1).sample(rng) for _ in range(100)} == {-2, -1, 0}
 
 
 def test_words_are_those_that_were_said() -> None:

@@ -22,10 +22,9 @@ from aidgn.algorithms import ALGORITHMS, create
 from aidgn.errors import AidgnError
 from aidgn.runs.checkpoints import read_weights
 from aidgn.runs.folder import RunFolder
-from aidgn.training import RunSpec, train
-from aidgn.training import distributed as parallel
+from aidgn.training import RunSpec, distributed, train
 from aidgn.training.featurizer import Featurizer
-from aidgn.training.worker_group import Worker, WorkerCrash, _listen
+from aidgn.training.worker_group import Worker, WorkerCrash, wait_for_result
 
 Start = Callable[..., Any]
 SIZES = (5, 3, 3)  # samples of the three source domains: 11 do not halve
@@ -57,7 +56,9 @@ def updated(name: str, processes: int, batch_norm: bool = False) -> dict[str, Te
         nn.Flatten(),
     ]
     featurizer = Featurizer(Network(*layers), "float32", compiled=False)
-    hook = parallel.split(featurizer) if processes > 1 else None
+    hook = None
+    if processes > 1:
+        featurizer, hook = distributed.shard_featurizer(featurizer)
     algorithm = (
         create(
             name, featurizer, 4, 3, **{"lr": 1e-2, "weight_decay": 1e-3, "resnet_dropout": 0.1, **BUSY.get(name, {})}
@@ -77,7 +78,7 @@ def updated(name: str, processes: int, batch_norm: bool = False) -> dict[str, Te
             for d, n in enumerate(SIZES)
         ]
         terms = algorithm.update(batches)
-        parallel.sync_weights(algorithm)
+        distributed.sync_weights(algorithm)
     if hook:
         hook.remove()
     return {**algorithm.state_dict(), **terms}
@@ -113,7 +114,7 @@ def test_updates_are_those_of_one_process(name: str, batch_norm: bool, of_proces
 
 
 def worker(rank: int, count: int, folder: str) -> None:
-    parallel.join(rank, count, torch.device("cpu"), f"{folder}/meeting")
+    distributed.init_process_group(rank, count, torch.device("cpu"), f"{folder}/rendezvous")
     results = {f"{name} {norm}": updated(name, count, norm) for name, norm in CASES}
     torch.save(results, f"{folder}/{rank}.pt")
 
@@ -196,7 +197,7 @@ def test_ctrl_c_saves_and_another_number_of_devices_goes_on(
     crew = children(process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
-    assert process.returncode != 0 and "The same command goes on" in errors
+    assert process.returncode != 0 and "The same command continues" in errors
     assert len(crew) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in crew)
     assert train(spec(), tmp_path, device="cpu", devices=then) == next(tmp_path.iterdir())
     same_run(next(tmp_path.iterdir()), alone)
@@ -237,7 +238,7 @@ def test_killed_again_and_again(rank: int, start: Start, tmp_path: Path) -> None
 
 
 def test_no_devices(tmp_path: Path) -> None:
-    with pytest.raises(AidgnError, match="--devices is 0"):
+    with pytest.raises(AidgnError, match="devices is 0"):
         train(spec(), tmp_path, device="cpu", devices=0)
 
 
@@ -249,8 +250,8 @@ def test_of_several_errors_the_first_is_told() -> None:
         crew.append((Worker(subprocess.Popen(["true"]), ours), theirs))
     crew[1][1].send(("end", WorkerCrash("the reason")))
     threading.Timer(0.5, crew[0][1].send, [("end", WorkerCrash("what followed"))]).start()
-    end = _listen([member for member, _ in crew], lambda *_: None, threading.Event())
-    assert isinstance(end, WorkerCrash) and str(end) == "the reason"
+    with pytest.raises(WorkerCrash, match="the reason"):
+        wait_for_result([worker for worker, _ in crew], lambda *_: None, threading.Event())
 
 
 @pytest.mark.slow
@@ -285,7 +286,7 @@ def test_a_backbone_with_random_layers_is_refused() -> None:
 
     network = backbones.create("torchvision/mobilenet_v3_small", weights="none")
     with pytest.raises(AidgnError, match=r"random numbers inside \(Dropout\).*--devices 1"):
-        parallel.split(Featurizer(network, "float32", compiled=False))
+        distributed.shard_featurizer(Featurizer(network, "float32", compiled=False))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from aidgn.algorithms import ALGORITHMS, Algorithm, create
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
 from aidgn.data.loader import DeviceImageStore
-from aidgn.training.evaluation import CPU_BATCH, measure
-from aidgn.training.loop import transforms
+from aidgn.training.compile import build_transforms
+from aidgn.training.evaluation import CPU_BATCH, evaluate
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def check(
     algorithm: Algorithm, images: DeviceImageStore, sizes: tuple[int, ...], predict: Callable[[Tensor], Tensor]
 ) -> None:
     groups = groups_of(sizes)
-    _, clean = transforms(28, False, images.exact_fit, False)
-    found = measure(algorithm, images, groups, clean)
+    _, clean = build_transforms(28, False, images.exact_fit, False)
+    found = evaluate(algorithm, images, groups, clean)
     assert algorithm.training  # as it was
     algorithm.eval()
     with torch.no_grad():

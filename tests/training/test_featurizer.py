@@ -38,7 +38,7 @@ def test_batches_of_every_size_run_compiled_code(compiled_shapes: list[int]) -> 
     featurizer = Featurizer(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), "float32", compiled=True)
     for size in range(8, 46):
         x = torch.randn(size, 3, 8, 8)
-        assert torch.equal(featurizer(x), featurizer.compute(x.contiguous(memory_format=torch.channels_last)))
+        assert torch.equal(featurizer(x), featurizer.runner.compute(x.contiguous(memory_format=torch.channels_last)))
     assert [size for size in compiled_shapes if size > 4] == list(range(8, 46))
 
 
@@ -47,5 +47,5 @@ def test_evaluation_runs_code_for_one_size(compiled_shapes: list[int]) -> None:
     with torch.no_grad():
         for size in (1, EVAL_BATCH, EVAL_BATCH + 7):
             x = torch.randn(size, 3, 8, 8)
-            torch.testing.assert_close(featurizer(x), featurizer.compute(x))
+            torch.testing.assert_close(featurizer(x), featurizer.runner.compute(x))
     assert [size for size in compiled_shapes if size > 4] == [EVAL_BATCH] * 4

@@ -9,7 +9,7 @@ from aidgn.algorithms import find
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.training import RunSpec
-from aidgn.training.featurizer import featurizer
+from aidgn.training.featurizer import create_featurizer
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 def kept_and_changed(weights: str, train_only: str | None) -> tuple[int, set[str]]:
     """Numbers kept for the backward pass of one update, and the parts of the network that it changed."""
     torch.manual_seed(0)
-    module = featurizer("test_resnet", weights, 3, "float32", torch.device("cpu"), train_only)
+    module = create_featurizer("test_resnet", weights, 3, "float32", torch.device("cpu"), train_only)
     algorithm = find("AIDGN")(module, 2, 1)
     algorithm.train()
     before = {name: value.clone() for name, value in module.network.state_dict().items()}

@@ -78,7 +78,8 @@ def test_unset_schedules_keep_the_identity_and_the_milestones() -> None:
 
 
 def test_a_schedule_replaces_the_milestones_of_the_data_set() -> None:
-    digits = replace(load_dataset("digits"), lr_milestones=(10,))
+    digits = load_dataset("digits")
+    digits = replace(digits, info=replace(digits.info, lr_milestones=(10,)))
     assert RunSpec("digits", "AIDGN", "ink").resolved(digits).lr_milestones == (10,)
     assert RunSpec("digits", "AIDGN", "ink", schedule="constant").resolved(digits).lr_milestones == ()
 

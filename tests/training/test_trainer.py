@@ -148,7 +148,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(undisturbed: Path, start: Sta
     process.wait_for("train 5")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
-    assert process.returncode != 0 and "The same command goes on" in errors
+    assert process.returncode != 0 and "The same command continues" in errors
     assert without_times(train(spec(), tmp_path, device="cpu")) == without_times(undisturbed)
 
 
@@ -246,15 +246,15 @@ def test_what_identifies_a_run() -> None:
 
 def test_learning_rate_is_halved_at_the_milestones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With milestones (2, 4) the third step is the first at half the rate, the fifth the first at a quarter."""
-    from aidgn.training.loop import Trainer
+    from aidgn.training.trainer import Trainer
 
-    rates, note = [], Trainer.note
+    rates, train_step = [], Trainer.train_step
 
-    def noted(self: Trainer, terms: dict) -> None:
+    def noted(self: Trainer, minibatches: list) -> None:
+        train_step(self, minibatches)
         rates.append(self.algorithm.optimizers["main"].param_groups[0]["lr"])
-        note(self, terms)
 
-    monkeypatch.setattr(Trainer, "note", noted)
+    monkeypatch.setattr(Trainer, "train_step", noted)
     train(spec(steps=6, lr_milestones=(2, 4), hyper_parameters={"lr": 0.01, "batch_size": 2}), tmp_path, device="cpu")
     assert rates == [0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025]
 
@@ -264,15 +264,8 @@ def test_the_catalogue_sets_evaluation_frequency_and_milestones() -> None:
 
     from aidgn.data import DATASETS, load_dataset
 
-    entry = DATASETS["PACS"]
-    pacs = replace(
-        load_dataset("digits"),
-        name="PACS",
-        image_size=224,
-        eval_every=entry.eval_every,
-        steps=entry.steps,
-        lr_milestones=entry.lr_milestones,
-    )
+    digits = load_dataset("digits")
+    pacs = replace(digits, info=replace(DATASETS["PACS"], domains=digits.info.domains))
     aidgn = RunSpec("PACS", "AIDGN", "chalk").resolved(pacs)
     assert (aidgn.steps, aidgn.eval_every, aidgn.lr_milestones) == (5000, 50, (2000, 4000))
     assert RunSpec("PACS", "ERM", "chalk").resolved(pacs).lr_milestones == ()  # the paper's schedule is for its model

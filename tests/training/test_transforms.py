@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aidgn.data import transforms as augment
-from aidgn.training import loop
-from aidgn.training.loop import VerifiedCompile
+from aidgn.data import transforms
+from aidgn.training.compile import VerifiedCompile, build_transforms, compiled_transforms
 
 SIZE = 16
 
@@ -20,7 +19,7 @@ def batch(images: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     return (
         torch.randint(0, 256, (images, 20, 20, 3), generator=generator, dtype=torch.uint8),
         torch.full((images, 4), 20),
-        torch.rand(images, augment.UNIFORMS, generator=generator),
+        torch.rand(images, transforms.UNIFORMS, generator=generator),
     )
 
 
@@ -33,13 +32,12 @@ def checked(
 
     def plain(pixels: Tensor, geometry: Tensor, uniforms: Tensor, size: int) -> Tensor:
         written.append(len(pixels))
-        return augment.augment(pixels, geometry, uniforms, size)
+        return transforms.augment(pixels, geometry, uniforms, size)
 
     calls = iter(range(100))
     monkeypatch.setattr(
-        loop,
-        "compiled_by_shape",
-        lambda _function: lambda *tensors, **settings: fault(augment.augment(*tensors, **settings), next(calls)),
+        "aidgn.training.compile.compiled_by_shape",
+        lambda _function: lambda *tensors, **settings: fault(transforms.augment(*tensors, **settings), next(calls)),
     )
     return VerifiedCompile(plain), written
 
@@ -47,7 +45,9 @@ def checked(
 def test_the_first_calls_of_every_shape_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, written = checked(monkeypatch, lambda x, _: x + 0.01)
     for images in (12, 12, 5, 12, 12, 12, 5, 5, 5):
-        torch.testing.assert_close(transform(*batch(images), size=SIZE), augment.augment(*batch(images), SIZE) + 0.01)
+        torch.testing.assert_close(
+            transform(*batch(images), size=SIZE), transforms.augment(*batch(images), SIZE) + 0.01
+        )
     assert written == [12, 12, 5, 12, 5, 5]
 
 
@@ -61,7 +61,7 @@ def test_a_few_images_of_a_large_batch_and_every_setting_are_compared(monkeypatc
 def test_one_image_may_differ_as_a_crop_may_be_rounded_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, _ = checked(monkeypatch, lambda x, _: torch.cat([x[:3], x[3:4].roll(1, 2), x[4:]]))
     for _ in range(4):
-        assert not torch.equal(transform(*batch(), size=SIZE), augment.augment(*batch(), SIZE))
+        assert not torch.equal(transform(*batch(), size=SIZE), transforms.augment(*batch(), SIZE))
     assert transform.compiled is not None
 
 
@@ -86,21 +86,23 @@ def test_wrong_code_is_not_used(
     transform, _ = checked(monkeypatch, fault)
     with caplog.at_level(logging.WARNING, "aidgn"):
         for _ in range(5):
-            assert torch.equal(transform(*batch(), size=SIZE), augment.augment(*batch(), SIZE))
+            assert torch.equal(transform(*batch(), size=SIZE), transforms.augment(*batch(), SIZE))
     (warning,) = (record.getMessage() for record in caplog.records)
-    assert re.match(r"Of 12 images prepared by compiled code \d+ differ from what they should be", warning)
+    assert re.match(r"Compiled code prepared \d+ of 12 images wrongly", warning)
 
 
 def test_on_a_gpu_both_transforms_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "compiled_by_shape", lambda function: function)
-    loop._compiled_augment.cache_clear()
+    monkeypatch.setattr("aidgn.training.compile.compiled_by_shape", lambda function: function)
+    compiled_transforms.cache_clear()
     try:
-        train, clean = loop.transforms(SIZE, augmented=True, exact_fit=False, compiled=True)
-        for transform, function in ((train, augment.augment), (clean, augment.clean)):
+        train, clean = build_transforms(SIZE, augmented=True, exact_fit=False, compiled=True)
+        for transform, function in ((train, transforms.augment), (clean, transforms.clean)):
             inner = transform.func  # type: ignore[attr-defined]
-            assert isinstance(inner, VerifiedCompile) and inner.plain is function
+            assert isinstance(inner, VerifiedCompile) and inner.eager is function
         pixels, geometry, uniforms = batch()
-        torch.testing.assert_close(train(pixels, geometry, uniforms), augment.augment(pixels, geometry, uniforms, SIZE))
-        torch.testing.assert_close(clean(pixels, geometry), augment.clean(pixels, geometry, SIZE))
+        torch.testing.assert_close(
+            train(pixels, geometry, uniforms), transforms.augment(pixels, geometry, uniforms, SIZE)
+        )
+        torch.testing.assert_close(clean(pixels, geometry), transforms.clean(pixels, geometry, SIZE))
     finally:
-        loop._compiled_augment.cache_clear()
+        compiled_transforms.cache_clear()

@@ -1,4 +1,8 @@
-"""The algorithms by name. To add one: write its file, add its line here."""
+"""The algorithms by name, and the interface to write one.
+
+A new algorithm subclasses `Algorithm`, in a file of the user (train it as path/to/file.py:Class) or in this package,
+with a line in `ALGORITHMS`. `examples/own_algorithm.py` shows one.
+"""
 
 from typing import Any
 
@@ -6,10 +10,11 @@ from torch import nn
 
 from aidgn.algorithms.aidgn import AIDGN, AIDGNnoD, AIDGNnoR, AIDGNnoRD, AIDGNRelease
 from aidgn.algorithms.arm import ARM
-from aidgn.algorithms.base import Algorithm
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, domain_ids, join, risks, split
 from aidgn.algorithms.cdann import CDANN
 from aidgn.algorithms.coral import CORAL
-from aidgn.algorithms.custom import is_custom, load_custom
+from aidgn.algorithms.custom import CustomAlgorithmError, is_custom, load_custom
 from aidgn.algorithms.dann import DANN
 from aidgn.algorithms.eqrm import EQRM
 from aidgn.algorithms.erm import ERM
@@ -23,10 +28,40 @@ from aidgn.algorithms.mtl import MTL
 from aidgn.algorithms.rsc import RSC
 from aidgn.algorithms.sagnet import SagNet
 from aidgn.algorithms.sd import SD
+from aidgn.algorithms.search_space import (
+    Distribution,
+    SearchSpace,
+    fixed,
+    floor_power,
+    floor_uniform,
+    log_uniform,
+    one_of,
+    uniform,
+)
 from aidgn.algorithms.vrex import VREx
-from aidgn.errors import AidgnError, did_you_mean
+from aidgn.errors import UnknownNameError
 
-__all__ = ["ALGORITHMS", "Algorithm", "canonical", "create", "find"]
+__all__ = [
+    "ALGORITHMS",
+    "COMMON",
+    "Algorithm",
+    "Distribution",
+    "Minibatches",
+    "SearchSpace",
+    "canonical",
+    "create",
+    "domain_ids",
+    "find",
+    "fixed",
+    "floor_power",
+    "floor_uniform",
+    "join",
+    "log_uniform",
+    "one_of",
+    "risks",
+    "split",
+    "uniform",
+]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.name(): algorithm
@@ -58,29 +93,38 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def find(name: str) -> type[Algorithm]:
-    """The algorithm of this name, in any case, or the user's own if it is path/to/file.py:Class."""
-    known = {each.casefold(): algorithm for each, algorithm in ALGORITHMS.items()}
+    """Return the class of an algorithm.
+
+    Args:
+        name: Name in any case, or path/to/file.py:Class of a user.
+    """
+    by_name = {known.casefold(): algorithm for known, algorithm in ALGORITHMS.items()}
     if is_custom(name):
-        own = load_custom(name)
-        if own.name().casefold() in known:
-            raise AidgnError(
-                f"{name} calls itself {own.name()}, as an algorithm of the package does, and records could "
-                "not tell them apart. Give the class another name."
+        custom = load_custom(name)
+        if custom.name().casefold() in by_name:
+            raise CustomAlgorithmError(
+                f"{name} calls itself {custom.name()}, as an algorithm of the package does, and records could not tell "
+                "them apart. Give the class another name."
             )
-        return own
-    if name.casefold() not in known:
-        raise AidgnError(
-            f"There is no algorithm {name}.{did_you_mean(name, ALGORITHMS)} `aidgn algorithms` lists them."
-        )
-    return known[name.casefold()]
+        return custom
+    if name.casefold() not in by_name:
+        raise UnknownNameError("algorithm", name, ALGORITHMS, "`aidgn algorithms` lists them.")
+    return by_name[name.casefold()]
 
 
 def canonical(name: str) -> str:
-    """The name as records have it; where the user's own is stays as it is."""
+    """Return the name as records have it; that of a custom algorithm stays as it is."""
     return name if is_custom(name) else find(name).name()
 
 
 def create(name: str, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any) -> Algorithm:
-    """The named algorithm around `featurizer`, a module with `num_features`; hyper-parameters not given take the
-    defaults for 224-pixel images."""
+    """Create an algorithm.
+
+    Args:
+        name: Name in any case, or path/to/file.py:Class of a user.
+        featurizer: Maps images to features [B, `num_features`].
+        num_classes: Number of classes.
+        num_domains: Number of source domains.
+        **hyper_parameters: Values; the others take their defaults for images of 224 pixels.
+    """
     return find(name)(featurizer, num_classes, num_domains, **hyper_parameters)

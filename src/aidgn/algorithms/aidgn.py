@@ -1,6 +1,6 @@
-"""AIDGN: classify by angle, perturb the true class's angle by the density ratio of norms, keep the norms up.
+"""AIDGN: classify by angle, with a margin from the density ratio of norms, and a regularizer of the norms.
 
-The objective itself is `aidgn.objective`; here are its hyper-parameters, the paper's ablations and the variant of the
+`aidgn.objective` computes the loss. This file has the hyper-parameters, the paper's ablations and the variant of the
 authors' released code.
 """
 
@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join, split
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, domain_ids, join, split
 from aidgn.algorithms.search_space import SearchSpace, fixed, one_of, uniform
 from aidgn.errors import AidgnError
 from aidgn.objective import RELEASE_LEAST_NORM, AngularClassifier, loss_and_margins
 
-NONE = (0.0, fixed(0.0, most=0.0))  # of a term that an ablation leaves out
+NONE = (0.0, fixed(0.0, most=0.0))  # for a term that an ablation omits
 ARGUMENTS = signature(loss_and_margins).parameters
 LINEAR = ("linear", fixed("linear"))  # the exact ratio divides by beta
 
@@ -57,11 +58,11 @@ class AIDGN(Algorithm):
     classifier: AngularClassifier
 
     def build(self) -> None:
-        if self.hyper_parameters.get("ratio") == "exact" and self.number("beta") == 0:
+        if self.hyper_parameters.get("ratio") == "exact" and self.hparams.beta == 0:
             raise AidgnError(f"{self.name()}: ratio=exact divides by beta times a mean norm and needs beta above 0.")
 
     def build_classifier(self) -> AngularClassifier:
-        return AngularClassifier(self.num_features, self.num_classes, kappa=self.number("kappa"))
+        return AngularClassifier(self.num_features, self.num_classes, kappa=self.hparams.kappa)
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
@@ -81,10 +82,10 @@ class AIDGN(Algorithm):
 
 
 class AIDGNnoR(AIDGN):
-    """AIDGN without the regulariser of the norms: eta = 0."""
+    """AIDGN without the regularizer of the norms: eta = 0."""
 
-    called = "AIDGN-noR"
-    title = "ablation: AIDGN without the regulariser of the norms"
+    display_name = "AIDGN-noR"
+    title = "ablation: AIDGN without the regularizer of the norms"
     search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "eta": NONE}
     small_images: ClassVar[SearchSpace] = {**AIDGN.small_images, "eta": NONE}
 
@@ -92,27 +93,27 @@ class AIDGNnoR(AIDGN):
 class AIDGNnoD(AIDGN):
     """AIDGN without the domain's mean norm in the margin: beta = 0."""
 
-    called = "AIDGN-noD"
+    display_name = "AIDGN-noD"
     title = "ablation: AIDGN without the domain's mean norm in the margin"
     search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "beta": NONE, "ratio": LINEAR}
     small_images: ClassVar[SearchSpace] = {**AIDGN.small_images, "beta": NONE}
 
 
 class AIDGNnoRD(AIDGN):
-    """AIDGN without the regulariser and without the domain's mean norm: eta = beta = 0."""
+    """AIDGN without the regularizer and without the domain's mean norm: eta = beta = 0."""
 
-    called = "AIDGN-noRD"
-    title = "ablation: AIDGN without regulariser and mean norm"
+    display_name = "AIDGN-noRD"
+    title = "ablation: AIDGN without regularizer and mean norm"
     search_space: ClassVar[SearchSpace] = {**AIDGNnoR.search_space, "beta": NONE, "ratio": LINEAR}
     small_images: ClassVar[SearchSpace] = {**AIDGNnoR.small_images, "beta": NONE}
 
 
 class AIDGNRelease(AIDGN):
     """The objective of the authors' published code: AIDGN's with rc_i = clamp(r_i, 10, mu_star) in place of norms r_i,
-    m_i = gamma (rc_i - 10 + beta mu_d) + 0.4, and the regulariser eta mean_i (rc_i / (h_i^2 mu_star) + mu_star / rc_i),
+    m_i = gamma (rc_i - 10 + beta mu_d) + 0.4, and the regularizer eta mean_i (rc_i / (h_i^2 mu_star) + mu_star / rc_i),
     h_i = r_i / mu_d, a constant, where above ratio_threshold, else 1."""
 
-    called = "AIDGN-release"
+    display_name = "AIDGN-release"
     title = "the objective that the authors' released code trains"
     paper = "released code of Jin et al., IJCAI 2022"
     lr_milestones = False

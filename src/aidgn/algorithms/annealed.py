@@ -1,40 +1,45 @@
-"""Algorithms that begin late: IRM, VREx and Fishr with a penalty's weight, EQRM with a quantile."""
+"""Algorithms whose objective changes during training: IRM, VREx and Fishr in a weight, EQRM to a quantile."""
 
 import math
 from typing import ClassVar
 
 from torch import Tensor
 
-from aidgn.algorithms.base import Algorithm, Minibatches
+from aidgn.algorithms.base import Algorithm
+from aidgn.algorithms.batches import Minibatches
 
 
 class Annealed(Algorithm):
-    """The first updates, as many as the hyper-parameter `anneal` says, train with another objective; then Adam starts
-    anew, as the moments it has gathered do not fit the new gradients."""
+    """An algorithm that trains another objective first.
 
-    anneal: ClassVar[str]
+    Then Adam starts again from zero, because its moments do not fit the new gradients.
+    """
+
+    anneal: ClassVar[str]  # hyper-parameter with the number of first updates
 
     @property
     def anneal_updates(self) -> int:
-        return math.ceil(self.number(self.anneal))
+        """Number of first updates."""
+        return math.ceil(getattr(self.hparams, self.anneal))
 
     @property
     def annealed(self) -> bool:
-        """Whether the update being made has the full objective."""
+        """Whether the current update has the full objective."""
         return self.updates > self.anneal_updates
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        if self.updates in (0, self.anneal_updates):  # before the update is counted, as EQRM's rate goes by the count
+        if self.updates in (0, self.anneal_updates):  # before the update is counted: the rate of EQRM depends on it
             self.optimizers = self.build_optimizers()
         return super().update(minibatches)
 
 
 class AnnealedPenalty(Annealed):
-    """The weight of a penalty is `first_weight` in the first updates, then the hyper-parameter `strength`."""
+    """An algorithm with a penalty, whose weight changes after the first updates."""
 
-    strength: ClassVar[str]
-    first_weight: ClassVar[float] = 1.0
+    strength: ClassVar[str]  # hyper-parameter with the weight
+    first_weight: ClassVar[float] = 1.0  # weight in the first updates
 
     @property
     def weight(self) -> float:
-        return self.number(self.strength) if self.annealed else self.first_weight
+        """Weight of the penalty in the current update."""
+        return getattr(self.hparams, self.strength) if self.annealed else self.first_weight

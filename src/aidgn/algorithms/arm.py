@@ -1,4 +1,4 @@
-"""Adaptive risk minimisation: give the network a context, averaged over images of one domain, as another channel."""
+"""Adaptive risk minimisation: add the mean context of a domain's images as an input channel."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, COMMON_SMALL, Algorithm, Minibatches, join
+from aidgn.algorithms.base import COMMON, COMMON_SMALL, Algorithm
+from aidgn.algorithms.batches import Minibatches, join
 from aidgn.algorithms.search_space import SearchSpace, fixed
 from aidgn.errors import AidgnError
 
@@ -15,17 +16,15 @@ from aidgn.errors import AidgnError
 class ARM(Algorithm):
     """loss = CE(g(f([x, c_d])), y) over all samples,   c_d = mean of context(x) over the batch of domain d
 
-    context is a convolutional network from the image to one channel, which f gets beside the image's. As in DomainBed,
-    whose numbers one compares with, it keeps its initial weights: Adam holds f and g. Unseen images share a context in
+    context is a convolutional network from the image to one channel, an additional input of f. It keeps its initial
+    weights, as in DomainBed, so that results can be compared: Adam trains f and g. Unseen images share a context in
     consecutive groups of batch_size."""
 
-    title = "the network sees a context, averaged over images of the domain, beside the image"
+    title = "an input channel with a context, averaged over images of the domain"
     paper = "Zhang et al., NeurIPS 2021"
     extra_channels = 1
     search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, least=1))}
     small_images: ClassVar[SearchSpace] = {"batch_size": COMMON_SMALL["batch_size"]}
-    context: nn.Module
-    context_net: nn.Module
 
     def build(self) -> None:
         network = nn.Sequential(
@@ -37,38 +36,47 @@ class ARM(Algorithm):
             nn.ReLU(),
             nn.Conv2d(64, 1, 5, padding=2),
         )
-        # Computed as the featuriser is, where that has an arithmetic of its own; a part of this under one name only.
-        like = getattr(self.featurizer, "like", None)
-        self.__dict__["context"] = like(network) if like else network
-        self.context_net = self.context.get_submodule("network") if like else network
+        # A featurizer with a precision and compiled code wraps the network in the same.
+        wrap = getattr(self.featurizer, "auxiliary", None)
+        self.context_runner = wrap(network) if wrap else None
+        self.context_net = self.context_runner.network if self.context_runner else network
 
     @property
     def group_size(self) -> int:
-        return self.integer("batch_size")
+        return self.hparams.batch_size
+
+    def context(self, x: Tensor) -> Tensor:
+        """Compute the context of every image [B, 1, H, W]."""
+        return self.context_runner(x) if self.context_runner else self.context_net(x)
 
     def features(self, x: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-        """Features of x, where consecutive groups of these sizes (default: batch_size each) share a context."""
+        """Compute features; consecutive groups share a context.
+
+        Args:
+            x: Images.
+            sizes: Sizes of the groups; None for `batch_size` each.
+        """
         check_channels(self.featurizer, x.shape[1])
         with torch.no_grad():
             contexts = self.context(x).split(list(sizes) if sizes else self.group_size)
-            context = torch.cat([each.mean(0, keepdim=True).expand_as(each) for each in contexts])
+            context = torch.cat([group.mean(0, keepdim=True).expand_as(group) for group in contexts])
         return super().features(torch.cat([x, context], dim=1))
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
-        z = self.features(x, [len(each) for _, each in minibatches])
+        z = self.features(x, [len(y) for _, y in minibatches])
         return {"loss": cross_entropy(self.classifier(z), y)}
 
 
 def first_channels(featurizer: nn.Module) -> int | None:
-    """What the featuriser's first convolution takes, if it has one."""
+    """Return the input channels of the featurizer's first convolution, if it has one."""
     return next((module.in_channels for module in featurizer.modules() if isinstance(module, nn.Conv2d)), None)
 
 
 def image_channels(featurizer: nn.Module) -> int:
-    """The channels of an image: one less than the featuriser takes; 3 if it has no convolution."""
+    """Return the channels of an image: one less than the featurizer takes, or 3 if it has no convolution."""
     channels = first_channels(featurizer) or 3 + ARM.extra_channels
-    if channels == 1:  # it was made for grey images alone; if 3 are for 2 and a context, the images tell
+    if channels == 1:  # made for grey images alone
         check_channels(featurizer, channels)
     return channels - ARM.extra_channels
 

@@ -1,29 +1,43 @@
-"""What every algorithm is: an objective over one batch per source domain, and the one form they all take."""
+"""The base class of all algorithms."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from aidgn.algorithms import checks
+from aidgn.algorithms.batches import Minibatches, domain_ids, join, paired, random_cycle, risks, split
 from aidgn.algorithms.search_space import (
     SearchSpace,
     Value,
-    draw_all,
     fixed,
     floor_power,
     log_uniform,
     one_of,
     resolve,
+    sample_space,
 )
 from aidgn.data.registry import DATASETS, SMALL_SIDE
 from aidgn.errors import AidgnError, plural
 from aidgn.objective import AngularClassifier
 
-Minibatches = Sequence[tuple[Tensor, Tensor]]
+__all__ = [
+    "COMMON",
+    "COMMON_SMALL",
+    "Algorithm",
+    "Minibatches",
+    "class_vectors",
+    "domain_ids",
+    "join",
+    "paired",
+    "random_cycle",
+    "risks",
+    "split",
+]
 
 RATE = log_uniform(-5, -3.5, above=True)
 SMALL_RATE = log_uniform(-4.5, -2.5, above=True)
@@ -42,22 +56,35 @@ COMMON_SMALL: SearchSpace = {  # DomainBed's
 
 
 class Algorithm(nn.Module):
-    """An objective over one batch per source domain, with the parts that it trains.
+    """An objective over one batch per source domain, with the networks and optimizers that it trains.
 
-    A subclass gives its hyper-parameters and `objective`; one with several steps per update overrides `update` and
-    `build_optimizers`. Everything that must survive an interruption is a parameter, a buffer, an optimiser in
-    `optimizers`, or `updates`, the number of updates done.
+    A subclass gives its hyper-parameters in `search_space` and its objective in `objective`. It may override `build`
+    for auxiliary networks and buffers, `build_classifier`, `build_optimizers`, and `update` if an update takes several
+    steps. Inside, `self.hparams.NAME` is a hyper-parameter, `self.featurizer` and `self.classifier` are the networks.
+
+    The contract, which lets runs continue after an interruption and keeps GPUs busy:
+
+    - State that an update changes is a parameter, a buffer, an optimizer in `optimizers`, or `updates`, the number of
+      updates so far. Anything else is lost when a run is interrupted.
+    - Random numbers come from PyTorch's, NumPy's or Python's global generators, whose state is saved.
+    - Neither `objective` nor `update` calls `.item()` or moves tensors to the CPU: the GPU would wait at every step.
+
+    Args:
+        featurizer: Maps images to features [B, `num_features`].
+        num_classes: Number of classes.
+        num_domains: Number of source domains.
+        **hyper_parameters: Values for names in `search_space`; the others take their defaults.
     """
 
-    called: ClassVar[str]  # in records and tables, where that is not the name of the class
-    title: ClassVar[str] = "an algorithm of your own"  # one line: what it does
-    paper: ClassVar[str] = "unpublished"  # who, where, year
-    search_space: ClassVar[SearchSpace] = COMMON  # name -> (default, distribution), 224-pixel images
-    small_images: ClassVar[SearchSpace] = {}  # what differs for images of 28 to 64 pixels, as COMMON_SMALL from COMMON
+    display_name: ClassVar[str]  # name in records and tables, if it is not the name of the class
+    title: ClassVar[str] = "an algorithm of your own"  # one line for lists
+    paper: ClassVar[str] = "unpublished"  # authors, venue, year
+    search_space: ClassVar[SearchSpace] = COMMON  # default and distribution by name, for images of 224 pixels
+    small_images: ClassVar[SearchSpace] = {}  # entries that differ for images of 28 to 64 pixels
     min_domains: ClassVar[int] = 1  # source domains it needs
     min_batch: ClassVar[int] = 1  # samples per domain it needs
-    extra_channels: ClassVar[int] = 0  # input channels its featuriser must have beyond the image's
-    lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones are part of its recipe
+    extra_channels: ClassVar[int] = 0  # input channels of the featurizer beyond those of the image
+    lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones belong to the algorithm
 
     def __init__(self, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any):
         super().__init__()
@@ -65,85 +92,89 @@ class Algorithm(nn.Module):
             raise AidgnError(
                 f"{self.name()} needs at least {plural(self.min_domains, 'source domain')}, not {num_domains}."
             )
-        self.hyper_parameters = resolve(self.name(), self.search_space, self.implied(hyper_parameters))
+        self.hyper_parameters = resolve(self.name(), self.search_space, self.with_derived(hyper_parameters))
+        self.hparams = SimpleNamespace(**self.hyper_parameters)
         if not hasattr(featurizer, "num_features"):
-            raise AidgnError("The featurizer needs an attribute num_features: how many numbers it gives for an image.")
+            raise AidgnError("The featurizer needs an attribute num_features, the length of its feature vectors.")
         self.num_features = int(featurizer.num_features)  # type: ignore[arg-type]
         self.num_classes = num_classes
         self.num_domains = num_domains
         self.featurizer = featurizer
-        self.dropout = nn.Dropout(self.number("resnet_dropout"))
+        self.dropout = nn.Dropout(self.hparams.resnet_dropout)
         self.classifier = self.build_classifier()
         self.build()
         self.updates = 0
         self.lr_factor = 1.0
 
-    # What a subclass says ------------------------------------------------------------------------------------------
+    # What a subclass gives -----------------------------------------------------------------------------------------
 
     def build_classifier(self) -> nn.Module:
+        """Create the classifier, from features to logits."""
         return nn.Linear(self.num_features, self.num_classes)
 
     def build(self) -> None:
-        """Make auxiliary networks and buffers."""
+        """Create auxiliary networks and register buffers. Networks that train also belong in `build_optimizers`."""
 
     def build_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Create the optimizers by name; `self.adam` makes one."""
         return {"main": self.adam([self.featurizer, self.classifier])}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        """The terms of the objective as scalars; `loss` is what the update minimises."""
+        """Compute the objective before an update.
+
+        Args:
+            minibatches: One (x, y) per source domain.
+
+        Returns:
+            Scalar tensors by name. `loss` is minimised and needs a gradient; records show the mean of every term.
+        """
         raise NotImplementedError
 
-    # What it gets --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Made when they are asked for: predicting needs none, and to import what they need takes a second."""
-        try:
-            made = self.build_optimizers()
-        except AttributeError as error:  # nn.Module would say instead that there are no `optimizers`
-            raise RuntimeError(f"build_optimizers of {self.name()}: {error}") from error
-        if not (isinstance(made, dict) and all(isinstance(each, torch.optim.Optimizer) for each in made.values())):
-            raise AidgnError(f"{self.name()}: `build_optimizers` must return a dict of optimisers by name, not {made}.")
-        return made
-
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        """One step of every optimiser on one (x, y) per source domain; the terms of the objective before it."""
-        self.check(minibatches)
-        self.updates += 1
+        """Make one step of every optimizer down the loss of `objective`.
+
+        An override that makes several steps calls `begin_update` first, then `step` for each loss.
+
+        Args:
+            minibatches: One (x, y) per source domain.
+
+        Returns:
+            Scalars by name, without gradients, `loss` among them.
+        """
+        self.begin_update(minibatches)
         terms = self.objective(minibatches)
-        self.check_terms(terms, "objective")
-        self.descend(terms["loss"], *self.optimizers)
+        if self.updates == 1:
+            checks.check_terms(self.name(), terms, "objective")
+        self.step(terms["loss"], *self.optimizers)
         return {name: term.detach() for name, term in terms.items()}
 
+    # What a subclass uses ------------------------------------------------------------------------------------------
+
     def features(self, x: Tensor) -> Tensor:
-        """What the classifier sees of x."""
+        """Compute the input of the classifier."""
         return self.dropout(self.featurizer(x))
 
     def predict(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Compute logits [B, num_classes]."""
         return self.classifier(self.features(x))
 
-    def apart(self, network: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
-        """The joined output of `network`, our features or predict, for batches that DomainBed passes one by one. In one
-        pass, as that is faster, unless batch norm with the statistics of what it gets tells the two apart."""
+    def forward_per_domain(self, network: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
+        """Apply `network` to batches that DomainBed passes one by one, and join the outputs.
+
+        One joined pass is faster. Only batch norm with the statistics of its batch can tell the two apart, so with
+        such layers every batch gets a pass.
+
+        Args:
+            network: Such as `self.features` or `self.predict`.
+            batches: Images, a tensor per domain.
+        """
         if self.live_batch_norms():
             return torch.cat([network(x) for x in batches])
         return network(torch.cat(list(batches)))
 
     def live_batch_norms(self) -> list[_BatchNorm]:
-        """The layers that normalise by the batch they get, and whose running statistics it changes."""
+        """Return the layers that normalize by the statistics of their batch."""
         return [layer for layer in self.featurizer.modules() if isinstance(layer, _BatchNorm) and layer.training]
-
-    @property
-    def group_size(self) -> int:
-        """How many consecutive images are predicted together; 1: each on its own."""
-        return 1
-
-    def number(self, name: str) -> float:
-        return float(self.hyper_parameters[name])  # type: ignore[arg-type]
-
-    def integer(self, name: str) -> int:
-        return int(self.hyper_parameters[name])  # type: ignore[arg-type]
 
     def adam(
         self,
@@ -153,84 +184,57 @@ class Algorithm(nn.Module):
         weight_decay: str = "weight_decay",
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> torch.optim.Adam:
-        """Adam over the parameters of `modules`, its rate and decay taken from the hyper-parameters of these names."""
+        """Create Adam over the parameters of some modules.
+
+        Args:
+            modules: Modules to train.
+            lr: Name of the hyper-parameter with the learning rate.
+            weight_decay: Name of the hyper-parameter with the weight decay.
+            betas: Decay of the moments.
+        """
         parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
         parameters.sort(key=Tensor.numel, reverse=True)  # a GPU is given some 36 at a time; small ones leave it idle
-        rate = self.number(lr)
-        optimizer = torch.optim.Adam(
-            parameters, lr=rate, weight_decay=self.number(weight_decay), betas=betas, fused=True
-        )
+        rate = float(getattr(self.hparams, lr))
+        decay = float(getattr(self.hparams, weight_decay))
+        optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=decay, betas=betas, fused=True)
         for group in optimizer.param_groups:
             group["initial_lr"] = rate
             group["lr"] = rate * self.lr_factor
         return optimizer
 
-    def descend(self, loss: Tensor, *optimizers: str) -> None:
-        """One step of the named optimisers down the gradient of `loss`, and of nothing that was computed before."""
+    @cached_property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The optimizers by name. Created lazily: inference needs none."""
+        try:
+            optimizers = self.build_optimizers()
+        except AttributeError as error:  # nn.Module would say that there are no `optimizers`
+            raise RuntimeError(f"build_optimizers of {self.name()}: {error}") from error
+        checks.check_optimizers(self.name(), optimizers)
+        return optimizers
+
+    def begin_update(self, minibatches: Minibatches) -> None:
+        """Count an update, after checking the batches of the first."""
+        if self.updates == 0:
+            checks.check_batches(self.name(), minibatches, self.num_domains, self.min_batch)
+        self.updates += 1
+
+    def step(self, loss: Tensor, *optimizers: str) -> None:
+        """Make one step of the named optimizers down the gradient of `loss` alone."""
         self.zero_grad()
         loss.backward()
-        if self.updates == 1:
-            self.check_trained()
+        if self.updates <= 1:
+            checks.check_trained(self.name(), self, self.optimizers.values())
+            checks.check_optimizer_names(self.name(), optimizers, self.optimizers)
         for name in optimizers:
-            if name not in self.optimizers:
-                raise AidgnError(
-                    f"{self.name()}: `build_optimizers` gives no optimiser {name}; it has {', '.join(self.optimizers)}."
-                )
             self.optimizers[name].step()
         self.zero_grad()  # gradients lie in the memory of CUDA graphs, where the next forward pass must find none
 
-    def check(self, minibatches: Minibatches) -> None:
-        if len(minibatches) != self.num_domains:
-            raise AidgnError(
-                f"{self.name()} was made for {self.num_domains} source domains and needs one batch of "
-                f"each; got {len(minibatches)}."
-            )
-        smallest = min(len(y) for _, y in minibatches)
-        if smallest < self.min_batch:
-            raise AidgnError(
-                f"{self.name()} needs at least {self.min_batch} samples per domain, got {smallest}: "
-                "raise the batch size."
-            )
+    # What the trainer uses -----------------------------------------------------------------------------------------
 
-    def check_trained(self) -> None:
-        """That what has a gradient is trained: networks that a user's `build` makes are easily forgotten."""
-        trained = {
-            id(parameter)
-            for optimizer in self.optimizers.values()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        left = [
-            name
-            for name, parameter in self.named_parameters()
-            if parameter.grad is not None and id(parameter) not in trained
-        ]
-        if left:
-            raise AidgnError(
-                f"{self.name()}: the loss depends on {left[0]}, but no optimiser trains it. Put it into "
-                "`build_optimizers`, or keep it as it is by `requires_grad_(False)`."
-            )
-
-    def check_terms(self, terms: object, method: str) -> None:
-        """That an objective or update, which may be a user's, has given what it is to give."""
-        if not isinstance(terms, Mapping) or "loss" not in terms:
-            given = f"a dict of {list(terms)}" if isinstance(terms, Mapping) else type(terms).__name__
-            raise AidgnError(
-                f"{self.name()}: `{method}` must return a dict of scalar tensors with `loss` among them; "
-                f"it gave {given}."
-            )
-        for name, term in terms.items():
-            number = method == "update" and isinstance(term, int | float)
-            if not number and (not isinstance(term, Tensor) or term.dim()):
-                given = str(list(term.shape)) if isinstance(term, Tensor) else type(term).__name__
-                raise AidgnError(f"{self.name()}: `{name}` of `{method}` must be a scalar tensor, not {given}.")
-        if method == "objective" and not terms["loss"].requires_grad:
-            raise AidgnError(
-                f"{self.name()}: the loss of `objective` has no gradient: it was detached, or does not "
-                "depend on the network."
-            )
-
-    # What the training loop does with it ---------------------------------------------------------------------------
+    @property
+    def group_size(self) -> int:
+        """Number of consecutive images that are predicted together; 1: each alone."""
+        return 1
 
     def scale_lr(self, factor: float) -> None:
         """Set every learning rate to `factor` times its initial value."""
@@ -240,7 +244,7 @@ class Algorithm(nn.Module):
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
     def training_state(self) -> dict[str, Any]:
-        """All that `update` depends on and changes, apart from the global random state."""
+        """Return everything that `update` depends on and changes, except the global random state."""
         return {
             "weights": self.state_dict(),
             "updates": self.updates,
@@ -249,84 +253,87 @@ class Algorithm(nn.Module):
         }
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `training_state`; ValueError if an optimizer had other parameters."""
         self.load_state_dict(state["weights"])
-        self.updates, self.lr_factor = int(state["updates"]), float(state["lr_factor"])
+        self.updates = int(state["updates"])
+        self.lr_factor = float(state["lr_factor"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
             if isinstance(optimizer, torch.optim.Adam) and any(
-                kept["exp_avg"].shape != parameter.shape for parameter, kept in optimizer.state.items() if kept
+                moments["exp_avg"].shape != parameter.shape for parameter, moments in optimizer.state.items() if moments
             ):
-                raise ValueError(f"the optimiser {name} had other parameters, or in another order")
+                raise ValueError(f"the optimizer {name} had other parameters, or in another order")
 
-    # Hyper-parameters ----------------------------------------------------------------------------------------------
+    # Names and hyper-parameters ------------------------------------------------------------------------------------
 
     @classmethod
     def name(cls) -> str:
-        return vars(cls).get("called", cls.__name__)  # its own: what is made from it is another
+        """Return the name in records and tables."""
+        return vars(cls).get("display_name", cls.__name__)  # a subclass does not inherit it
 
     @classmethod
-    def implied(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """`given` hyper-parameters and those that follow from them."""
+    def with_derived(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return given hyper-parameters with those that follow from them."""
         return dict(given)
 
     @classmethod
     def space(cls, dataset: str, small: bool | None = None) -> SearchSpace:
-        """The search space on a data set: defaults for 224 pixels, or for small images trained from scratch."""
+        """Return the search space on a data set.
+
+        Args:
+            dataset: Name of the data set.
+            small: Whether the images are small and the network trains from scratch; None asks the data set.
+        """
         if small is None:
             small = dataset in DATASETS and DATASETS[dataset].image_size <= SMALL_SIDE
         space = dict(cls.search_space)
         if small:
-            space.update({key: value for key, value in COMMON_SMALL.items() if space[key] == COMMON[key]})
-            space.update({key: value for key, value in cls.small_images.items() if key in space})
+            space.update({name: entry for name, entry in COMMON_SMALL.items() if space[name] == COMMON[name]})
+            space.update({name: entry for name, entry in cls.small_images.items() if name in space})
         if dataset == "DomainNet" and cls.search_space["batch_size"] == COMMON["batch_size"]:
             space["batch_size"] = (32, floor_power(2, 3, 5, least=1))
         return space
 
     @classmethod
     def sample(cls, dataset: str, trial: int, draw: int, small: bool | None = None) -> dict[str, Value]:
-        """Hyper-parameters of one run of a random search; draw 0 is the defaults."""
+        """Sample the hyper-parameters of one run of a random search.
+
+        Args:
+            dataset: Name of the data set.
+            trial: Number of the trial.
+            draw: Number of the draw; 0 is the defaults.
+            small: As for `space`.
+        """
         space = cls.space(dataset, small)
         if draw == 0:
             return {name: default for name, (default, _) in space.items()}
-        return draw_all(space, cls.name(), dataset, trial, draw)
+        return sample_space(space, cls.name(), dataset, trial, draw)
 
+    # Names of version 0.1.0, for algorithms in users' files ---------------------------------------------------------
 
-def join(minibatches: Minibatches) -> tuple[Tensor, Tensor]:
-    """All domains in one batch, so that the network runs once."""
-    return torch.cat([x for x, _ in minibatches]), torch.cat([y for _, y in minibatches])
+    def number(self, name: str) -> float:
+        """Return `self.hparams.NAME` as a float."""
+        return float(self.hyper_parameters[name])  # type: ignore[arg-type]
 
+    def integer(self, name: str) -> int:
+        """Return `self.hparams.NAME` as an int."""
+        return int(self.hyper_parameters[name])  # type: ignore[arg-type]
 
-def domain_ids(minibatches: Minibatches) -> Tensor:
-    """The domain number of every sample of the joined batch."""
-    return torch.cat([torch.full_like(y, domain) for domain, (_, y) in enumerate(minibatches)])
+    def descend(self, loss: Tensor, *optimizers: str) -> None:
+        """Call `step`."""
+        self.step(loss, *optimizers)
 
+    def apart(self, network: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
+        """Call `forward_per_domain`."""
+        return self.forward_per_domain(network, batches)
 
-def split(joined: Tensor, minibatches: Minibatches) -> tuple[Tensor, ...]:
-    """A tensor over the joined batch, cut per domain again."""
-    return joined.split([len(y) for _, y in minibatches])
-
-
-def risks(logits: Tensor, minibatches: Minibatches) -> Tensor:
-    """CE_1 .. CE_N: the mean cross entropy of each domain, from the logits of the joined batch."""
-    _, y = join(minibatches)
-    return torch.stack([each.mean() for each in split(cross_entropy(logits, y, reduction="none"), minibatches)])
-
-
-def paired(minibatches: Minibatches, i: int, j: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x_i, y_i, x_j, y_j of two domains, cut to the shorter batch."""
-    (x_i, y_i), (x_j, y_j) = minibatches[i], minibatches[j]
-    n = min(len(y_i), len(y_j))
-    return x_i[:n], y_i[:n], x_j[:n], y_j[:n]
+    def check(self, minibatches: Minibatches) -> None:
+        """Check the batches; `begin_update` does so and counts the update."""
+        checks.check_batches(self.name(), minibatches, self.num_domains, self.min_batch)
 
 
 def class_vectors(classifier: nn.Module) -> Tensor | None:
-    """[n, C]: the vector of each class, if the classifier is a single layer."""
+    """Return the vectors of the classes [n, C] if the classifier is a single layer."""
     if isinstance(classifier, AngularClassifier):
         return classifier.weight.detach()
     return classifier.weight.detach().T if isinstance(classifier, nn.Linear) else None
-
-
-def random_cycle(n: int) -> list[tuple[int, int]]:
-    """The n pairs of neighbours of n domains put in a circle at random."""
-    order = torch.randperm(n).tolist()
-    return [(order[k], order[(k + 1) % n]) for k in range(n)]

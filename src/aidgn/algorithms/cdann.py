@@ -26,6 +26,6 @@ class CDANN(DANN):
     def discriminator_input(self, z: Tensor, y: Tensor) -> Tensor:
         return z + self.class_embeddings(y)
 
-    def average(self, each: Tensor, y: Tensor) -> Tensor:
+    def reduce(self, losses: Tensor, y: Tensor) -> Tensor:
         counts = one_hot(y, self.num_classes).sum(0)
-        return (each / (counts[y] * self.num_classes)).sum()
+        return (losses / (counts[y] * self.num_classes)).sum()

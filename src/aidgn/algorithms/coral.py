@@ -5,7 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, risks, split
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, risks, split
 from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
@@ -22,15 +23,16 @@ class CORAL(Algorithm):
     search_space: ClassVar[SearchSpace] = {**COMMON, "mmd_gamma": (1.0, log_uniform(-1, 1))}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        z = self.apart(self.features, [x for x, _ in minibatches])
-        risk, penalty = risks(self.classifier(z), minibatches).mean(), self.distance(z, minibatches)
-        return {"loss": risk + self.number("mmd_gamma") * penalty, "risk": risk, "penalty": penalty}
+        z = self.forward_per_domain(self.features, [x for x, _ in minibatches])
+        risk = risks(self.classifier(z), minibatches).mean()
+        penalty = self.distance(z, minibatches)
+        return {"loss": risk + self.hparams.mmd_gamma * penalty, "risk": risk, "penalty": penalty}
 
     def distance(self, z: Tensor, minibatches: Minibatches) -> Tensor:
-        """The mean over pairs of domains of the distance between their features z."""
+        """Return the mean distance between the features z of two domains."""
         domains = split(z, minibatches)
-        means = torch.stack([each.mean(0) for each in domains])
-        covariances = torch.stack([covariance(each) for each in domains])
+        means = torch.stack([domain.mean(0) for domain in domains])
+        covariances = torch.stack([covariance(domain) for domain in domains])
         return mean_square_of_pairs(means) + mean_square_of_pairs(covariances)
 
 
@@ -40,6 +42,6 @@ def covariance(z: Tensor) -> Tensor:
 
 
 def mean_square_of_pairs(values: Tensor) -> Tensor:
-    """The mean over all pairs i < j of the mean of (values_i - values_j)^2: twice the variance over i. Written out, as
-    `var` over a few values takes a processor longer than all else of CORAL."""
+    """Return the mean over pairs i < j of the mean of (values_i - values_j)^2, which is twice the variance over i."""
+    # Not `var`: over a few values it takes a CPU longer than the rest of CORAL.
     return 2 / (len(values) - 1) * (values - values.mean(0)).square().sum(0).mean()

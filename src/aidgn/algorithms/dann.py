@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, RATE, SMALL_RATE, Algorithm, Minibatches, domain_ids, join
+from aidgn.algorithms.base import COMMON, RATE, SMALL_RATE, Algorithm
+from aidgn.algorithms.batches import Minibatches, domain_ids, join
 from aidgn.algorithms.search_space import SearchSpace, fixed, floor_power, log_uniform, one_of
 
 
@@ -17,9 +18,9 @@ class DANN(Algorithm):
     network:       minimise CE(g(f(x)), y) - dann_lambda D
 
     Update t = 1, 2 .. is the discriminator's where t mod (1 + d_steps_per_g_step) < d_steps_per_g_step. h is an MLP of
-    mlp_depth linear layers, with dropout and ReLU between. Each side has its own Adam, with betas (beta1, 0.9), rates
-    lr_g (network) and lr_d (discriminator); where they are not given they are as lr, and weight_decay_g as
-    weight_decay."""
+    mlp_depth linear layers, with dropout and ReLU between. Network and discriminator have an Adam each, with betas
+    (beta1, 0.9) and rates lr_g and lr_d. If only lr and weight_decay are given, lr_g and lr_d are lr, and
+    weight_decay_g is weight_decay."""
 
     title = "features from which a discriminator cannot tell the domain"
     paper = "Ganin et al., JMLR 2016"
@@ -45,24 +46,26 @@ class DANN(Algorithm):
     }
 
     @classmethod
-    def implied(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        follows = {"lr_g": "lr", "lr_d": "lr", "weight_decay_g": "weight_decay"}
-        return {**{name: given[common] for name, common in follows.items() if common in given}, **given}
+    def with_derived(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        sources = {"lr_g": "lr", "lr_d": "lr", "weight_decay_g": "weight_decay"}
+        derived = {name: given[source] for name, source in sources.items() if source in given}
+        return {**derived, **given}
 
     def build(self) -> None:
-        widths = [self.num_features] + [self.integer("mlp_width")] * (self.integer("mlp_depth") - 1)
+        widths = [self.num_features] + [self.hparams.mlp_width] * (self.hparams.mlp_depth - 1)
         hidden = [
             layer
             for n, m in pairwise(widths)
-            for layer in (nn.Linear(n, m), nn.Dropout(self.number("mlp_dropout")), nn.ReLU())
+            for layer in (nn.Linear(n, m), nn.Dropout(self.hparams.mlp_dropout), nn.ReLU())
         ]
         self.discriminator = nn.Sequential(*hidden, nn.Linear(widths[-1], self.num_domains))
 
     def discriminator_parts(self) -> list[nn.Module]:
+        """Return the modules that the discriminator trains."""
         return [self.discriminator]
 
     def build_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        betas = (self.number("beta1"), 0.9)
+        betas = (self.hparams.beta1, 0.9)
         return {
             "main": self.adam(
                 [self.featurizer, self.classifier], lr="lr_g", weight_decay="weight_decay_g", betas=betas
@@ -73,22 +76,21 @@ class DANN(Algorithm):
         }
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        self.check(minibatches)
-        self.updates += 1
+        self.begin_update(minibatches)
         x, y = join(minibatches)
         domains = domain_ids(minibatches)
-        steps = self.integer("d_steps_per_g_step")
+        steps = self.hparams.d_steps_per_g_step
         if self.updates % (1 + steps) < steps:
             with torch.no_grad():
                 z = self.features(x)
             loss = self.discriminator_loss(z.requires_grad_(), y, domains)
-            self.descend(loss, "discriminator")
+            self.step(loss, "discriminator")
             return {"loss": loss.detach(), "discriminator": loss.detach()}
         z = self.features(x)
         classification = cross_entropy(self.classifier(z), y)
         discriminator = self.discriminator_loss(z, y, domains)
-        loss = classification - self.number("dann_lambda") * discriminator
-        self.descend(loss, "main")
+        loss = classification - self.hparams.dann_lambda * discriminator
+        self.step(loss, "main")
         return {
             "loss": loss.detach(),
             "classification": classification.detach(),
@@ -96,17 +98,18 @@ class DANN(Algorithm):
         }
 
     def discriminator_loss(self, z: Tensor, y: Tensor, domains: Tensor) -> Tensor:
-        seen = self.discriminator_input(z, y)
-        each = cross_entropy(self.discriminator(seen), domains, reduction="none")
-        loss = self.average(each, y)
-        if self.number("grad_penalty") > 0:
-            (gradient,) = torch.autograd.grad(each.sum(), seen, create_graph=True)
-            loss = loss + self.number("grad_penalty") * gradient.square().sum(1).mean()
+        inputs = self.discriminator_input(z, y)
+        losses = cross_entropy(self.discriminator(inputs), domains, reduction="none")
+        loss = self.reduce(losses, y)
+        if self.hparams.grad_penalty > 0:
+            (gradient,) = torch.autograd.grad(losses.sum(), inputs, create_graph=True)
+            loss = loss + self.hparams.grad_penalty * gradient.square().sum(1).mean()
         return loss
 
     def discriminator_input(self, z: Tensor, y: Tensor) -> Tensor:
+        """Return the input of the discriminator."""
         return z
 
-    def average(self, each: Tensor, y: Tensor) -> Tensor:
-        """Of the discriminator's cross entropy over samples."""
-        return each.mean()
+    def reduce(self, losses: Tensor, y: Tensor) -> Tensor:
+        """Average the discriminator's cross entropy over samples."""
+        return losses.mean()

@@ -7,17 +7,19 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms.annealed import Annealed
-from aidgn.algorithms.base import COMMON, Minibatches, risks
+from aidgn.algorithms.base import COMMON
+from aidgn.algorithms.batches import Minibatches, risks
 from aidgn.algorithms.search_space import SearchSpace, log_uniform, uniform
 
-PARTS, ROUNDS = 16, 8  # the quantile is found as by 32 bisections, in a quarter of the kernels
+PARTS = 16  # subintervals per round of the search for the quantile
+ROUNDS = 8  # 16^8 subintervals, as 32 bisections give, with a quarter of the kernels
 
 
 class EQRM(Annealed):
     """loss = the eqrm_quantile quantile of a Gaussian kernel density estimate of CE_1 .. CE_N
 
     with bandwidth 1.06 std(CE) N^(-1/5) (Silverman's rule for a normal density). In the first eqrm_burnin_iters updates
-    the loss is mean_d CE_d; then Adam starts anew with rate eqrm_lr."""
+    the loss is mean_d CE_d; then Adam starts from zero with rate eqrm_lr."""
 
     title = "minimise a quantile of the domains' risks instead of their mean"
     paper = "Eastwood et al., NeurIPS 2022"
@@ -35,14 +37,17 @@ class EQRM(Annealed):
         return {"main": self.adam([self.featurizer, self.classifier], lr=rate)}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        each = risks(self.apart(self.predict, [x for x, _ in minibatches]), minibatches)
-        loss = quantile(each, self.number("eqrm_quantile")) if self.annealed else each.mean()
-        return {"loss": loss, "risk": each.mean()}
+        domain_risks = risks(self.forward_per_domain(self.predict, [x for x, _ in minibatches]), minibatches)
+        loss = quantile(domain_risks, self.hparams.eqrm_quantile) if self.annealed else domain_risks.mean()
+        return {"loss": loss, "risk": domain_risks.mean()}
 
 
 def quantile(values: Tensor, alpha: float) -> Tensor:
-    """The alpha-quantile of the Gaussian kernel density estimate of `values`, by dividing between those of the outer
-    two kernels. Its gradient is, as DomainBed's, that of the point found on the line between these two ends."""
+    """Return the alpha-quantile of the Gaussian kernel density estimate of some values.
+
+    The search divides the interval between the quantiles of the outer two kernels. The gradient is DomainBed's: that
+    of a fixed point between the two ends.
+    """
     bandwidth = 1.06 * values.std() * len(values) ** -0.2
     reach = bandwidth * NormalDist().inv_cdf(alpha)
     low, high = values.min() + reach, values.max() + reach

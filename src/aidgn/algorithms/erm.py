@@ -3,7 +3,8 @@
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import Algorithm, Minibatches, join
+from aidgn.algorithms.base import Algorithm
+from aidgn.algorithms.batches import Minibatches, join
 
 
 class ERM(Algorithm):

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad, softmax
 
 from aidgn.algorithms.annealed import AnnealedPenalty
-from aidgn.algorithms.base import COMMON, Minibatches, join, risks, split
+from aidgn.algorithms.base import COMMON
+from aidgn.algorithms.batches import Minibatches, join, risks, split
 from aidgn.algorithms.search_space import SearchSpace, floor_uniform, log_uniform, uniform
 
 
@@ -17,7 +18,7 @@ class Fishr(AnnealedPenalty):
     V_d is the variance over the domain's samples of the gradient of their cross entropy with respect to every weight of
     the classifier, the inner mean is over these weights. v starts at 0 and enters the penalty divided by 1 - ema, so
     that the gradient, which passes through V, does not depend on ema. The penalty's weight is 0 in the first
-    penalty_anneal_iters updates; then Adam starts anew."""
+    penalty_anneal_iters updates; then Adam starts from zero."""
 
     title = "equal variances of the classifier's gradients in all domains"
     paper = "Rame et al., ICML 2022"
@@ -40,22 +41,24 @@ class Fishr(AnnealedPenalty):
         z = self.features(x)
         logits = self.classifier(z)
         risk = risks(logits, minibatches).mean()
-        ema = self.number("ema")
+        ema = self.hparams.ema
         with torch.set_grad_enabled(self.annealed):
             gradients = split(classifier_gradients(z, logits, y), minibatches)
-            smoothed = ema * self.variances + (1 - ema) * torch.stack([variance(each) for each in gradients])
+            smoothed = ema * self.variances + (1 - ema) * torch.stack([variance(domain) for domain in gradients])
             penalty = variance(smoothed / (1 - ema)).mean()
         self.variances.copy_(smoothed.detach())
         return {"loss": risk + self.weight * penalty, "risk": risk, "penalty": penalty}
 
 
 def variance(values: Tensor) -> Tensor:
-    """Over the first dimension; `Tensor.var` takes a processor far longer."""
+    """Return the variance over the first dimension; `Tensor.var` takes a CPU far longer."""
     return (values - values.mean(0)).square().mean(0)
 
 
 def classifier_gradients(z: Tensor, logits: Tensor, y: Tensor) -> Tensor:
-    """d CE / d [weight, bias] of a linear classifier for every sample, [B, C, n + 1]: the outer product of
-    softmax(logits) - one_hot(y) and [z, 1]."""
+    """Return d CE / d [weight, bias] of a linear classifier for every sample, [B, C, n + 1].
+
+    The gradient is the outer product of softmax(logits) - one_hot(y) and [z, 1].
+    """
     error = softmax(logits, dim=1) - one_hot(y, logits.shape[1])
     return error.unsqueeze(2) * pad(z, (0, 1), value=1.0).unsqueeze(1)

@@ -5,7 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, risks
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, risks
 from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
@@ -23,8 +24,8 @@ class GroupDRO(Algorithm):
         self.register_buffer("q", torch.ones(self.num_domains))
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        each = risks(self.apart(self.predict, [x for x, _ in minibatches]), minibatches)
+        domain_risks = risks(self.forward_per_domain(self.predict, [x for x, _ in minibatches]), minibatches)
         with torch.no_grad():
-            self.q *= (self.number("groupdro_eta") * each).exp()
+            self.q *= (self.hparams.groupdro_eta * domain_risks).exp()
             self.q /= self.q.sum()
-        return {"loss": (self.q * each).sum(), "worst_risk": each.max()}
+        return {"loss": (self.q * domain_risks).sum(), "worst_risk": domain_risks.max()}

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from aidgn.algorithms.annealed import AnnealedPenalty
-from aidgn.algorithms.base import COMMON, Minibatches, join, risks, split
+from aidgn.algorithms.base import COMMON
+from aidgn.algorithms.batches import Minibatches, join, risks, split
 from aidgn.algorithms.search_space import SearchSpace, floor_power, log_uniform
 
 
@@ -16,7 +17,7 @@ class IRM(AnnealedPenalty):
 
     g_d = d CE_d(s * logits) / d s at s = 1: P_d is an unbiased estimate of the squared gradient of the domain's risk
     with respect to a factor on the classifier. The weight is 1 in the first irm_penalty_anneal_iters updates; then
-    Adam starts anew."""
+    Adam starts from zero."""
 
     title = "one classifier that is optimal in every domain, by a penalty on its gradient"
     paper = "Arjovsky et al., arXiv:1907.02893, 2019"
@@ -32,12 +33,14 @@ class IRM(AnnealedPenalty):
         x, y = join(minibatches)
         logits = self.predict(x)
         risk = risks(logits, minibatches).mean()
-        penalty = torch.stack(
-            [each[::2].mean() * each[1::2].mean() for each in split(scale_gradients(logits, y), minibatches)]
-        ).mean()
+        gradients = split(scale_gradients(logits, y), minibatches)
+        penalty = torch.stack([domain[::2].mean() * domain[1::2].mean() for domain in gradients]).mean()
         return {"loss": risk + self.weight * penalty, "risk": risk, "penalty": penalty}
 
 
 def scale_gradients(logits: Tensor, y: Tensor) -> Tensor:
-    """d CE(s * logits, y) / d s at s = 1 for every sample: the logits' mean under the softmax less the true one."""
+    """Return d CE(s * logits, y) / d s at s = 1 for every sample.
+
+    It is the mean logit under the softmax minus the logit of the true class.
+    """
     return (softmax(logits, dim=1) * logits).sum(1) - logits.gather(1, y.unsqueeze(1)).squeeze(1)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, paired, random_cycle
 from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
@@ -23,7 +24,7 @@ class Mixup(Algorithm):
     search_space: ClassVar[SearchSpace] = {**COMMON, "mixup_alpha": (0.2, log_uniform(-1, 1, above=True))}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        alpha = self.number("mixup_alpha")
+        alpha = self.hparams.mixup_alpha
         mixtures, targets = [], []
         for i, j in random_cycle(len(minibatches)):
             x_i, y_i, x_j, y_j = paired(minibatches, i, j)
@@ -31,5 +32,6 @@ class Mixup(Algorithm):
             t_i, t_j = (one_hot(y, self.num_classes).to(x_i.dtype) for y in (y_i, y_j))
             mixtures.append(torch.lerp(x_j, x_i, share))
             targets.append(torch.lerp(t_j, t_i, share))  # the cross entropy is linear in them
-        each = cross_entropy(self.apart(self.predict, mixtures), torch.cat(targets), reduction="none")
-        return {"loss": torch.stack([risk.mean() for risk in each.split([len(x) for x in mixtures])]).mean()}
+        losses = cross_entropy(self.forward_per_domain(self.predict, mixtures), torch.cat(targets), reduction="none")
+        pairs = losses.split([len(x) for x in mixtures])
+        return {"loss": torch.stack([pair.mean() for pair in pairs]).mean()}

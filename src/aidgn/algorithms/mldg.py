@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, paired, random_cycle
 from aidgn.algorithms.search_space import SearchSpace, log_uniform, one_of
 
 
 class MLDG(Algorithm):
     """gradient = 1/N sum over pairs (i, j) of  grad CE_i + mldg_beta grad CE_j at the weights after one step on CE_i
 
-    That inner step is a fresh Adam's, and nothing is differentiated through it (first order). Pairs are neighbours in
+    The inner step is a fresh Adam's, and no gradient passes through it (first order). Pairs are neighbours in
     a random circle of the N domains, cut to the shorter batch. With n_meta_test, that many domains (at most N - 1)
     are drawn for meta-testing instead, and the others are paired with them in turn."""
 
@@ -28,11 +29,11 @@ class MLDG(Algorithm):
     }
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(meta-train, meta-test) domains."""
+        """Draw pairs of a domain for meta-training and one for meta-testing."""
         if self.hyper_parameters["n_meta_test"] is None:
             return random_cycle(self.num_domains)
         order = torch.randperm(self.num_domains).tolist()
-        train = self.num_domains - min(self.integer("n_meta_test"), self.num_domains - 1)
+        train = self.num_domains - min(self.hparams.n_meta_test, self.num_domains - 1)
         test = order[train:]
         return [(domain, test[k % len(test)]) for k, domain in enumerate(order[:train])]
 
@@ -40,21 +41,22 @@ class MLDG(Algorithm):
     def inner(self) -> "InnerAdam":
         return InnerAdam(
             [parameter for group in self.optimizers["main"].param_groups for parameter in group["params"]],
-            self.number("weight_decay"),
+            self.hparams.weight_decay,
         )
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        self.check(minibatches)
-        self.updates += 1
-        inner, optimizer, beta = self.inner, self.optimizers["main"], self.number("mldg_beta")
-        total_loss, live = torch.zeros((), device=minibatches[0][1].device), self.live_batch_norms()
+        self.begin_update(minibatches)
+        inner = self.inner
+        optimizer = self.optimizers["main"]
+        total_loss = torch.zeros((), device=minibatches[0][1].device)
+        live = self.live_batch_norms()
         optimizer.zero_grad()
         torch._foreach_zero_(inner.total)
 
         def accumulate(x: Tensor, y: Tensor, weight: float) -> None:
-            """Leave the gradient of the risk on the parameters and add it, weighted, to the sum."""
+            """Compute the gradient of the risk and add it, weighted, to the sum."""
             nonlocal total_loss
-            if x.is_cuda:  # of the pass before nothing is needed any more, which CUDA graphs cannot know
+            if x.is_cuda:  # CUDA graphs cannot know that outputs of the last pass are done with
                 torch.compiler.cudagraph_mark_step_begin()
             loss = cross_entropy(self.predict(x), y)
             loss.backward()
@@ -69,11 +71,11 @@ class MLDG(Algorithm):
         for i, j in self.pairs():
             x_i, y_i, x_j, y_j = paired(minibatches, i, j)
             accumulate(x_i, y_i, 1 / self.num_domains)
-            # The copy is the network itself for a while: weights and running statistics are put back afterwards.
+            # The network itself takes the inner step; its weights and running statistics are restored afterwards.
             statistics = [(buffer, buffer.clone()) for layer in live for buffer in layer.buffers(recurse=False)]
-            inner.try_step(self.number("lr") * self.lr_factor)
+            inner.try_step(self.hparams.lr * self.lr_factor)
             optimizer.zero_grad()
-            accumulate(x_j, y_j, beta / self.num_domains)
+            accumulate(x_j, y_j, self.hparams.mldg_beta / self.num_domains)
             optimizer.zero_grad()
             inner.undo()
             for buffer, saved in statistics:
@@ -87,17 +89,24 @@ class MLDG(Algorithm):
 
 
 class InnerAdam(torch.optim.Adam):
-    """Makes the first step of an Adam and takes it back. A first step remembers none: with betas of zero each is one,
-    w - lr g / (|g| + eps), g the gradient with weight decay. It keeps its room from update to update: to make a tensor
-    for every parameter takes longer than a GPU takes to fill them."""
+    """Make the first step of a fresh Adam, and undo it.
+
+    With betas of zero every step is a first step, w - lr g / (|g| + eps), g the gradient with weight decay. Buffers
+    serve all updates: to allocate a tensor for every parameter takes longer than a GPU takes to fill them.
+
+    Args:
+        parameters: Parameters to step.
+        weight_decay: Weight decay.
+    """
 
     def __init__(self, parameters: list[Tensor], weight_decay: float):
         super().__init__(parameters, betas=(0.0, 0.0), weight_decay=weight_decay, fused=True)
         self.parameters = parameters
-        self.before, self.total = ([torch.empty_like(each) for each in parameters] for _ in range(2))
+        self.before = [torch.empty_like(parameter) for parameter in parameters]
+        self.total = [torch.empty_like(parameter) for parameter in parameters]  # sum of gradients over pairs
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__  # a copy's room too
+        return self.__dict__  # Optimizer's own would drop the buffers
 
     @torch.no_grad()
     def try_step(self, lr: float) -> None:

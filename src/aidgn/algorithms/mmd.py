@@ -1,10 +1,10 @@
-"""Maximum mean discrepancy: match the distributions of the domains' features in the eyes of a kernel."""
+"""Maximum mean discrepancy: match the distributions of the domains' features by a kernel."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pdist
 
-from aidgn.algorithms.base import Minibatches, domain_ids
+from aidgn.algorithms.batches import Minibatches, domain_ids
 from aidgn.algorithms.coral import CORAL
 
 SCALES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
@@ -21,18 +21,21 @@ class MMD(CORAL):
     min_batch = 1
 
     def distance(self, z: Tensor, minibatches: Minibatches) -> Tensor:
-        # Not by a matrix product: |z|^2 + |z'|^2 - 2 z.z' has too few digits for s = 1000. And each pair once.
+        # A matrix product, |z|^2 + |z'|^2 - 2 z.z', would have too few digits for s = 1000.
         squares = pdist(z).square()
         kernel = torch.stack([(-scale * squares).exp() for scale in SCALES]).sum(0)
-        counts = self.coefficients(minibatches, z.dtype)
+        weights = self.coefficients(minibatches, z.dtype)
         first, second = torch.triu_indices(len(z), len(z), 1, device=z.device)
-        return 2 * counts[first, second] @ kernel + len(SCALES) * counts.trace()
+        return 2 * weights[first, second] @ kernel + len(SCALES) * weights.trace()
 
     def coefficients(self, minibatches: Minibatches, dtype: torch.dtype) -> Tensor:
-        """What each entry of the kernel matrix counts for in the mean over pairs: with n samples in domain d,
-        sum_(i<j) (K_ii + K_jj - 2 K_ij) = N sum_d K_dd - sum_(d,e) K_de, and an entry of K_de has weight 1 / n_d n_e.
+        """Return the weight of each entry of the kernel matrix in the mean over pairs of domains.
+
+        With n_d samples in domain d, sum_(i<j) (K_ii + K_jj - 2 K_ij) = N sum_d K_dd - sum_(d,e) K_de, and an entry of
+        K_de has weight 1 / n_d n_e.
         """
-        count, ids = len(minibatches), domain_ids(minibatches)
+        count = len(minibatches)
+        ids = domain_ids(minibatches)
         weight = torch.cat([torch.full_like(y, 1 / len(y), dtype=dtype) for _, y in minibatches])
         same = (ids.unsqueeze(1) == ids.unsqueeze(0)).to(dtype)
         return torch.outer(weight, weight) * (count * same - 1) * (2 / (count * (count - 1)))

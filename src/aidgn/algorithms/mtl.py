@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, split
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, split
 from aidgn.algorithms.search_space import SearchSpace, one_of
 
-TEST_BATCH = 64  # images whose mean stands for the unseen domain
+TEST_BATCH = 64  # images whose mean describes an unseen domain
 
 
 class MTL(Algorithm):
@@ -39,20 +40,17 @@ class MTL(Algorithm):
         return with_embeddings(groups, [group.mean(0) for group in groups])
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        domains = split(self.apart(super().features, [x for x, _ in minibatches]), minibatches)
-        ema = self.number("mtl_ema")
-        embeddings = ema * torch.stack([each.mean(0) for each in domains]) + (1 - ema) * self.embeddings
+        domains = split(self.forward_per_domain(super().features, [x for x, _ in minibatches]), minibatches)
+        ema = self.hparams.mtl_ema
+        embeddings = ema * torch.stack([z.mean(0) for z in domains]) + (1 - ema) * self.embeddings
         self.embeddings.copy_(embeddings.detach())
         logits = split(self.classifier(with_embeddings(domains, list(embeddings))), minibatches)
-        return {
-            "loss": torch.stack(
-                [cross_entropy(each, y) for each, (_, y) in zip(logits, minibatches, strict=True)]
-            ).sum()
-        }
+        losses = [cross_entropy(domain, y) for domain, (_, y) in zip(logits, minibatches, strict=True)]
+        return {"loss": torch.stack(losses).sum()}
 
 
 def with_embeddings(groups: Sequence[Tensor], embeddings: Sequence[Tensor]) -> Tensor:
-    """[f(x), e] with the group's e for each of its samples."""
+    """Append the embedding of its group to every feature vector."""
     return torch.cat(
         [
             torch.cat([group, embedding.expand_as(group)], dim=1)

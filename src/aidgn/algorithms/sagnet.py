@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, join
 from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 EPSILON = 1e-5  # under the square root of the variance
@@ -36,45 +37,50 @@ class SagNet(Algorithm):
         }
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        self.check(minibatches)
-        self.updates += 1
+        self.begin_update(minibatches)
         x, y = join(minibatches)
 
         content = cross_entropy(self.classifier(random_style(self.features(x))), y)
-        self.descend(content, "main", "content")
+        self.step(content, "main", "content")
 
         with torch.no_grad():
             z = self.features(x)
         style = cross_entropy(self.style_classifier(random_content(z)), y)
-        self.descend(style, "style")
+        self.step(style, "style")
 
         log_probabilities = log_softmax(self.style_classifier(random_content(self.features(x))), dim=1)
-        adversary = -self.number("sag_w_adv") * log_probabilities.mean()
-        self.descend(adversary, "main")
+        adversary = -self.hparams.sag_w_adv * log_probabilities.mean()
+        self.step(adversary, "main")
         return {"loss": content.detach(), "style": style.detach(), "adversary": adversary.detach()}
 
 
 def random_style(z: Tensor) -> Tensor:
+    """Mix the style of every sample with that of another."""
     mean, variance, content = mean_variance_content(z)
-    share, other = draws(z)
+    share, other = sample_partners(z)
     mean = share * mean + (1 - share) * mean[other]
     variance = share * variance + (1 - share) * variance[other]
     return content * (variance + EPSILON).sqrt() + mean
 
 
 def random_content(z: Tensor) -> Tensor:
+    """Give every sample the content of another."""
     mean, variance, content = mean_variance_content(z)
-    _, other = draws(z)
+    _, other = sample_partners(z)
     return content[other].detach() * (variance + EPSILON).sqrt() + mean
 
 
 def mean_variance_content(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    mean, variance = z.mean(1, keepdim=True), z.var(1, keepdim=True)
+    """Split features into style, their mean and variance, and content."""
+    mean = z.mean(1, keepdim=True)
+    variance = z.var(1, keepdim=True)
     return mean, variance, (z - mean) / (variance + EPSILON).sqrt()
 
 
-def draws(z: Tensor) -> tuple[Tensor, Tensor]:
-    """A share in [0, 1] and another sample for every sample. Both are drawn always and in this order, on the CPU, so
-    that a seed gives the draws it gives in DomainBed."""
+def sample_partners(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a share in [0, 1] and another sample for every sample.
+
+    Both are drawn in this order on the CPU, so that a seed gives the same numbers as in DomainBed.
+    """
     share, other = torch.rand(len(z), 1), torch.randperm(len(z))
     return share.to(z.device, non_blocking=True), other.to(z.device, non_blocking=True)

@@ -5,7 +5,8 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
+from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.batches import Minibatches, join
 from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
@@ -19,5 +20,6 @@ class SD(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         logits = self.predict(x)
-        risk, penalty = cross_entropy(logits, y), logits.square().mean()
-        return {"loss": risk + self.number("sd_reg") * penalty, "risk": risk, "penalty": penalty}
+        risk = cross_entropy(logits, y)
+        penalty = logits.square().mean()
+        return {"loss": risk + self.hparams.sd_reg * penalty, "risk": risk, "penalty": penalty}

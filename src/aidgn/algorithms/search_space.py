@@ -1,4 +1,4 @@
-"""Hyper-parameters: what values one may take, its default, and the distribution that a random search draws from."""
+"""Hyper-parameters: valid values, a default, and the distribution that a random search samples from."""
 
 import hashlib
 import math
@@ -8,37 +8,79 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.errors import AidgnError, did_you_mean
+from aidgn.errors import AidgnError, UnknownNameError
 
 Value = float | int | str | None
 
 
+class HyperParameterError(AidgnError):
+    """A hyper-parameter has a value that cannot be used.
+
+    Args:
+        owner: Name of the algorithm.
+        name: Name of the hyper-parameter.
+        value: The value that was given.
+        expected: What would be accepted, such as "a number above 0".
+        out_of_range: Whether the value has the right type.
+    """
+
+    def __init__(self, owner: str, name: str, value: object, expected: str, out_of_range: bool = False):
+        problem = f"is out of range, expected {expected}" if out_of_range else f"is not {expected}"
+        super().__init__(f"{owner}: {name}={value} {problem}.")
+        self.name = name
+        self.value = value
+        self.expected = expected
+
+
 @dataclass(frozen=True)
 class Distribution:
-    """A search distribution (`draw`, described by `text`) and the values that make sense at all."""
+    """A search distribution of a hyper-parameter, and the values that are valid at all.
+
+    Args:
+        text: The distribution in words or symbols, as tables show it.
+        sample: Draws a value with a generator.
+        kind: Type of the values: float, int or str.
+        least: Smallest valid number.
+        most: Largest valid number.
+        above: Whether numbers must be strictly above `least`.
+        below: Whether numbers must be strictly below `most`.
+        options: The only valid values; None allows all within the bounds.
+        optional: Whether None is valid.
+    """
 
     text: str
-    draw: Callable[[np.random.Generator], Value]
+    sample: Callable[[np.random.Generator], Value]
     kind: type = float
     least: float = 0.0
     most: float = math.inf
-    above: bool = False  # strictly above `least`
-    below: bool = False  # strictly below `most`
-    options: tuple[Value, ...] | None = None  # the only values that are possible
-    optional: bool = False  # None is a value
+    above: bool = False
+    below: bool = False
+    options: tuple[Value, ...] | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in (float, int, str):
             raise AidgnError(
-                f"A hyper-parameter is a number or a word (kind float, int or str), not "
-                f"{self.kind.__name__}; for yes and no give 0 and 1, or words."
+                f"A hyper-parameter is a number or a word (kind float, int or str), not {self.kind.__name__}; for yes "
+                "and no give 0 and 1, or words."
             )
 
+    def __str__(self) -> str:
+        return self.text
+
     def check(self, owner: str, name: str, value: Any) -> Value:
-        """`value` as this hyper-parameter's type, or an error that says what was expected."""
+        """Return a value as the type of this hyper-parameter.
+
+        Args:
+            owner: Name of the algorithm, for the message.
+            name: Name of the hyper-parameter, for the message.
+            value: A value, or its text.
+
+        Raises:
+            HyperParameterError: The value is not valid.
+        """
         if self.optional and (value is None or str(value).lower() == "none"):
             return None
-        expected = self.expected()
         try:
             if self.kind is not str and isinstance(value, bool | np.bool_):
                 raise ValueError
@@ -46,75 +88,73 @@ class Distribution:
             if self.kind is int and float(value) != typed:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
-            raise AidgnError(f"{owner}: {name}={value} is not {expected}.") from None
-        if self.options is not None:
-            inside = typed in self.options
-        elif self.kind is str:
-            inside = True
-        else:
-            inside = (
-                math.isfinite(typed)
-                and self.least <= typed <= self.most
-                and not (self.above and typed == self.least)
-                and not (self.below and typed == self.most)
-            )
-        if not inside:
-            raise AidgnError(f"{owner}: {name}={value} is out of range, expected {expected}.")
+            raise HyperParameterError(owner, name, value, self.expected()) from None
+        if not self._contains(typed):
+            raise HyperParameterError(owner, name, value, self.expected(), out_of_range=True)
         return typed
 
+    def _contains(self, value: Any) -> bool:
+        if self.options is not None:
+            return value in self.options
+        if self.kind is str:
+            return True
+        above_least = value > self.least if self.above else value >= self.least
+        below_most = value < self.most if self.below else value <= self.most
+        return math.isfinite(value) and above_least and below_most
+
     def expected(self) -> str:
+        """Describe the valid values."""
         if self.options is not None:
             return "one of " + ", ".join(map(str, self.options))
-        words = {float: "a number", int: "a whole number", str: "a word"}[self.kind]
+        text = {float: "a number", int: "a whole number", str: "a word"}[self.kind]
         if self.kind is not str:
-            words += f" {'above' if self.above else 'of at least'} {self.least:g}"
-            words += f" and {'below' if self.below else 'at most'} {self.most:g}" if self.most < math.inf else ""
-        return words + (" or none" if self.optional else "")
+            text += f" above {self.least:g}" if self.above else f" of at least {self.least:g}"
+            if self.most < math.inf:
+                text += f" and below {self.most:g}" if self.below else f" and at most {self.most:g}"
+        return f"{text} or none" if self.optional else text
 
 
 def uniform(low: float, high: float, **valid: Any) -> Distribution:
-    return Distribution(
-        f"U[{low:g}, {high:g}]", lambda rng: float(rng.uniform(low, high)), **{"least": min(low, 0.0), **valid}
-    )
+    """Sample uniformly from low to high. `valid` are bounds of `Distribution`, here and in the other functions."""
+    valid = {"least": min(low, 0.0), **valid}
+    return Distribution(f"U[{low:g}, {high:g}]", lambda rng: float(rng.uniform(low, high)), **valid)
 
 
 def log_uniform(low: float, high: float, **valid: Any) -> Distribution:
-    """10 to the power of a uniform exponent."""
+    """Sample 10 to the power of a uniform exponent."""
     return Distribution(f"10^U[{low:g}, {high:g}]", lambda rng: float(10 ** rng.uniform(low, high)), **valid)
 
 
 def floor_power(base: int, low: float, high: float, **valid: Any) -> Distribution:
-    """The whole part of `base` to the power of a uniform exponent."""
-    return Distribution(
-        f"floor({base}^U[{low:g}, {high:g}])", lambda rng: int(base ** rng.uniform(low, high)), kind=int, **valid
-    )
+    """Sample the integer part of `base` to the power of a uniform exponent."""
+    text = f"floor({base}^U[{low:g}, {high:g}])"
+    return Distribution(text, lambda rng: int(base ** rng.uniform(low, high)), kind=int, **valid)
 
 
 def floor_uniform(low: float, high: float, **valid: Any) -> Distribution:
+    """Sample the largest integer below a uniform number."""
+    valid = {"least": min(low, 0.0), **valid}
     return Distribution(
-        f"floor(U[{low:g}, {high:g}])",
-        lambda rng: math.floor(rng.uniform(low, high)),
-        kind=int,
-        **{"least": min(low, 0.0), **valid},
+        f"floor(U[{low:g}, {high:g}])", lambda rng: math.floor(rng.uniform(low, high)), kind=int, **valid
     )
 
 
 def one_of(*values: Value, **valid: Any) -> Distribution:
-    """Of words no others are possible; numbers may be any between the bounds, whole if all of these are."""
-    return Distribution(
-        "{" + ", ".join(map(str, values)) + "}",
-        lambda rng: values[int(rng.integers(len(values)))],
-        **{**_suiting(values), **valid},
-    )
+    """Sample one of some values.
+
+    Strings must be one of `values`; numbers may be any within the bounds, integers if all `values` are.
+    """
+    text = "{" + ", ".join(map(str, values)) + "}"
+    return Distribution(text, lambda rng: values[int(rng.integers(len(values)))], **{**_infer_valid(values), **valid})
 
 
 def fixed(value: Value, **valid: Any) -> Distribution:
-    """Not searched: every draw is `value`."""
-    return Distribution("fixed", lambda rng: value, **{**_suiting([value]), **valid})
+    """Do not search: every sample is `value`."""
+    return Distribution("fixed", lambda rng: value, **{**_infer_valid([value]), **valid})
 
 
-def _suiting(values: Sequence[Value]) -> dict[str, Any]:
-    """What follows from values that are possible."""
+def _infer_valid(values: Sequence[Value]) -> dict[str, Any]:
+    """Infer type and bounds from values that are valid."""
     known = [value for value in values if value is not None]
     optional = {"optional": True} if len(known) < len(values) else {}
     if any(isinstance(value, bool) for value in known):
@@ -125,26 +165,30 @@ def _suiting(values: Sequence[Value]) -> dict[str, Any]:
     return {"kind": kind, "least": min([0.0, *known]), **optional}  # type: ignore[list-item]
 
 
-SearchSpace = Mapping[str, tuple[Value, Distribution]]
+SearchSpace = Mapping[str, tuple[Value, Distribution]]  # default and distribution by name
 
 
 def resolve(owner: str, space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Value]:
-    """Defaults of `space` with `given` over them, every value checked."""
+    """Return the defaults of a search space with given values in their place, after checking all.
+
+    Args:
+        owner: Name of the algorithm, for messages.
+        space: The search space.
+        given: Values, or their texts, by name.
+    """
     for name in given:
         if name not in space:
-            raise AidgnError(
-                f"{owner} has no hyper-parameter {name}.{did_you_mean(name, space)} It has: {', '.join(space)}."
-            )
+            raise UnknownNameError("hyper-parameter", name, space, f"{owner} has: {', '.join(space)}.")
     return {
         name: distribution.check(owner, name, given.get(name, default))
         for name, (default, distribution) in space.items()
     }
 
 
-def draw_all(space: SearchSpace, *identity: object) -> dict[str, Value]:
-    """One random draw of every hyper-parameter; each depends on `identity` and its own name only."""
+def sample_space(space: SearchSpace, *seed: object) -> dict[str, Value]:
+    """Sample every hyper-parameter. Each value depends on `seed` and its own name only."""
     values = {}
     for name, (_, distribution) in space.items():
-        digest = hashlib.sha256("|".join(map(str, (*identity, name))).encode()).digest()
-        values[name] = distribution.draw(np.random.default_rng(int.from_bytes(digest[:8], "big")))
+        digest = hashlib.sha256("|".join(map(str, (*seed, name))).encode()).digest()
+        values[name] = distribution.sample(np.random.default_rng(int.from_bytes(digest[:8], "big")))
     return values

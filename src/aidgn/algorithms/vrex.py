@@ -5,14 +5,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from aidgn.algorithms.annealed import AnnealedPenalty
-from aidgn.algorithms.base import COMMON, Minibatches, join, risks
+from aidgn.algorithms.base import COMMON
+from aidgn.algorithms.batches import Minibatches, join, risks
 from aidgn.algorithms.search_space import SearchSpace, floor_power, log_uniform
 
 
 class VREx(AnnealedPenalty):
     """loss = mean_d CE_d + vrex_lambda mean_d (CE_d - mean CE)^2
 
-    The weight is 1 in the first vrex_penalty_anneal_iters updates; then Adam starts anew."""
+    The weight is 1 in the first vrex_penalty_anneal_iters updates; then Adam starts from zero."""
 
     title = "equal risks in all domains, by a penalty on their variance"
     paper = "Krueger et al., ICML 2021"
@@ -26,6 +27,7 @@ class VREx(AnnealedPenalty):
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, _ = join(minibatches)
-        each = risks(self.predict(x), minibatches)
-        risk, penalty = each.mean(), each.var(correction=0)
+        domain_risks = risks(self.predict(x), minibatches)
+        risk = domain_risks.mean()
+        penalty = domain_risks.var(correction=0)
         return {"loss": risk + self.weight * penalty, "risk": risk, "penalty": penalty}

@@ -20,13 +20,13 @@ from aidgn.data.dataset import load_folder
 from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import clean
+from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.inference.model import load_model
 from aidgn.novelty import outputs
 from aidgn.runs.metadata import RunMetadata
-from aidgn.training.evaluation import rows_of
-from aidgn.training.featurizer import choose_device
-from aidgn.training.trainer import load_images
+from aidgn.training.evaluation import index_batches
+from aidgn.training.setup import load_images
 
 log = logging.getLogger("aidgn")
 
@@ -91,7 +91,7 @@ def _compute_all(
     features = np.empty((0, 0), np.float32)
     logits = np.empty((len(dataset), len(dataset.classes)), np.float32)
     done = 0
-    for indices, z, batch_logits in compute_features(network, images, rows_of(parts, network, images.device)):
+    for indices, z, batch_logits in compute_features(network, images, index_batches(parts, network, images.device)):
         if not features.size:
             features = np.empty((len(dataset), z.shape[1]), np.float32)
         features[indices] = z.cpu().numpy()

@@ -91,8 +91,8 @@ def sweep(
 
     PLAN.yaml holds the same as the options do. Without DATA, the sweep in --out is continued."""
     from aidgn.cli.display import RunDisplay, SweepDisplay
+    from aidgn.devices import choose_device, choose_precision
     from aidgn.sweeps.plan import agenda
-    from aidgn.training.featurizer import choose_device, choose_precision
     from aidgn.training.trackers import find_tracker
 
     if retries < 0:

@@ -12,11 +12,11 @@ from aidgn.algorithms import find
 from aidgn.data import DATASETS, Dataset
 from aidgn.data.images import longest_side
 from aidgn.data.registry import SMALL_SIDE
+from aidgn.devices import choose_device
 from aidgn.errors import plural
 from aidgn.runs.options import LAST_STAGE
 from aidgn.runs.spec import RunSpec
 from aidgn.training.averaging import SMA
-from aidgn.training.featurizer import choose_device
 
 BASELINE = "ERM"
 CPU_BACKBONE = "resnet18.tv_in1k"  # a fifth of the work of ResNet-50

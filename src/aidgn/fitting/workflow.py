@@ -15,6 +15,7 @@ from aidgn.api import RunResult, html_table, split_options
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
+from aidgn.devices import choose_device
 from aidgn.errors import AidgnError, plural
 from aidgn.fitting.estimate import Estimate, choose_algorithm, read_estimates, summarize
 from aidgn.fitting.findings import inspect
@@ -27,7 +28,6 @@ from aidgn.runs.options import RunOptions
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.launchers.local import run_all
-from aidgn.training.featurizer import choose_device
 
 if TYPE_CHECKING:
     from aidgn.inference.model import Model

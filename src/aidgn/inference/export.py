@@ -155,7 +155,7 @@ def in_float32(model: Model) -> Algorithm:
     """A copy of the network that computes in float32, whatever it was trained in."""
     network = copy.deepcopy(model.network)
     assert isinstance(network.featurizer, Featurizer)
-    network.featurizer.precision = "float32"
+    network.featurizer.runner.precision = "float32"
     return network
 
 

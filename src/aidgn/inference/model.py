@@ -25,14 +25,15 @@ from aidgn.data.dataset import walk_images
 from aidgn.data.images import IMAGE_SUFFIXES, largest_slot
 from aidgn.data.loader import to_device
 from aidgn.data.transforms import clean
+from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import AidgnError, plural
 from aidgn.inference.image_stream import ImageLike, OnBroken, Pixels, streamed
 from aidgn.novelty import RATE, Novelty, norms_and_angles, outputs
 from aidgn.runs.checkpoints import read_novelty, read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
-from aidgn.training.evaluation import batch_size
-from aidgn.training.featurizer import Featurizer, choose_device, choose_precision
+from aidgn.training.evaluation import eval_batch_size
+from aidgn.training.featurizer import Featurizer
 
 log = logging.getLogger("aidgn")
 
@@ -83,7 +84,7 @@ class Model:
         self.algorithm, self.classes, self.domains = algorithm, classes, domains
         self.image_size, self.device = image_size, device
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
-        self.batch_size = batch_size(network, device)
+        self.batch_size = eval_batch_size(network, device)
         if device.type == "cuda":
             precision = getattr(network.featurizer, "precision", "float32")
             backbones.freeze_folded(network, torch.bfloat16 if precision == "bfloat16" else torch.float32)

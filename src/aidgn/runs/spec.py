@@ -87,7 +87,7 @@ class RunSpec(RunOptions):
     def _hyper_parameters(self, algorithm: type[Algorithm], dataset: Dataset) -> dict[str, Any]:
         defaults = algorithm.sample(_seed_name(dataset), self.trial, self.draw, small=dataset.small)
         space = algorithm.space(dataset.name, dataset.small)
-        given = algorithm.implied(self.hyper_parameters)
+        given = algorithm.with_derived(self.hyper_parameters)
         hyper_parameters = resolve(algorithm.name(), space, {**defaults, **given})
         size = int(hyper_parameters["batch_size"])  # type: ignore[arg-type]
         if size < algorithm.min_batch:

@@ -46,8 +46,8 @@ def attempt(
     """
     from aidgn.errors import Interrupted
     from aidgn.runs.folder import Busy
-    from aidgn.training.loop import NotFinite
-    from aidgn.training.trainer import CustomCodeError, OutOfMemory, train
+    from aidgn.training.errors import CustomCodeError, NotFinite, OutOfMemory
+    from aidgn.training.trainer import train
 
     log = _Log(spec, out)
 

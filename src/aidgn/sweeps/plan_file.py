@@ -10,11 +10,11 @@ import yaml
 from aidgn.algorithms import canonical
 from aidgn.algorithms.custom import file_and_class, is_custom
 from aidgn.data.registry import is_registered
+from aidgn.devices import PRECISION_NAMES
 from aidgn.errors import AidgnError, ParameterError, did_you_mean
 from aidgn.runs.options import RunOptions, run_options
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.grid import Load, plan
-from aidgn.training.featurizer import PRECISIONS
 
 PLACES = ("out", "data_dir")  # keys of a file that say where, not what
 EXAMPLE = "For example:\n  datasets: [PACS]\n  algorithms: [ERM, AIDGN]\n  trials: 3"
@@ -154,9 +154,9 @@ def _parse(path: Path, entry: Mapping[Any, Any]) -> Plan:
     if missing:
         raise AidgnError(f"The plan {path} does not say which {missing[0]}. {EXAMPLE}")
     given = {key: _checked(path, key, value) for key, value in entry.items() if value is not None}
-    if given.get("precision", "auto") not in PRECISIONS:
+    if given.get("precision", "auto") not in PRECISION_NAMES:
         raise AidgnError(
-            f"The plan {path} has precision: {given['precision']}; expected one of {', '.join(PRECISIONS)}."
+            f"The plan {path} has precision: {given['precision']}; expected one of {', '.join(PRECISION_NAMES)}."
         )
     return Plan(**given)
 

@@ -1,6 +1,6 @@
-"""Weight averaging, an option of any algorithm: the averaged weights are what is evaluated, selected and saved."""
+"""Weight averaging, an option of any algorithm: the averaged weights are evaluated, selected and saved."""
 
-import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -8,39 +8,44 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aidgn.errors import AidgnError
+from aidgn.errors import UnknownNameError
 
 Weights = list[Tensor]
 
 
-class SMA:
-    """`sma`: the uniform average of the weights after every step from `start` on (Arpit et al., NeurIPS 2022)."""
+class WeightAverage(ABC):
+    """An average of the weights that a module has during training.
 
-    needs_validation_loss = False
-    start = 100
+    The trainer calls `after_step` after every step and `after_evaluation` at every evaluation, evaluates and saves
+    inside `applied`, and puts `state` into its own state.
+
+    Args:
+        module: The module; only parameters with gradients are averaged.
+    """
+
+    needs_validation_loss = False  # whether `after_evaluation` wants the loss on the sources' validation splits
 
     def __init__(self, module: nn.Module):
         self.parameters: Weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.average = _copy(self.parameters)
         self.count = 0  # weights in the average
-        self.average = copies(self.parameters)
 
-    @classmethod
-    def begins(cls, eval_every: int) -> int:
-        """The step after which the average is one of several steps, at the earliest."""
-        return cls.start
+    @abstractmethod
+    def first_step(self, eval_every: int) -> int:
+        """Return the earliest step after which the average may be one of several steps."""
 
+    @abstractmethod
     def after_step(self, step: int) -> None:
-        self.count = self.count + 1 if step > self.start else 1
-        fold_in(self.average, self.parameters, 1 / self.count)
+        """Take note of the weights after a step."""
 
-    def after_evaluation(self, validation_loss: float) -> None:
-        pass
+    def after_evaluation(self, validation_loss: float) -> None:  # noqa: B027
+        """Take note of the loss on the sources' validation splits."""
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The module with the averaged weights."""
+    def applied(self) -> Iterator[None]:
+        """Give the module the averaged weights inside the context."""
         with torch.no_grad():
-            trained = copies(self.parameters)
+            trained = _copy(self.parameters)
             torch._foreach_copy_(self.parameters, self.average)
             try:
                 yield
@@ -48,18 +53,46 @@ class SMA:
                 torch._foreach_copy_(self.parameters, trained)
 
     def state(self) -> dict[str, Any]:
+        """Return what `load_state` needs to continue."""
         return {"count": self.count, "average": self.average}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.count = state["count"]
-        torch._foreach_copy_(self.average, to_device(state["average"], self.parameters))
+        torch._foreach_copy_(self.average, self._on_device(state["average"]))
+
+    def _on_device(self, weights: Weights) -> Weights:
+        return [weight.to(parameter.device) for weight, parameter in zip(weights, self.parameters, strict=True)]
 
 
-class SWAD(SMA):
-    """`swad`: the uniform average over every step from the start to the end of the validation-loss valley (Cha et al.,
-    NeurIPS 2021). With the losses l_1, l_2, .. of the evaluations, it starts at the first t where l_t is the least of
-    l_t .. l_(t + n_converge - 1), whose mean is the valley's loss, and ends before the first t from which n_tolerance
-    losses in a row exceed (1 + tolerance) times that. Before it starts, the weights are those of the last step.
+class SMA(WeightAverage):
+    """The uniform average of the weights after every step from `start` on (Arpit et al., NeurIPS 2022).
+
+    Args:
+        module: The module; only parameters with gradients are averaged.
+        start: First step whose weights are averaged.
+    """
+
+    start = 100
+
+    def __init__(self, module: nn.Module, start: int | None = None):
+        super().__init__(module)
+        self.start = start or self.start
+
+    def first_step(self, eval_every: int) -> int:
+        return self.start
+
+    def after_step(self, step: int) -> None:
+        self.count = self.count + 1 if step > self.start else 1
+        _mix(self.average, self.parameters, 1 / self.count)
+
+
+class SWAD(WeightAverage):
+    """The uniform average over every step of the valley of the validation loss (Cha et al., NeurIPS 2021).
+
+    With the losses l_1, l_2, .. of the evaluations, the valley starts at the first t where l_t is the smallest of
+    l_t .. l_(t + n_converge - 1). The mean of these is the loss of the valley. The valley ends before the first t from
+    which on n_tolerance losses in a row exceed (1 + tolerance) times that loss. Until the valley starts, the weights
+    are those of the last step.
     """
 
     needs_validation_loss = True
@@ -67,23 +100,23 @@ class SWAD(SMA):
 
     def __init__(self, module: nn.Module):
         super().__init__(module)
-        self.segment, self.segment_count = copies(self.parameters), 0  # the average since the last evaluation
-        self.waiting: list[dict[str, Any]] = []  # segments of which it is not known yet whether they are in the valley
-        self.limit: float | None = None  # of the loss inside the valley
+        self.segment = _copy(self.parameters)  # the average since the last evaluation
+        self.segment_count = 0
+        self.waiting: list[dict[str, Any]] = []  # segments that may or may not belong to the valley
+        self.limit: float | None = None  # largest loss inside the valley, once it has started
         self.ended = False
 
-    @classmethod
-    def begins(cls, eval_every: int) -> int:
-        return (cls.n_converge - 1) * eval_every
+    def first_step(self, eval_every: int) -> int:
+        return (self.n_converge - 1) * eval_every
 
     def after_step(self, step: int) -> None:
         self.segment_count += 1
-        fold_in(self.segment, self.parameters, 1 / self.segment_count)
+        _mix(self.segment, self.parameters, 1 / self.segment_count)
         if self.limit is None:
-            fold_in(self.average, self.parameters, 1.0)
+            _mix(self.average, self.parameters, 1.0)
 
     def after_evaluation(self, validation_loss: float) -> None:
-        self.waiting.append({"loss": validation_loss, "weights": copies(self.segment), "count": self.segment_count})
+        self.waiting.append({"loss": validation_loss, "weights": _copy(self.segment), "count": self.segment_count})
         self.segment_count = 0
         if self.ended:
             self.waiting.clear()
@@ -93,11 +126,12 @@ class SWAD(SMA):
             losses = [segment["loss"] for segment in self.waiting]
             if len(losses) < self.n_converge or losses[0] != min(losses):
                 return
-            self.limit, self.count = (1 + self.tolerance) * sum(losses) / len(losses), 0
+            self.limit = (1 + self.tolerance) * sum(losses) / len(losses)
+            self.count = 0
         inside = max((n for n, segment in enumerate(self.waiting, 1) if segment["loss"] <= self.limit), default=0)
         for segment in self.waiting[:inside]:
             self.count += segment["count"]
-            fold_in(self.average, segment["weights"], segment["count"] / self.count)
+            _mix(self.average, segment["weights"], segment["count"] / self.count)
         del self.waiting[:inside]
         self.ended = len(self.waiting) >= self.n_tolerance
 
@@ -113,33 +147,28 @@ class SWAD(SMA):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        torch._foreach_copy_(self.segment, to_device(state["segment"], self.parameters))
-        self.segment_count, self.limit, self.ended = state["segment_count"], state["limit"], state["ended"]
-        self.waiting = [{**one, "weights": to_device(one["weights"], self.parameters)} for one in state["waiting"]]
+        torch._foreach_copy_(self.segment, self._on_device(state["segment"]))
+        self.segment_count = state["segment_count"]
+        self.waiting = [{**segment, "weights": self._on_device(segment["weights"])} for segment in state["waiting"]]
+        self.limit = state["limit"]
+        self.ended = state["ended"]
 
 
-AVERAGES: dict[str, type[SMA]] = {"sma": SMA, "swad": SWAD}
+AVERAGES: dict[str, type[WeightAverage]] = {"sma": SMA, "swad": SWAD}
 
 
-def find_average(name: str) -> type[SMA]:
-    """`sma`, `swad`, or `sma:N`, which averages from step N on."""
-    if name in AVERAGES:
-        return AVERAGES[name]
-    if not re.fullmatch("sma:[1-9][0-9]*", name):
-        raise AidgnError(
-            f"--average {name} is not one of {', '.join(AVERAGES)}, or sma:N with the step N from which on to average."
-        )
-    return type(name, (SMA,), {"start": int(name[4:])})
+def create_average(name: str, module: nn.Module) -> WeightAverage:
+    """Create the average of this name: `sma`, `swad`, or `sma:N` from step N on."""
+    method, _, start = name.partition(":")
+    if method not in AVERAGES:
+        raise UnknownNameError("average", name, AVERAGES)
+    return SMA(module, int(start)) if start else AVERAGES[method](module)
 
 
-def copies(weights: Weights) -> Weights:
+def _copy(weights: Weights) -> Weights:
     return [weight.detach().clone() for weight in weights]
 
 
-def fold_in(average: Weights, weights: Weights, share: float) -> None:
-    """average <- (1 - share) average + share weights."""
+def _mix(average: Weights, weights: Weights, share: float) -> None:
+    """Set average <- (1 - share) average + share weights."""
     torch._foreach_lerp_(average, [weight.detach() for weight in weights], share)
-
-
-def to_device(weights: Weights, like: Weights) -> Weights:
-    return [weight.to(parameter.device) for weight, parameter in zip(weights, like, strict=True)]

@@ -1,11 +1,10 @@
-"""One run on several devices: every process holds the whole model and computes the features of a share of the batch.
+"""One run on several devices: every process holds the whole model and computes the features of a shard of the batch.
 
-The features are gathered, so that each process computes the whole objective of the whole batch: domain means,
-covariances, discriminators and running weights are those of one device, and no algorithm knows of this. A process
-backpropagates into its own share; before an optimiser steps, the featuriser's gradients are summed over the processes.
+The features are gathered, so that each process computes the objective of the whole batch: domain means, covariances,
+discriminators and running weights are those of one device, and algorithms need not know. A process backpropagates into
+its own shard. Before an optimizer steps, the featurizer's gradients are summed over the processes.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,29 +21,36 @@ from aidgn.backbones import FrozenBatchNorm
 from aidgn.errors import AidgnError
 from aidgn.training.featurizer import Featurizer
 
-TIMEOUT = timedelta(hours=2)  # for one process to wait for another; one that died is noticed by who started it
-APART = 1e-4  # relative difference between the weights of two processes that is more than rounding
+TIMEOUT = timedelta(hours=2)  # for a process to wait for another; the process that started them notices a dead one
+DIVERGED = 1e-4  # relative difference between the weights of two processes that is more than rounding
 
 
-def processes() -> int:
-    """How many train this run."""
+def world_size() -> int:
+    """Return the number of processes that train this run."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This one's number; 0 writes the run folder."""
-    return dist.get_rank() if processes() > 1 else 0
+    """Return the number of this process; 0 writes the run folder."""
+    return dist.get_rank() if world_size() > 1 else 0
 
 
-def join(rank: int, processes: int, device: torch.device, meeting_point: str) -> None:
-    """Become one of the processes of a run; `meeting_point` is a file that none has used before."""
+def init_process_group(rank: int, world_size: int, device: torch.device, rendezvous: str) -> None:
+    """Join the processes of a run.
+
+    Args:
+        rank: Number of this process.
+        world_size: Number of processes.
+        device: Device of this process.
+        rendezvous: Path of a file that no other group has used.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{meeting_point}",
+        init_method=f"file://{rendezvous}",
         rank=rank,
-        world_size=processes,
+        world_size=world_size,
         timeout=TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
@@ -52,93 +58,109 @@ def join(rank: int, processes: int, device: torch.device, meeting_point: str) ->
 
 def barrier() -> None:
     """Wait until every process is here."""
-    if processes() > 1:
+    if world_size() > 1:
         dist.barrier()
 
 
 def all_reduce(values: Tensor) -> Tensor:
-    """The sum over the processes, in place."""
-    if processes() > 1:
+    """Sum over the processes, in place."""
+    if world_size() > 1:
         dist.all_reduce(values)
     return values
 
 
-# The featuriser -------------------------------------------------------------------------------------------------------
+# The featurizer -------------------------------------------------------------------------------------------------------
 
 
 class ShardedFeaturizer(Featurizer):
-    """A featuriser that computes a share of the batch here and gets the features of the rest from the others."""
+    """A featurizer that computes a shard of the batch and gathers the features of the other shards.
+
+    It takes the place of a featurizer, whose network it uses. Create one, in each process, with `shard_featurizer`.
+    """
+
+    def __init__(self, featurizer: Featurizer):
+        super().__init__(featurizer.network, featurizer.runner.precision)
+        self.num_features = featurizer.num_features
+        self.runner = featurizer.runner
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:  # evaluation shares out whole batches
             return super().forward(x)
-        shares = x.tensor_split(processes())
-        if not len(shares[-1]):
+        shards = x.tensor_split(world_size())
+        if not len(shards[-1]):
             raise AidgnError(
-                f"A batch of {len(x)} images cannot be split over {processes()} devices: raise "
-                "--batch-size, or lower --devices."
+                f"A batch of {len(x)} images cannot be split over {world_size()} devices: raise --batch-size, or lower "
+                "--devices."
             )
-        own = super().forward(shares[rank()])
-        return Gather.apply(own, [len(share) for share in shares])
+        features = super().forward(shards[rank()])
+        return _Gather.apply(features, [len(shard) for shard in shards])
 
 
-class Gather(torch.autograd.Function):
-    """The features of every share. All processes compute the same loss of them, so that of the gradient each needs the
-    rows of its own share only."""
+class _Gather(torch.autograd.Function):
+    """Gather the features of every shard.
+
+    All processes compute the same loss, so each needs only the rows of its own shard of the gradient.
+    """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, sizes: Sequence[int]) -> Tensor:
+    def forward(ctx: Any, features: Tensor, sizes: Sequence[int]) -> Tensor:
         ctx.sizes = sizes
-        sent = own.new_zeros(max(sizes), *own.shape[1:])
-        sent[: len(own)] = own
-        received = [torch.empty_like(sent) for _ in sizes]
-        dist.all_gather(received, sent)
-        return torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)])
+        padded = features.new_zeros(max(sizes), *features.shape[1:])
+        padded[: len(features)] = features
+        gathered = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(gathered, padded)
+        return torch.cat([part[:size] for part, size in zip(gathered, sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0].split(ctx.sizes)[rank()], None
 
 
-def split(featurizer: Featurizer) -> RemovableHandle:
-    """Share out the work of the featuriser from now on. The handle is of the hook that sums gradients."""
-    draws = next((layer for layer in featurizer.modules() if is_random(layer)), None)
-    if draws is not None:
-        raise AidgnError(
-            f"This backbone draws random numbers inside ({type(draws).__name__}), each device would draw "
-            "others than one device does: train it with --devices 1, or choose another --backbone."
-        )
-    featurizer.__class__ = ShardedFeaturizer
-    for layer in featurizer.modules():
-        if isinstance(layer, _BatchNorm) and not isinstance(layer, FrozenBatchNorm):
-            layer.__class__ = of_the_whole_batch(type(layer))  # type: ignore[assignment, arg-type]
-            featurizer.compiled = None  # its statistics pass between processes in the middle of the network
-    own = {id(parameter) for parameter in featurizer.parameters()}
+def shard_featurizer(featurizer: Featurizer) -> tuple[ShardedFeaturizer, RemovableHandle]:
+    """Share the work of a featurizer out over the processes.
 
-    def combine(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Sum what each process found for its share; what all computed alike is averaged, to stay alike."""
+    Returns:
+        The featurizer to use, and the handle of the hook that sums gradients.
+    """
+    check_deterministic(featurizer)
+    for name, layer in list(featurizer.network.named_modules()):
+        if isinstance(layer, _BatchNorm) and not isinstance(layer, FrozenBatchNorm):
+            parent, _, attribute = name.rpartition(".")
+            setattr(featurizer.network.get_submodule(parent), attribute, SyncedBatchNorm(layer))
+            featurizer.runner.compiled = None  # its statistics pass between processes in the middle of the network
+    sharded = ShardedFeaturizer(featurizer)
+    of_shards = {id(parameter) for parameter in sharded.parameters()}
+
+    def combine_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Sum gradients of shards. Average the others, equal in all processes, so that they stay equal."""
         parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
         ]
-        for of_shares in (True, False):
-            gradients = [each.grad for each in parameters if (id(each) in own) == of_shares]
+        for sharded, divisor in ((True, 1), (False, world_size())):
+            gradients = [parameter.grad for parameter in parameters if (id(parameter) in of_shards) == sharded]
             if gradients:
                 with flattened(gradients) as flat:
                     all_reduce(flat)
-                    flat /= 1 if of_shares else processes()
+                    flat /= divisor
 
-    return register_optimizer_step_pre_hook(combine)
+    return sharded, register_optimizer_step_pre_hook(combine_gradients)
 
 
-def is_random(layer: nn.Module) -> bool:
-    """Dropout and stochastic depth, by the attribute that each kind of them has."""
-    chance = next((getattr(layer, name) for name in ("p", "drop_prob", "dropout") if hasattr(layer, name)), 0.0)
-    return isinstance(chance, float) and chance > 0
+def check_deterministic(network: nn.Module) -> None:
+    """Refuse dropout and stochastic depth inside a backbone."""
+    for layer in network.modules():
+        rates = (getattr(layer, name) for name in ("p", "drop_prob", "dropout") if hasattr(layer, name))
+        rate = next(rates, 0.0)
+        if isinstance(rate, float) and rate > 0:
+            raise AidgnError(
+                f"This backbone draws random numbers inside ({type(layer).__name__}), and each device would draw other "
+                "numbers than one device does. Train it with --devices 1, or choose another --backbone."
+            )
 
 
 @contextmanager
 def flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The tensors as one flat copy, which is written back."""
+    """Give a flat copy of the tensors, and write it back at the end."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
     yield flat
     parts = flat.split([tensor.numel() for tensor in tensors])
@@ -147,27 +169,26 @@ def flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def sync_weights(module: nn.Module) -> None:
-    """Every process gets the parameters and buffers of the first one, from which they differ by rounding at most."""
-    if processes() == 1:
+    """Copy the parameters and buffers of rank 0 to all processes; theirs may differ by rounding only."""
+    if world_size() == 1:
         return
-    with flattened([each for each in (*module.parameters(), *module.buffers()) if each.is_floating_point()]) as flat:
+    weights = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point()]
+    with flattened(weights) as flat:
         mine = flat.clone()
         dist.broadcast(flat, 0)
-        apart = (mine - flat).norm() / flat.norm()
-        dist.all_reduce(apart, dist.ReduceOp.MAX)
-        if float(apart) > APART:
+        difference = (mine - flat).norm() / flat.norm()
+        dist.all_reduce(difference, dist.ReduceOp.MAX)
+        if float(difference) > DIVERGED:
             raise AidgnError(
-                "The copies of the model on the devices have come apart: this algorithm changes weights in "
-                "a way that cannot be split, other than by the step of an optimiser. Train it with "
-                "--devices 1."
+                "Model replicas diverged: this algorithm changes weights outside optimizer.step(). Use --devices 1."
             )
 
 
 # Batch norm that is not frozen ----------------------------------------------------------------------------------------
 
 
-class AllSum(torch.autograd.Function):
-    """The sum over the processes; its gradient is the sum of what the processes find for their shares."""
+class _Sum(torch.autograd.Function):
+    """Sum over the processes; the gradient is the sum of the gradients of the shards."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -179,20 +200,40 @@ class AllSum(torch.autograd.Function):
 
 
 class SyncedBatchNorm(_BatchNorm):
-    """Batch norm by the mean and variance of the whole batch while the processes train on shares of it."""
+    """Batch norm by the mean and variance of the whole batch while processes train on shards.
 
-    drop: nn.Module  # timm's BatchNormAct2d has these two after the normalisation
-    act: nn.Module
+    It takes the place of a layer and has its parameters, buffers and, as timm's layers with an activation have them,
+    its `drop` and `act`.
+    """
+
+    def __init__(self, layer: _BatchNorm):
+        super().__init__(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        for name, parameter in layer.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in layer.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        for name, child in layer.named_children():
+            self.add_module(name, child)
+        self.train(layer.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Accept every number of dimensions."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(x)
+        y = self.normalize_by_batch(x) if self.training else super().forward(x)
+        for name in ("drop", "act"):
+            if name in self._modules:
+                y = self.get_submodule(name)(y)
+        return y
+
+    def normalize_by_batch(self, x: Tensor) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
-        others, shape = [d for d in range(x.ndim) if d != 1], [1, -1] + [1] * (x.ndim - 2)
+        dims = [dim for dim in range(x.ndim) if dim != 1]
+        shape = [1, -1] + [1] * (x.ndim - 2)
         count = all_reduce(wide.new_tensor([x.numel() / x.shape[1]]))
-        mean = AllSum.apply(wide.sum(others)) / count
+        mean = _Sum.apply(wide.sum(dims)) / count
         centred = wide - mean.view(shape)
-        variance = AllSum.apply(centred.square().sum(others)) / count
+        variance = _Sum.apply(centred.square().sum(dims)) / count
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked += 1
@@ -202,10 +243,4 @@ class SyncedBatchNorm(_BatchNorm):
         y = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
             y = y * self.weight.view(shape) + self.bias.view(shape)
-        y = y.to(x.dtype)
-        return self.act(self.drop(y)) if hasattr(self, "act") else y
-
-
-@functools.cache
-def of_the_whole_batch(kind: type[_BatchNorm]) -> type[_BatchNorm]:
-    return type(f"Whole{kind.__name__}", (SyncedBatchNorm, kind), {})
+        return y.to(x.dtype)

@@ -1,7 +1,4 @@
-"""A backbone with the arithmetic of a run: precision, memory format, folded batch norm, compiled code.
-
-Algorithms see a module that maps images to float32 features, and nothing of this.
-"""
+"""A backbone that computes in the precision of a run, with folded batch norm and, on CUDA, compiled code."""
 
 import logging
 from collections.abc import Callable
@@ -12,119 +9,113 @@ import torch
 from torch import Tensor, nn
 
 from aidgn import backbones
-from aidgn.errors import AidgnError
+from aidgn.devices import PRECISIONS
+from aidgn.training.compile import compiled_by_shape
 
-PRECISIONS = ("auto", "bfloat16", "tf32", "float32")
-EVAL_BATCH = 512  # images per forward pass of evaluation
-SHAPES = 1000  # of batches, that a process compiles a function for
+EVAL_BATCH = 512  # images per forward pass of evaluation on CUDA
 log = logging.getLogger("aidgn")
 
 
 class Compiled(NamedTuple):
-    """Code for training, by CUDA graphs, and for evaluation, whose large batches need none: graphs of both would share
-    memory, and mixing them has been seen to crash (pytorch/pytorch#128218)."""
+    """Compiled entry points: training by CUDA graphs, evaluation without, as its large batches gain nothing.
+
+    Graphs of both would share memory, and mixing them has been seen to crash (pytorch/pytorch#128218).
+    """
 
     training: Callable[[Tensor], Tensor]
     evaluation: Callable[[Tensor], Tensor]
 
 
-class Featurizer(nn.Module):
-    """Images [B, channels, H, W] to features [B, num_features] in float32."""
+class NetworkRunner:
+    """Run a network in a precision, with compiled code if asked for.
+
+    A runner refers to the network but is no module: weights belong to the module that the network is registered in.
+
+    Args:
+        network: Maps images to features.
+        precision: Name in `aidgn.devices.PRECISIONS`.
+        compiled: Whether to compile the network.
+    """
 
     def __init__(self, network: nn.Module, precision: str, compiled: bool):
-        super().__init__()
         self.network = network
-        self.num_features = int(getattr(network, "num_features", 0))
         self.precision = precision
         self.compiled: Compiled | None = None
         if compiled:
             self.compiled = Compiled(
-                compiled_by_shape(self.compute, mode="reduce-overhead"), compiled_by_shape(self.evaluate)
+                compiled_by_shape(self.compute, mode="reduce-overhead"), compiled_by_shape(self.compute_for_evaluation)
             )
-        self.__dict__["beside"] = None  # not a part of this module: see `like`
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "compiled": None}  # a copy must not run the original's weights
 
-    def like(self, network: nn.Module) -> "Featurizer":
-        """A network that an algorithm has beside this one, with the same arithmetic. Compiled code is kept for the
-        next run in this process: the same module comes back with these weights copied in."""
-        beside: Featurizer | None = self.__dict__["beside"]
-        if beside is None or self.compiled is None:
-            beside = Featurizer(
-                network.to(memory_format=torch.channels_last), self.precision, compiled=self.compiled is not None
-            )
-            self.__dict__["beside"] = beside
-        else:
-            beside.network.load_state_dict(network.state_dict())
-        return beside
-
     def compute(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+        """Compute features in eager mode."""
+        autocast = PRECISIONS[self.precision].autocast
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast == "bfloat16"):
             features = self.network(x)
         return features.float() if features.dtype == torch.bfloat16 else features
 
-    def evaluate(self, x: Tensor) -> Tensor:
-        """The same, compiled on its own."""
+    def compute_for_evaluation(self, x: Tensor) -> Tensor:
+        """Separate entry point, so that evaluation is compiled apart from training."""
         return self.compute(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         if self.compiled is None:
             return self.compute(x)
         try:
             if torch.is_grad_enabled() or self.network.training:
-                return self.compiled.training(x).clone()  # the graph's own output is overwritten by its next replay
-            return torch.cat([self.compiled.evaluation(padded(part))[: len(part)] for part in x.split(EVAL_BATCH)])
+                return self.compiled.training(x).clone()  # the next replay of the graph overwrites its own output
+            return torch.cat([self.compiled.evaluation(_pad(part))[: len(part)] for part in x.split(EVAL_BATCH)])
         except torch._dynamo.exc.TorchDynamoException as error:
             log.info("Compilation failed (%s); continuing without it.", str(error).splitlines()[0])
             self.compiled = None
             return self.compute(x)
 
 
-def compiled_by_shape(function: Callable[..., Tensor], mode: str | None = None) -> Callable[..., Tensor]:
-    """Code of its own for every shape. Draws of hyper-parameters have batches of many sizes; PyTorch would compile the
-    first eight that a process meets and run the others otherwise, slowly and with other rounding."""
-    import torch._dynamo
+class Featurizer(nn.Module):
+    """Images [B, channels, H, W] to features [B, num_features] in float32.
 
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = SHAPES
-    return torch.compile(function, dynamic=False, mode=mode)
+    Args:
+        network: Backbone with `num_features`.
+        precision: Name in `aidgn.devices.PRECISIONS`.
+        compiled: Whether to compile the backbone.
+    """
+
+    def __init__(self, network: nn.Module, precision: str, compiled: bool = False):
+        super().__init__()
+        self.network = network
+        self.num_features = int(getattr(network, "num_features", 0))
+        self.runner = NetworkRunner(network, precision, compiled)
+        self._auxiliary: NetworkRunner | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.runner(x)
+
+    def auxiliary(self, network: nn.Module) -> NetworkRunner:
+        """Wrap an auxiliary network with the same precision and compilation.
+
+        Compiled code serves the next run of this process: the runner then comes back with the first network, which has
+        the weights of the new one. Register `runner.network`, not `network`.
+        """
+        if self._auxiliary is None or self.runner.compiled is None:
+            network = network.to(memory_format=torch.channels_last)
+            self._auxiliary = NetworkRunner(network, self.runner.precision, compiled=self.runner.compiled is not None)
+        else:
+            self._auxiliary.network.load_state_dict(network.state_dict())
+        return self._auxiliary
 
 
-def padded(x: Tensor) -> Tensor:
-    """x with zeros behind it, up to the batch that evaluation is compiled for."""
+def _pad(x: Tensor) -> Tensor:
+    """Append zeros up to the batch size that evaluation is compiled for."""
     return x if len(x) == EVAL_BATCH else torch.cat([x, x.new_zeros(EVAL_BATCH - len(x), *x.shape[1:])])
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.split(":")[0] not in ("cpu", "cuda"):
-        raise AidgnError(f"--device {name} cannot be used: expected auto, cpu, cuda or cuda:N.")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise AidgnError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
-    return device
+_compiled_featurizers: dict[tuple[object, ...], Featurizer] = {}
 
 
-def choose_precision(name: str, device: torch.device) -> str:
-    """The precision by name, set for this process; auto is bfloat16 on CUDA, float32 elsewhere."""
-    if name not in PRECISIONS:
-        raise AidgnError(f"--precision {name} is not one of {', '.join(PRECISIONS)}.")
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    torch.set_float32_matmul_precision("highest" if name == "float32" else "high")
-    torch.backends.cudnn.allow_tf32 = name != "float32"
-    torch.backends.cudnn.benchmark = True
-    return name
-
-
-_compiled: dict[tuple[object, ...], Featurizer] = {}
-
-
-def featurizer(
+def create_featurizer(
     backbone: str,
     weights: str | Path | None,
     in_channels: int,
@@ -132,25 +123,33 @@ def featurizer(
     device: torch.device,
     train_only: str | None = None,
 ) -> Featurizer:
-    """A featuriser with fresh initial weights; with `train_only`, its last stage alone has gradients.
+    """Create a featurizer with initial weights.
 
-    On CUDA its compiled code is kept for the next run in this process: the same module comes back with the initial
-    weights copied in."""
-    # From scratch there are no statistics worth freezing.
+    On CUDA its compiled code serves the next run of this process: the same module comes back with initial weights.
+
+    Args:
+        backbone: Name of the architecture.
+        weights: `hub`, `none` or a file.
+        in_channels: Channels of the input.
+        precision: Name in `aidgn.devices.PRECISIONS`.
+        device: Where to compute.
+        train_only: `last-stage` gives the last stage gradients and no other; None trains everything.
+    """
+    # A network trained from scratch has no statistics worth freezing.
     network = backbones.create(backbone, weights=weights, in_channels=in_channels, freeze_bn=weights != "none")
-    # The weights file decides where the strides are.
+    # The weights are part of the key because they decide where the strides are.
     key = (backbone, str(weights), in_channels, precision, device, train_only)
-    if key in _compiled:
-        module = _compiled[key]
-        module.network.load_state_dict(network.state_dict())
-        module.zero_grad(set_to_none=True)
-        return module
+    if key in _compiled_featurizers:
+        featurizer = _compiled_featurizers[key]
+        featurizer.network.load_state_dict(network.state_dict())
+        featurizer.zero_grad(set_to_none=True)
+        return featurizer
     backbones.fold(network)
     if train_only:
         backbones.train_last_stage(network)
     network = network.to(device).to(memory_format=torch.channels_last)
-    module = Featurizer(network, precision, compiled=device.type == "cuda")
+    featurizer = Featurizer(network, precision, compiled=device.type == "cuda")
     if device.type == "cuda":
-        _compiled.clear()  # one network's graphs and buffers at a time
-        _compiled[key] = module
-    return module
+        _compiled_featurizers.clear()  # graphs and buffers of one network at a time
+        _compiled_featurizers[key] = featurizer
+    return featurizer

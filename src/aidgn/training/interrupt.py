@@ -1,4 +1,4 @@
-"""Stopping a run between two steps, with everything saved."""
+"""Stop a run between two steps, with everything saved."""
 
 import signal
 import threading
@@ -9,21 +9,24 @@ from typing import Any
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets, so that a run ends between two steps; the second one kills."""
+    """Give an event that the first Ctrl-C or SIGTERM sets; the second has its usual effect.
+
+    Signals reach the main thread only, so that in other threads the event stays unset.
+    """
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
-    before: dict[int, Any] = {}
+    previous: dict[int, Any] = {}
 
     def stop(number: int, _frame: object) -> None:
         stopped.set()
-        signal.signal(number, before[number])
+        signal.signal(number, previous[number])
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, stop)
+        previous[number] = signal.signal(number, stop)
     try:
         yield stopped
     finally:
-        for key, handler in before.items():
-            signal.signal(key, handler)
+        for restored, handler in previous.items():
+            signal.signal(restored, handler)

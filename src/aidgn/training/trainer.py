@@ -1,47 +1,45 @@
-"""A run, top to bottom: data, network, loop, records, and going on where it stopped."""
+"""One run from top to bottom: set up, train, evaluate, save, finish, and continue after an interruption."""
 
 import logging
-import platform
-import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
-import aidgn
-from aidgn import backbones
-from aidgn.algorithms import find
-from aidgn.algorithms.annealed import Annealed
-from aidgn.algorithms.custom import frame_in
-from aidgn.data.cache import DecodedDataset, prepare
+from aidgn.algorithms import Algorithm
+from aidgn.algorithms.checks import check_terms
+from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
-from aidgn.data.loader import DeviceImageStore
+from aidgn.data.loader import BatchSampler, DeviceImageStore, to_device
+from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import AidgnError, Interrupted
 from aidgn.runs.checkpoints import write_novelty
-from aidgn.runs.folder import RunFolder, RunWriter
-from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.folder import RunWriter
+from aidgn.runs.records import domainbed_names
 from aidgn.runs.run_id import folder_name
 from aidgn.runs.spec import RunSpec
-from aidgn.training import distributed as parallel
-from aidgn.training import worker_group as crew
-from aidgn.training.averaging import find_average
-from aidgn.training.evaluation import Splits
-from aidgn.training.featurizer import choose_device, choose_precision, featurizer
+from aidgn.training import distributed, setup
+from aidgn.training.averaging import create_average
+from aidgn.training.compile import build_transforms
+from aidgn.training.errors import NotFinite, explain_out_of_memory, report_custom_errors
+from aidgn.training.evaluation import SplitEvaluator
 from aidgn.training.interrupt import stoppable
-from aidgn.training.loop import Trainer
+from aidgn.training.loss_terms import LossTerms, check_term_names
+from aidgn.training.random_state import random_state, seed_generators, set_random_state
+from aidgn.training.schedule import learning_rate_factor
 from aidgn.training.trackers import Tracker, Tracking
+from aidgn.training.worker_group import train_in_workers
 
-THREADS = torch.get_num_threads()  # of this machine
-SAVE_SECONDS = 60.0  # at most this much work is lost by a crash; less where saving takes under 2 % of the time
+SAVE_SECONDS = 60.0  # a crash loses at most this much work; less where saving takes under 2 % of the time
+BLOCK = 64  # steps whose image indices and random numbers are drawn and sent to the device together
 log = logging.getLogger("aidgn")
 
-Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]  # what, done, of how many, a new record
+Minibatches = list[tuple[Tensor, Tensor]]
+Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]  # phase, done, total, a new record
 
 
 def train(
@@ -58,12 +56,24 @@ def train(
     devices: int = 1,
     on_progress: Progress | None = None,
 ) -> Path:
-    """Train one run and return its folder. A finished run is left as it is, an interrupted one is continued.
+    """Train one run and return its folder. Leave a finished run as it is, and continue an interrupted one.
 
-    devices: how many share the work of each step; `device` is the first of them."""
+    Args:
+        spec: The run.
+        out: Folder of runs.
+        data_dir: Folder of data sets; None for the default.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        precision: Name in `aidgn.devices.PRECISION_NAMES`.
+        cache_dir: Folder of decoded images; None for the default.
+        workers: Processes that decode images; None for the default.
+        save_seconds: Longest time between saves.
+        trackers: Names of trackers, or trackers.
+        devices: Number of devices that share the work of each step; `device` is the first.
+        on_progress: Called with the phase, the number done, the total, and a new record if there is one.
+    """
     report = on_progress or (lambda *_: None)
-    where = choose_device(device)
-    precision = choose_precision(precision, where)
+    first_device = choose_device(device)
+    precision = choose_precision(precision, first_device)
     dataset = spec.load_dataset(data_dir)
     check_outside(dataset, out)
     prepared = prepare(
@@ -76,244 +86,261 @@ def train(
     dataset = prepared.dataset
     spec = spec.resolved(dataset)
     identity = {**spec.identity(dataset, prepared.content), "precision": precision}
-    folder = RunWriter(Path(out) / folder_name(identity), enabled=parallel.rank() == 0)
+    folder = RunWriter(Path(out) / folder_name(identity), enabled=distributed.rank() == 0)
     tracking = Tracking(trackers, folder)
     folder.check_identity(identity)
     if folder.exists and folder.finished:
         return folder.path
-    begins = find_average(spec.average).begins(int(spec.eval_every or 0)) if spec.average else 0
-    if int(spec.steps or 0) <= begins and parallel.processes() == 1:
-        log.warning(
-            "--average %s begins after step %d at the earliest, this run has %d steps: nothing is averaged.",
-            spec.average,
-            begins,
-            spec.steps,
-        )
-    if devices != parallel.processes():
-        return crew.train(
+    if devices != distributed.world_size():
+        return train_in_workers(
             devices,
-            where,
+            first_device,
             spec,
             out,
             report,
-            trackers=trackers,
             data_dir=data_dir,
             precision=precision,
             cache_dir=cache_dir,
             workers=workers,
             save_seconds=save_seconds,
+            trackers=trackers,
         )
 
-    sources = [domain for domain, name in enumerate(dataset.domains) if name not in spec.target]
+    num_sources = len(dataset.domains) - len(spec.target)
     with (
-        _report_custom_errors(spec, folder),
+        report_custom_errors(spec.algorithm, folder.log_file),
         folder.locked(),
         stoppable() as stopped,
         tracking,
-        _explain_out_of_memory(spec, len(sources)),
+        explain_out_of_memory(spec, num_sources),
     ):
-        parallel.barrier()
+        distributed.barrier()
         folder.remove_temp_files()
         folder.check_identity(identity)
-        continued = folder.exists
-        if continued and folder.finished:  # by another process, meanwhile
+        if folder.exists and folder.finished:  # by another process in the meantime
             return folder.path
-        # Sums on the CPU depend on the number of threads, so it belongs to the run, wherever it is continued.
-        threads = 1 if dataset.small else THREADS
-        if continued:
-            threads = folder.metadata.threads or threads
-        torch.set_num_threads(max(threads // devices, 1))
-        seed = spec.seed(dataset)
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-
-        targets = [dataset.domains.index(name) for name in spec.target]
-        splits = Splits.of(dataset, spec.trial)
-        for domain, outside in enumerate(splits.outside):
-            if not len(outside):
-                raise AidgnError(
-                    f"Domain {dataset.domains[domain]} has {len(dataset.indices(domain))} images; at least "
-                    "5 are needed to set a fifth of them aside for validation."
-                )
-        kind = find(spec.algorithm)
-        network = featurizer(
-            str(spec.backbone), spec.weights, 3 + kind.extra_channels, precision, where, spec.train_only
-        )
-        if devices > 1:
-            parallel.split(network)
-        algorithm = kind(network, len(dataset.classes), len(sources), **spec.hyper_parameters).to(where)
-        algorithm.train()
-        args = {
-            "dataset": dataset.name,
-            "algorithm": str(spec.label()),
-            "test_envs": targets,
-            "trial_seed": spec.trial,
-            "hparams_seed": spec.draw,
-            "seed": seed,
-            "steps": spec.steps,
-            "domains": dataset.domains,
-            "backbone": spec.backbone,
-            "weights": identity["weights"],
-            "precision": precision,
-            "skipped": len(prepared.skipped),
-            "task": "domain_generalization",
-            "holdout_fraction": 0.2,
-        }
-        if isinstance(algorithm, Annealed) and algorithm.anneal_updates >= int(spec.steps or 0) and not parallel.rank():
-            log.warning(
-                "%s begins after step %d, this run has %d: until then it trains another objective. --set %s=N "
-                "sets that step.",
-                kind.name(),
-                algorithm.anneal_updates,
-                spec.steps,
-                algorithm.anneal,
-            )
-        run = Trainer(spec, algorithm, load_images(prepared, where), splits, sources, targets, seed, args)
-        for other in folder.stale_versions(identity):
-            log.warning(
-                "%s has changed since it was trained in %s, which is not finished; this run begins anew.",
-                spec.algorithm,
-                other,
-            )
-        folder.write_metadata(
-            RunMetadata(
-                identity,
-                steps=spec.steps,
-                classes=list(dataset.classes),
-                domains=list(dataset.domains),
-                image_size=dataset.image_size,
-                skipped=list(prepared.skipped),
-                root=str(dataset.root.resolve()) if dataset.root else None,
-                stride_first=backbones.is_stride_first(str(spec.backbone), spec.weights),
-                precision=precision,
-                threads=threads,
-                device=_describe(where),
-                aidgn=aidgn.__version__,
-                torch=str(torch.__version__),
-                python=platform.python_version(),
-            )
-        )
-        if continued and folder.last.exists() and not parallel.rank():
-            folder.log(f"{folder.last.name} is damaged: the run is not finished")
-            log.warning(
-                "%s is damaged: the run is trained again, from the last saved state if there is one.", folder.last
-            )
-        try:
-            state = folder.load()
-            if state is not None:
-                run.load_state(state)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise AidgnError(
-                f"{folder.state} does not fit this run ({str(error).splitlines()[0]}): it was saved by "
-                "another version. Remove it to start this run from the beginning."
-            ) from error
+        threads = setup.set_threads(folder.metadata.threads if folder.exists else None, dataset.small, devices)
+        seed_generators(spec.seed(dataset))
+        algorithm = setup.create_algorithm(spec, len(dataset.classes), num_sources, precision, first_device)
+        images = setup.load_images(prepared, first_device)
+        trainer = Trainer(spec, algorithm, images, setup.record_args(spec, prepared, identity))
+        setup.warn_before_start(spec, algorithm, trainer.average, folder, identity)
+        folder.write_metadata(setup.describe_run(spec, prepared, identity, threads, first_device))
+        trainer.restore(folder)
+        hardware = setup.describe_device(first_device, devices)
+        verb = "continued" if trainer.step else "started"
         folder.log(
-            f"{'continued' if run.step else 'started'} at step {run.step} of {spec.steps} on "
-            f"{f'{devices} x ' * (devices > 1)}{_describe(where)}, {precision}, torch {torch.__version__}"
+            f"{verb} at step {trainer.step} of {spec.steps} on {hardware}, {precision}, torch {torch.__version__}"
         )
         tracking.start({**identity, **spec.hyper_parameters})
-        report("train", run.step, run.steps, None)
-        saved, wait = time.monotonic(), save_seconds
-        for record in run.go():
-            first = record is not None and not folder.state.exists()
-            stop = stopped.is_set()  # once, so that what is said to be saved is
-            due = stop or first or time.monotonic() - saved > wait
-            if due or record is not None:
-                run.check_finite(folder)
+        report("train", trainer.step, trainer.steps, None)
+        saved, save_interval = time.monotonic(), save_seconds
+        for minibatches in trainer.batches():
+            trainer.train_step(minibatches)
+            record = trainer.evaluate() if trainer.is_evaluation_due() else None
+            stop = stopped.is_set()  # read once: a later signal must not claim that this step was saved
+            first_record = record is not None and not folder.state.exists()
+            save = stop or first_record or time.monotonic() - saved > save_interval
+            if save or record is not None:
+                trainer.check_finite(folder)
             if record is not None:
                 folder.append(record)
                 tracking.record(record)
-            if due:
+            if save:
                 began = time.monotonic()
-                folder.save(run.state())
+                folder.save(trainer.state())
                 saved = time.monotonic()
-                wait = min(save_seconds, 50 * (saved - began))
-            report("train", run.step, run.steps, record)
-            if stop and run.step < run.steps:
-                folder.log(f"interrupted at step {run.step}")
+                save_interval = min(save_seconds, 50 * (saved - began))
+            report("train", trainer.step, trainer.steps, record)
+            if record is not None:
+                trainer.restart_timer()
+            if stop and trainer.step < trainer.steps:
+                folder.log(f"interrupted at step {trainer.step}")
                 raise Interrupted(
-                    f"Stopped at step {run.step} of {run.steps}; all is saved in {folder.path}. "
-                    "The same command goes on from there."
+                    f"Stopped at step {trainer.step} of {trainer.steps}; all is saved in {folder.path}. "
+                    "The same command continues from there."
                 )
-        if parallel.rank() > 0:
-            return folder.path
-        if run.average is not None and run.average.count < 2 and begins < run.step:
-            folder.log(f"{spec.average} averaged nothing")
-            log.warning(
-                "--average %s averaged nothing: the validation loss had no valley. The weights are those of "
-                "single steps.",
-                spec.average,
-            )
-        last = {name: tensor.clone() for name, tensor in run.last_weights().items()}
-        write_novelty(folder.novelty, run.novelty().to_dict())
-        folder.finish(str(spec.label()), (run.best_weights, run.best_step), (last, run.step))
-        folder.log(f"finished; step {run.best_step} selected by training-domain validation")
+        if distributed.rank() == 0:
+            trainer.finish(folder)
     return folder.path
 
 
-_loaded: dict[tuple[str, str, int, torch.device], DeviceImageStore] = {}
+class Trainer:
+    """A run in training: everything that changes from step to step.
 
+    Args:
+        spec: The resolved run.
+        algorithm: The algorithm, on the device.
+        images: The images of the data set, on the device.
+        record_args: What every record says about the run, `args` of DomainBed's records.
+    """
 
-def load_images(prepared: DecodedDataset, device: torch.device) -> DeviceImageStore:
-    """The images on the device; those of the last run in this process, if they are the same."""
-    key = prepared.content, prepared.dataset.fingerprint, prepared.dataset.image_size, device
-    if key not in _loaded:
-        _loaded.clear()
-        _loaded[key] = DeviceImageStore(prepared, device)
-    return _loaded[key]
+    def __init__(
+        self, spec: RunSpec, algorithm: Algorithm, images: DeviceImageStore, record_args: Mapping[str, Any] = {}
+    ):
+        dataset = images.decoded.dataset
+        self.spec = spec
+        self.algorithm = algorithm
+        self.images = images
+        self.record_args = record_args
+        self.steps = int(spec.steps or 0)
+        self.eval_every = int(spec.eval_every or 0)
+        self.train_transform, eval_transform = build_transforms(
+            dataset.image_size, dataset.info.augment, images.exact_fit, compiled=images.device.type == "cuda"
+        )
+        seed = spec.seed(dataset)
+        self.evaluator = SplitEvaluator(spec, images, seed, self.train_transform, eval_transform)
+        pools = self.evaluator.train_pools
+        self.batch_size = int(algorithm.hparams.batch_size)
+        self.sampler = BatchSampler(pools, self.batch_size, seed)
+        self.steps_per_epoch = min(map(len, pools)) / self.batch_size
+        self.average = create_average(spec.average, algorithm) if spec.average else None
+        self.step = 0
+        self.terms = LossTerms(images.device, self.steps)
+        self.terms_checked = False
+        self.best_accuracy = -1.0  # on the validation splits of the sources
+        self.best_step = 0
+        self.best_weights: dict[str, Tensor] = {}
+        self.restart_timer()
 
+    def batches(self) -> Iterator[Minibatches]:
+        """Yield augmented batches of one (x, y) per source domain, from the current step to the last."""
+        self.restart_timer()
+        while self.step < self.steps:
+            indices, uniforms = self.sampler.steps(self.step, min(self.step + BLOCK, self.steps))
+            uniforms = to_device(uniforms, self.images.device)
+            for (pixels, geometry, labels), uniform in zip(self.images.batches(list(indices)), uniforms, strict=True):
+                x = self.train_transform(pixels, geometry, uniform)
+                yield list(zip(x.split(self.batch_size), labels.split(self.batch_size), strict=True))
 
-class CustomCodeError(AidgnError):
-    """The code of an own algorithm failed."""
+    def train_step(self, minibatches: Minibatches) -> None:
+        """Update the algorithm on a batch per source domain."""
+        factor = learning_rate_factor(
+            self.step, self.steps, self.spec.schedule, self.spec.warmup, self.spec.lr_milestones or ()
+        )
+        if factor != self.algorithm.lr_factor:
+            self.algorithm.scale_lr(factor)
+        if self.images.device.type == "cuda":  # elsewhere it would import the compiler, a second, for nothing
+            torch.compiler.cudagraph_mark_step_begin()
+        terms = self.algorithm.update(minibatches)
+        if not self.terms_checked:
+            check_terms(self.algorithm.name(), terms, "update")
+            check_term_names(self.algorithm.name(), terms)
+            self.terms_checked = True
+        self.step += 1
+        self.terms.add(terms, self.step)
+        if self.average:
+            self.average.after_step(self.step)
 
+    def restart_timer(self) -> None:
+        """Start to measure the time per step."""
+        self.timer_start = time.perf_counter()
+        self.timer_step = self.step
 
-@contextmanager
-def _report_custom_errors(spec: RunSpec, folder: RunFolder) -> Iterator[None]:
-    """Where the code of an own algorithm failed, in place of a traceback, of which few lines are its own and which the
-    log has. Of several processes the crew says what happened, of files and disks the system."""
-    try:
-        yield
-    except Exception as error:
-        place = frame_in(spec.algorithm, error)
-        log_file = folder.log_file
-        if (
-            place is None
-            or isinstance(error, AidgnError | OSError)
-            or parallel.processes() > 1
-            or not log_file.exists()
-        ):
-            raise
-        words = ": ".join(filter(None, [type(error).__name__, shorten(str(error), 300).rstrip(".")]))
-        mistake = CustomCodeError(f"{spec.algorithm} failed in `{place.name}`, line {place.lineno}: {words}.")
-        mistake.add_note(f"{log_file} has the traceback.")
-        raise mistake from error
+    def is_evaluation_due(self) -> bool:
+        return self.step % self.eval_every == 0 or self.step >= self.steps
 
+    def evaluate(self) -> dict[str, Any]:
+        """Return the record of this step, and keep its weights if they are the best so far."""
+        if self.images.device.type == "cuda":
+            torch.cuda.synchronize()
+        step_time = (time.perf_counter() - self.timer_start) / (self.step - self.timer_step)
+        return {**self.record(), "step_time": step_time}
 
-class OutOfMemory(AidgnError):
-    """A batch did not fit. What is left on the device, a graph half recorded above all, is unknown."""
+    def record(self) -> dict[str, Any]:
+        """Return the record of this step without the time per step: accuracies, and means of the loss terms."""
+        began = time.perf_counter()
+        distributed.sync_weights(self.algorithm)
+        if self.average and self.average.needs_validation_loss:
+            self.average.after_evaluation(self.evaluator.validation_loss(self.algorithm))
+        with self.averaged():
+            accuracies, finite = self.evaluator.accuracies(self.algorithm, self.step)
+            if not finite:
+                self.terms.mark_bad(self.step)
+            validation = self.evaluator.mean_validation(accuracies)
+            if validation > self.best_accuracy:
+                self.best_accuracy = validation
+                self.best_step = self.step
+                self.best_weights = self.copy_weights()
+        names = domainbed_names(self.algorithm.name())
+        return {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            **self.terms.take_means(),
+            **accuracies,
+            "eval_time": time.perf_counter() - began,
+            "args": self.record_args,
+            "hparams": {names.get(name, name): value for name, value in self.spec.hyper_parameters.items()},
+        }
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Give the algorithm the averaged weights inside the context, if the run averages."""
+        return self.average.applied() if self.average else nullcontext()
 
-@contextmanager
-def _explain_out_of_memory(spec: RunSpec, sources: int) -> Iterator[None]:
-    """What did not fit, and what to do, in place of an allocator's words."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch's own are RuntimeErrors, on the CPU without a class
-        words = str(error)
-        if (
-            not isinstance(error, MemoryError | torch.OutOfMemoryError)
-            and "not enough memory" not in words
-            and "can't allocate memory" not in words
-        ):
-            raise
-        size, what = int(spec.hyper_parameters["batch_size"]), re.split(r"[.;:] |\n", words)[0]
-        raise OutOfMemory(
-            f"Out of memory with {sources} x {size} images of {spec.image_size} pixels in a batch "
-            f"({what or type(error).__name__}). Try --batch-size {max(size // 2, 1)}, or share the batch out over more "
-            "--devices. What was saved is kept."
-        ) from None
+    def copy_weights(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.algorithm.state_dict().items()}
 
+    def check_finite(self, folder: RunWriter) -> None:
+        """Stop before a loss or weight that is not finite is saved."""
+        weights = [parameter.detach() for parameter in self.algorithm.parameters()]
+        step = self.terms.first_bad_step(weights, self.step)
+        if step is None:
+            return
+        name = self.terms.culprit()
+        subject = f"{name}, which {self.algorithm.name()} reports," if name else "The loss, a weight or a prediction"
+        folder.log(f"{subject} was not finite at step {step}")
+        raise NotFinite(subject, step, folder.state, self.algorithm.hparams.lr, self.record_args["precision"])
 
-def _describe(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    def state(self) -> dict[str, Any]:
+        """Return everything that `load_state` needs to continue as if nothing had happened."""
+        return {
+            "step": self.step,
+            "algorithm": self.algorithm.training_state(),
+            **self.terms.state(),
+            "best_accuracy": self.best_accuracy,
+            "best_step": self.best_step,
+            "best_weights": self.best_weights,
+            "random": random_state(self.images.device),
+            "average": self.average.state() if self.average else None,
+        }
+
+    def restore(self, folder: RunWriter) -> None:
+        """Continue from the state that the folder holds, if any."""
+        try:
+            state = folder.load()
+            if state is not None:
+                self.load_state(state)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise AidgnError(
+                f"{folder.state} does not fit this run ({str(error).splitlines()[0]}): it was saved by another "
+                "version. Remove it to start this run from the beginning."
+            ) from error
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        device = self.images.device
+        self.step = state["step"]
+        self.algorithm.load_training_state(state["algorithm"])
+        self.terms.load_state(state)
+        self.best_accuracy = state["best_accuracy"]
+        self.best_step = state["best_step"]
+        self.best_weights = {name: value.to(device) for name, value in state["best_weights"].items()}
+        if self.average:
+            self.average.load_state(state["average"])
+        set_random_state(state["random"], device)
+
+    def finish(self, folder: RunWriter) -> None:
+        """Write the weights of the best and the last step, and the norms and angles that novelty is measured by."""
+        if self.average and self.average.count < 2 and self.average.first_step(self.eval_every) < self.step:
+            folder.log(f"{self.spec.average} averaged nothing")
+            log.warning(
+                "--average %s averaged nothing: the validation loss had no valley. The weights are those of single "
+                "steps.",
+                self.spec.average,
+            )
+        with self.averaged():
+            last_weights = self.copy_weights()
+        self.algorithm.load_state_dict(self.best_weights)
+        novelty = self.evaluator.calibrate(self.algorithm)
+        write_novelty(folder.novelty, novelty.to_dict())
+        folder.finish(str(self.spec.label()), (self.best_weights, self.best_step), (last_weights, self.step))
+        folder.log(f"finished; step {self.best_step} selected by training-domain validation")

@@ -1,6 +1,6 @@
-"""The processes of a run on several devices: started together, listened to, and ended together, however one ends.
+"""The worker processes of a run on several devices, started and stopped together.
 
-None but the first holds anything that is not on disk or in the others, so that the rest can be killed at any moment.
+Only rank 0 holds unsaved state, so the others can be killed at any moment.
 """
 
 import logging
@@ -21,68 +21,111 @@ from typing import Any
 
 import torch
 
-from aidgn.errors import AidgnError, Interrupted
+from aidgn.errors import AidgnError, Interrupted, ParameterError
 from aidgn.runs.spec import RunSpec
-from aidgn.training import distributed as parallel
+from aidgn.training import distributed
 from aidgn.training.interrupt import stoppable
 
-STARTS = 3  # of a crew whose processes get killed, before it is given up
-NEWS = 3.0  # seconds in which the others may say why one has ended
-GRACE = 60.0  # seconds to save and end when who started the processes is gone
+ATTEMPTS = 3  # starts of a group whose workers get killed, before the run is given up
+REASON_SECONDS = 3.0  # after one worker failed, for the others to report the reason
+SAVE_SECONDS = 60.0  # to save and exit when the parent has died
 log = logging.getLogger("aidgn")
+
+
+class WorkerCrash(Exception):
+    """An error of the software, with the traceback of the worker where it happened."""
 
 
 @dataclass
 class Worker:
+    """A process of the group.
+
+    Args:
+        process: The process.
+        pipe: Receives its messages.
+        result: The folder of the run, or the exception that ended the worker; None until it reports.
+    """
+
     process: subprocess.Popen
     pipe: Connection
-    end: Any = None  # how it ended: the run's folder, an exception, or None without a word
+    result: Path | BaseException | None = None
 
 
-def train(
+class WorkerKilled(Exception):
+    """A worker ended without a report. The run can continue in new workers."""
+
+
+def train_in_workers(
     devices: int, first: torch.device, spec: RunSpec, out: str | Path, report: Callable[..., None], **options: Any
 ) -> Path:
-    """Train one run with a process on each of `devices` devices from `first` on; its folder."""
-    if devices < 1:
-        raise AidgnError(f"--devices is {devices}; expected a whole number of at least 1.")
-    places = [torch.device("cpu")] * devices
-    if first.type == "cuda":
-        start, present = first.index or 0, torch.cuda.device_count()
-        if start + devices > present:
-            raise AidgnError(f"--devices {devices} from cuda:{start} on: this machine has {present} GPUs.")
-        places = [torch.device("cuda", start + number) for number in range(devices)]
-    for remaining in reversed(range(STARTS)):
-        with tempfile.TemporaryDirectory(prefix="aidgn-") as folder, stoppable() as stopped:
-            crew = [_start() for _ in places]
+    """Train one run with a process on each of several devices and return its folder.
+
+    Args:
+        devices: Number of devices.
+        first: First device; the others follow it.
+        spec: The run.
+        out: Folder of runs.
+        report: Called with the progress of rank 0.
+        options: Options of `train`.
+    """
+    placement = list_devices(devices, first)
+    for attempts_left in reversed(range(ATTEMPTS)):
+        with stoppable() as stopped:
             try:
-                for rank, (member, place) in enumerate(zip(crew, places, strict=True)):
-                    own = options if rank == 0 else {**options, "trackers": ()}
-                    with suppress(OSError):  # it has died: its pipe says so when it is read
-                        member.pipe.send((rank, place, f"{folder}/meeting", spec, out, {**own, "devices": devices}))
-                end = _listen(crew, report, stopped)
-            finally:
-                for member in crew:
-                    member.process.kill()
-                    member.process.wait()
-                    member.pipe.close()
-        if isinstance(end, Path):
-            return end
-        if isinstance(end, BaseException):
-            raise end
-        if stopped.is_set():
-            raise Interrupted("Stopped before a step was made. The same command goes on.")
-        if remaining:
-            log.warning("%s The run goes on from its last saved state.", end)
-    raise AidgnError(
-        f"{end} This happened {STARTS} times, so that the run was given up; memory may be short: try a "
-        "smaller --batch-size. What was saved is kept, and the same command goes on from there."
-    )
+                return _run_group(placement, spec, out, report, stopped, {**options, "devices": devices})
+            except WorkerKilled as error:
+                if stopped.is_set():
+                    raise Interrupted("Stopped before the first step. The same command continues.") from None
+                if not attempts_left:
+                    raise AidgnError(
+                        f"{error} This happened {ATTEMPTS} times, so the run was given up. Memory may be short: try a "
+                        "smaller --batch-size. Saved progress is kept, and the same command continues from there."
+                    ) from None
+                log.warning("%s The run goes on from its last saved state.", error)
+    raise AssertionError("unreachable")
 
 
-def _start() -> Worker:
-    """A process in a session of its own, which a terminal's Ctrl-C does not reach."""
+def list_devices(count: int, first: torch.device) -> list[torch.device]:
+    """Return `count` devices from `first` on; all are the CPU if that is."""
+    if count < 1:
+        raise ParameterError("devices", count, "a whole number of at least 1")
+    if first.type != "cuda":
+        return [first] * count
+    start = first.index or 0
+    present = torch.cuda.device_count()
+    if start + count > present:
+        raise ParameterError("devices", count, f"at most {present - start} from cuda:{start} on")
+    return [torch.device("cuda", start + number) for number in range(count)]
+
+
+def _run_group(
+    placement: list[torch.device],
+    spec: RunSpec,
+    out: str | Path,
+    report: Callable[..., None],
+    stopped: threading.Event,
+    options: dict[str, Any],
+) -> Path:
+    with tempfile.TemporaryDirectory(prefix="aidgn-") as folder:
+        workers = [_start_worker() for _ in placement]
+        try:
+            for rank, (worker, device) in enumerate(zip(workers, placement, strict=True)):
+                if rank:
+                    options = {**options, "trackers": ()}
+                with suppress(OSError):  # the worker has died, which reading its pipe will show
+                    worker.pipe.send((rank, device, f"{folder}/rendezvous", spec, out, options))
+            return wait_for_result(workers, report, stopped)
+        finally:
+            for worker in workers:
+                worker.process.kill()
+                worker.process.wait()
+                worker.pipe.close()
+
+
+def _start_worker() -> Worker:
+    """Start a process in a new session, which Ctrl-C in the terminal does not reach."""
     ours, theirs = Pipe()
-    code = f"from aidgn.training.worker_group import work; work({theirs.fileno()})"
+    code = f"from aidgn.training.worker_group import worker_main; worker_main({theirs.fileno()})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -95,82 +138,87 @@ def _start() -> Worker:
     return Worker(process, ours)
 
 
-def _listen(crew: list[Worker], report: Callable[..., None], stopped: threading.Event) -> Path | BaseException | str:
-    """Pass progress on until the crew is done: the folder, the error to raise, or a sentence on who was killed."""
-    talking, errors, until, told = list(crew), list[Exception](), float("inf"), False
-    while talking and time.monotonic() < until:
-        if stopped.is_set() and not told:
-            told = True
+def wait_for_result(workers: list[Worker], report: Callable[..., None], stopped: threading.Event) -> Path:
+    """Pass on progress until rank 0 is done and return the folder, or raise the first error of any worker.
+
+    Raises:
+        WorkerKilled: A worker ended without a report.
+    """
+    running = list(workers)
+    errors: list[Exception] = []
+    deadline = float("inf")
+    stop_sent = False
+    while running and time.monotonic() < deadline:
+        if stopped.is_set() and not stop_sent:
+            stop_sent = True
             with suppress(OSError):
-                crew[0].pipe.send("stop")
-        for ready in wait([member.pipe for member in talking], timeout=0.2):
-            member = next(member for member in talking if member.pipe is ready)
+                workers[0].pipe.send("stop")
+        for pipe in wait([worker.pipe for worker in running], timeout=0.2):
+            worker = next(worker for worker in running if worker.pipe is pipe)
             try:
-                kind, what = member.pipe.recv()
+                message, content = worker.pipe.recv()
             except (EOFError, OSError):
-                kind, what = "end", None
-            if kind == "progress":
-                report(*what)
+                message, content = "end", None
+            if message == "progress":
+                report(*content)
                 continue
-            talking.remove(member)
-            member.end = what
-            if isinstance(what, AidgnError) or (isinstance(what, Path) and member is crew[0]):
-                return what
-            if isinstance(what, Exception):
-                errors.append(what)
-            if not isinstance(what, Path):  # its reason may be another's end
-                until = min(until, time.monotonic() + NEWS)
-    for rank, member in enumerate(crew):
-        if member.end is None and member not in talking:
-            code = member.process.wait()
-            how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-            return f"Process {rank + 1} of {len(crew)} of this run {how}."
-    return errors[0]  # the others' follow from it
+            running.remove(worker)
+            worker.result = content
+            if isinstance(content, AidgnError):
+                raise content
+            if isinstance(content, Exception):
+                errors.append(content)
+            if not isinstance(content, Path):  # it may have failed because another worker did
+                deadline = min(deadline, time.monotonic() + REASON_SECONDS)
+            elif worker is workers[0]:
+                return content
+    for rank, worker in enumerate(workers):
+        if worker.result is None and worker not in running:
+            code = worker.process.wait()
+            reason = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+            raise WorkerKilled(f"Process {rank + 1} of {len(workers)} of this run {reason}.")
+    raise errors[0]  # the others follow from the first
 
 
-# In the process -------------------------------------------------------------------------------------------------------
+# In the worker --------------------------------------------------------------------------------------------------------
 
 
-class WorkerCrash(Exception):
-    """An error that is nobody's mistake, with the traceback of the process where it happened."""
-
-
-def work(descriptor: int) -> None:
-    """Train as one of the crew, and say how it ended."""
+def worker_main(descriptor: int) -> None:
+    """Train as one of the group and report the result."""
     from aidgn.training.trainer import train
 
     pipe = Connection(descriptor)
-    rank, device, meeting_point, spec, out, options = pipe.recv()
-    threading.Thread(target=_obey, args=(pipe, rank), daemon=True).start()
-    end: Path | Exception
+    rank, device, rendezvous, spec, out, options = pipe.recv()
+    threading.Thread(target=_watch_parent, args=(pipe, rank), daemon=True).start()
+    result: Path | Exception
 
-    def report(*news: Any) -> None:
-        if rank == 0 and news[0] == "train":
-            pipe.send(("progress", news))
+    def report(*progress: Any) -> None:
+        if rank == 0 and progress[0] == "train":
+            pipe.send(("progress", progress))
 
     try:
-        parallel.join(rank, options["devices"], device, meeting_point)
-        end = train(spec, out, device=str(device), on_progress=report, **options)
+        distributed.init_process_group(rank, options["devices"], device, rendezvous)
+        result = train(spec, out, device=str(device), on_progress=report, **options)
     except AidgnError as error:
-        end = error
+        result = error
     except Exception:
-        end = WorkerCrash(f"in process {rank + 1} of {options['devices']}:\n{traceback.format_exc()}")
+        result = WorkerCrash(f"in process {rank + 1} of {options['devices']}:\n{traceback.format_exc()}")
     with suppress(OSError):
-        pipe.send(("end", end))
+        pipe.send(("end", result))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # libraries would wait for the others
+    os._exit(0)  # libraries would wait for the other processes
 
 
-def _obey(pipe: Connection, rank: int) -> None:
-    """Told to stop, save and end; so too, within a while, when who could tell it is gone."""
-    gone = False
-    while not gone:
+def _watch_parent(pipe: Connection, rank: int) -> None:
+    """Checkpoint and exit on a stop message, or when the parent dies."""
+    alive = True
+    while alive:
         try:
             pipe.recv()
         except (EOFError, OSError):
-            gone = True
+            alive = False
         if rank == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
+    time.sleep(SAVE_SECONDS)
     os._exit(1)

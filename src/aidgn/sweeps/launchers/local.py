@@ -20,10 +20,10 @@ import torch
 
 from aidgn.data.cache import usable_cores
 from aidgn.data.registry import SMALL_SIDE
+from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps import journal as attempts
-from aidgn.training.featurizer import choose_device
 
 RETRIES = 2  # attempts at a run after its first one failed
 STILLBORN = 9  # workers in a row that may die before they begin a run

@@ -1,0 +1,61 @@
+"""Devices and precisions by name. PyTorch is imported when one is chosen: listing the names takes no time."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aidgn.errors import ParameterError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How networks compute.
+
+    Args:
+        autocast: Name of the dtype of autocast; None computes in the dtype of weights and images.
+        tf32: Whether float32 matrix products and convolutions may use TF32.
+    """
+
+    autocast: str | None
+    tf32: bool
+
+
+PRECISIONS = {
+    "bfloat16": Precision(autocast="bfloat16", tf32=True),
+    "tf32": Precision(autocast=None, tf32=True),
+    "float32": Precision(autocast=None, tf32=False),
+}
+PRECISION_NAMES = ("auto", *PRECISIONS)
+
+
+def choose_device(name: str = "auto") -> "torch.device":
+    """Return the device of this name, after checking that it works; `auto` is the GPU if there is one."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise ParameterError("device", name, "auto, cpu, cuda or cuda:N")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ParameterError("device", name, f"a device that works ({str(error).splitlines()[0]})") from None
+    return device
+
+
+def choose_precision(name: str, device: "torch.device") -> str:
+    """Set up this process for a precision and return its name; `auto` is bfloat16 on CUDA, float32 elsewhere."""
+    import torch
+
+    if name not in PRECISION_NAMES:
+        raise ParameterError("precision", name, f"one of {', '.join(PRECISION_NAMES)}")
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    tf32 = PRECISIONS[name].tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True
+    return name

@@ -1,0 +1,85 @@
+"""What can go wrong in a run, told in terms of the run."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import shorten
+
+import torch
+
+from aidgn.algorithms.custom import frame_in
+from aidgn.errors import AidgnError
+from aidgn.runs.spec import RunSpec
+from aidgn.training import distributed
+
+
+class NotFinite(AidgnError):
+    """A loss, a weight or a prediction is NaN or infinite.
+
+    The reason may be the numbers, or memory of the device that a fault has spoilt: only a run in another process can
+    tell.
+
+    Args:
+        subject: What is not finite.
+        step: First step at which it was not.
+        state: File of the last good state.
+        lr: Learning rate of the run.
+        precision: Precision of the run.
+    """
+
+    def __init__(self, subject: str, step: int, state: Path, lr: float, precision: str):
+        kept = f"The last good state is in {state}" if state.exists() else "No state was saved yet"
+        alternative = "" if precision == "float32" else ", or --precision float32"
+        super().__init__(
+            f"{subject} became NaN or infinite at step {step}. {kept}. Try a smaller learning rate, for example "
+            f"--set lr={lr / 10:g}{alternative}."
+        )
+        self.step = step
+
+
+class OutOfMemory(AidgnError):
+    """A batch did not fit. The state of the device is unknown: a CUDA graph may be half recorded."""
+
+
+class CustomCodeError(AidgnError):
+    """The code of a custom algorithm failed."""
+
+
+@contextmanager
+def report_custom_errors(algorithm: str, log_file: Path) -> Iterator[None]:
+    """Say where the code of a custom algorithm failed; log.txt has the traceback.
+
+    With several processes, the process that started them reports errors.
+    """
+    try:
+        yield
+    except (AidgnError, OSError):
+        raise
+    except Exception as error:
+        frame = frame_in(algorithm, error)
+        if frame is None or distributed.world_size() > 1 or not log_file.exists():
+            raise
+        message = shorten(str(error), 300).rstrip(".")
+        reason = f"{type(error).__name__}: {message}" if message else type(error).__name__
+        failure = CustomCodeError(f"{algorithm} failed in `{frame.name}`, line {frame.lineno}: {reason}.")
+        failure.add_note(f"{log_file} has the traceback.")
+        raise failure from error
+
+
+@contextmanager
+def explain_out_of_memory(spec: RunSpec, sources: int) -> Iterator[None]:
+    """Replace an allocator's message by the size of the batch and what to do."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # on the CPU, PyTorch raises a plain RuntimeError
+        message = str(error)
+        cpu = "not enough memory" in message or "can't allocate memory" in message
+        if not cpu and not isinstance(error, MemoryError | torch.OutOfMemoryError):
+            raise
+        size = int(spec.hyper_parameters["batch_size"])
+        reason = re.split(r"[.;:] |\n", message)[0] or type(error).__name__
+        raise OutOfMemory(
+            f"Out of memory with {sources} x {size} images of {spec.image_size} pixels in a batch ({reason}). "
+            f"Try --batch-size {max(size // 2, 1)}, or share the batch out over more --devices. Saved progress is kept."
+        ) from None

@@ -1,0 +1,78 @@
+"""The terms of the objective between two records, kept on the device: nothing is read back at a step."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aidgn.errors import AidgnError
+from aidgn.runs.records import RECORDED
+
+
+def check_term_names(owner: str, terms: Mapping[str, Any]) -> None:
+    """Refuse terms of a custom algorithm that are called like other values in records."""
+    for name in terms:
+        if re.fullmatch(RECORDED, name):
+            raise AidgnError(f"{owner} gives a term `{name}`, which is something else in records. Rename the term.")
+
+
+class LossTerms:
+    """Sums of terms since the last record, and the first step at which one was not finite.
+
+    Args:
+        device: Where the sums are.
+        steps: Number of steps of the run.
+    """
+
+    def __init__(self, device: torch.device, steps: int):
+        self.device = device
+        self.steps = steps
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+        self.not_finite: list[str] = []  # names of terms that were not finite in the last record
+        self.bad_step = torch.full((), steps + 1, device=device)  # first step with a NaN or infinity
+
+    def add(self, terms: Mapping[str, Tensor | float], step: int) -> None:
+        """Add the terms of a step. A custom `update` may return floats."""
+        values = {
+            name: torch.as_tensor(term, dtype=torch.float32, device=self.device).detach()
+            for name, term in terms.items()
+        }
+        for name, value in values.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+            self.counts[name] = self.counts.get(name, 0) + 1
+        finite = torch.stack(list(values.values())).isfinite().all()
+        self.bad_step = torch.where(finite | (self.bad_step < step), self.bad_step, step)
+
+    def take_means(self) -> dict[str, float]:
+        """Return the means since the last record and start again."""
+        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        self.not_finite = [name for name, mean in means.items() if not math.isfinite(mean)]
+        self.sums = {}
+        self.counts = {}
+        return means
+
+    def mark_bad(self, step: int) -> None:
+        """Note that something other than a term was not finite at this step."""
+        self.bad_step.clamp_(max=step)
+
+    def first_bad_step(self, weights: list[Tensor], step: int) -> int | None:
+        """Return the first step with a term, or weights now, that are not finite; None if there is none."""
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(weights)])
+        bad_step = int(torch.where(norms.isfinite().all(), self.bad_step, self.bad_step.clamp(max=step)))
+        return bad_step if bad_step <= self.steps else None
+
+    def culprit(self) -> str | None:
+        """Return the name of a term that is not finite while the loss may be."""
+        names = self.not_finite or [name for name, total in self.sums.items() if not total.isfinite()]
+        return names[0] if names and "loss" not in names else None
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self.sums, "counts": self.counts}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
+        self.counts = dict(state["counts"])

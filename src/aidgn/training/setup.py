@@ -1,0 +1,153 @@
+"""What a run starts with: images on the device, the algorithm, descriptions of the run, and warnings."""
+
+import logging
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import aidgn
+from aidgn import backbones
+from aidgn.algorithms import Algorithm, find
+from aidgn.algorithms.annealed import Annealed
+from aidgn.data.cache import DecodedDataset
+from aidgn.data.loader import DeviceImageStore
+from aidgn.runs.folder import RunWriter
+from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.spec import RunSpec
+from aidgn.training import distributed
+from aidgn.training.averaging import WeightAverage
+from aidgn.training.featurizer import create_featurizer
+
+THREADS = torch.get_num_threads()  # of this machine
+log = logging.getLogger("aidgn")
+
+_loaded_images: dict[tuple[str, str, int, torch.device], DeviceImageStore] = {}
+
+
+def load_images(prepared: DecodedDataset, device: torch.device) -> DeviceImageStore:
+    """Return the images on the device: those of the last run of this process, if they are the same."""
+    key = prepared.content, prepared.dataset.fingerprint, prepared.dataset.image_size, device
+    if key not in _loaded_images:
+        _loaded_images.clear()
+        _loaded_images[key] = DeviceImageStore(prepared, device)
+    return _loaded_images[key]
+
+
+def create_algorithm(
+    spec: RunSpec, num_classes: int, num_sources: int, precision: str, device: torch.device
+) -> Algorithm:
+    """Create the algorithm of a resolved run, in training mode on the device."""
+    algorithm_class = find(spec.algorithm)
+    featurizer = create_featurizer(
+        str(spec.backbone), spec.weights, 3 + algorithm_class.extra_channels, precision, device, spec.train_only
+    )
+    if distributed.world_size() > 1:
+        featurizer, _ = distributed.shard_featurizer(featurizer)
+    algorithm = algorithm_class(featurizer, num_classes, num_sources, **spec.hyper_parameters).to(device)
+    return algorithm.train()
+
+
+def set_threads(recorded: int | None, small: bool, processes: int) -> int:
+    """Set the number of CPU threads and return that of the run.
+
+    Sums on the CPU depend on the number of threads, so it belongs to the run, wherever the run is continued.
+
+    Args:
+        recorded: Number of the run so far; None for a new run.
+        small: Whether the images are small.
+        processes: Processes that share the threads.
+    """
+    threads = recorded or (1 if small else THREADS)
+    torch.set_num_threads(max(threads // processes, 1))
+    return threads
+
+
+def describe_device(device: torch.device, count: int = 1) -> str:
+    """Return the name of the hardware, such as "2 x NVIDIA H200"."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return f"{count} x {name}" if count > 1 else name
+
+
+def describe_run(
+    spec: RunSpec, prepared: DecodedDataset, identity: Mapping[str, Any], threads: int, device: torch.device
+) -> RunMetadata:
+    """Return the metadata of a resolved run."""
+    dataset = prepared.dataset
+    return RunMetadata(
+        dict(identity),
+        steps=spec.steps,
+        classes=list(dataset.classes),
+        domains=list(dataset.domains),
+        image_size=dataset.image_size,
+        skipped=list(prepared.skipped),
+        root=str(dataset.root.resolve()) if dataset.root else None,
+        stride_first=backbones.is_stride_first(str(spec.backbone), spec.weights),
+        precision=identity["precision"],
+        threads=threads,
+        device=describe_device(device),
+        aidgn=aidgn.__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+    )
+
+
+def record_args(spec: RunSpec, prepared: DecodedDataset, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what every record says about the run, in the form of DomainBed's `args`."""
+    dataset = prepared.dataset
+    return {
+        "dataset": dataset.name,
+        "algorithm": str(spec.label()),
+        "test_envs": [dataset.domains.index(name) for name in spec.target],
+        "trial_seed": spec.trial,
+        "hparams_seed": spec.draw,
+        "seed": spec.seed(dataset),
+        "steps": spec.steps,
+        "domains": dataset.domains,
+        "backbone": spec.backbone,
+        "weights": identity["weights"],
+        "precision": identity["precision"],
+        "skipped": len(prepared.skipped),
+        "task": "domain_generalization",
+        "holdout_fraction": 0.2,
+    }
+
+
+def warn_before_start(
+    spec: RunSpec,
+    algorithm: Algorithm,
+    average: WeightAverage | None,
+    folder: RunWriter,
+    identity: Mapping[str, Any],
+) -> None:
+    """Warn of a run that will train another objective, average nothing, or repeat work; rank 0 only."""
+    if distributed.rank() > 0:
+        return
+    steps = int(spec.steps or 0)
+    first_step = average.first_step(int(spec.eval_every or 0)) if average else 0
+    if steps <= first_step:
+        log.warning(
+            "--average %s begins after step %d at the earliest, this run has %d steps: nothing is averaged.",
+            spec.average,
+            first_step,
+            steps,
+        )
+    if isinstance(algorithm, Annealed) and algorithm.anneal_updates >= steps:
+        log.warning(
+            "%s begins after step %d, this run has %d: until then it trains another objective. --set %s=N sets that "
+            "step.",
+            algorithm.name(),
+            algorithm.anneal_updates,
+            steps,
+            algorithm.anneal,
+        )
+    for other in folder.stale_versions(identity):
+        log.warning(
+            "%s has changed since it was trained in %s, which is not finished; this run starts from step 0.",
+            spec.algorithm,
+            other,
+        )
+    if folder.exists and folder.last.exists():
+        folder.log(f"{folder.last.name} is damaged: the run is not finished")
+        log.warning("%s is damaged: the run is trained again, from the last saved state if there is one.", folder.last)
