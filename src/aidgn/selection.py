@@ -1,12 +1,15 @@
-"""Records in, chosen runs out: which run and step to believe, by training-domain validation, leave-one-domain-out
-validation or the oracle."""
+"""Model selection: records in, chosen runs and steps out.
 
-from collections.abc import Iterable, Iterator
+`METHODS` lists the methods: training-domain validation, leave-one-domain-out validation and the oracle.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from aidgn.errors import AidgnError, did_you_mean
+from aidgn.errors import UnknownNameError
 from aidgn.runs.differences import check_same_images
 from aidgn.runs.reader import load_records, read_runs
 from aidgn.runs.records import Record, Records, RunRecords, as_records, domain_names
@@ -16,9 +19,11 @@ __all__ = [
     "Record",
     "Records",
     "RunRecords",
+    "SelectionMethod",
     "as_records",
     "choose",
     "domain_names",
+    "find_method",
     "load_records",
     "read_runs",
     "select",
@@ -26,12 +31,38 @@ __all__ = [
 
 
 class Candidate(NamedTuple):
-    """The best a run has to offer: its highest validation accuracy, and at which of its records."""
+    """The best record of a run.
+
+    Args:
+        validation: Validation accuracy of the record.
+        hparams_seed: Draw of the hyper-parameters. Of candidates with equal accuracy the highest draw is chosen.
+        run: The run.
+        record: Position of the record in the run.
+    """
 
     validation: float
     hparams_seed: int
     run: RunRecords
     record: int
+
+
+@dataclass(frozen=True)
+class SelectionMethod:
+    """A way of choosing a run and a step.
+
+    Args:
+        title: Name in the captions of tables.
+        short_title: Name where there is little space.
+        description: What is chosen by what, without a verb or full stop.
+        candidates: Function from a target and runs to the best record of every run that the method can judge.
+        needs: A sentence on the runs that the method needs, if it needs other runs than those to choose from.
+    """
+
+    title: str
+    short_title: str
+    description: str
+    candidates: Callable[[int, list[RunRecords]], Iterator[Candidate]]
+    needs: str = ""
 
 
 def _candidate(run: RunRecords, validation: float, record: int) -> Iterator[Candidate]:
@@ -40,14 +71,14 @@ def _candidate(run: RunRecords, validation: float, record: int) -> Iterator[Cand
 
 
 def _training(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
-    """Validation accuracy = mean of the source *out* accuracies."""
+    """Validation accuracy: mean of the sources' *out* accuracies."""
     for run in runs:
         if run.targets == [target]:
             yield from _candidate(run, *run.select())
 
 
 def _leave_one_out(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
-    """Validation accuracy = mean over source domains of their *in* accuracy in the run that held them out as well."""
+    """Validation accuracy: mean over the sources of their *in* accuracy in the run that held them out as well."""
     settings: dict[str, list[RunRecords]] = {}
     for run in runs:
         settings.setdefault(run.setting, []).append(run)
@@ -71,28 +102,66 @@ def _leave_one_out(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
 
 
 def _oracle(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
-    """Validation accuracy = the target's *out* accuracy at the last step; no step is chosen."""
+    """Validation accuracy: the target's *out* accuracy at the last step. No step is chosen."""
     for run in runs:
         if run.targets == [target]:
             validation = run.number(run.record(int(run.order[-1])), f"env{target}_out_acc")
             yield from _candidate(run, *run.best(run.order[-1:], np.array([validation])))
 
 
-METHODS = {"training": _training, "leave-one-out": _leave_one_out, "oracle": _oracle}
+METHODS = {
+    "training": SelectionMethod(
+        "training-domain validation",
+        "Training domains",
+        "step and draw with the best accuracy on images of the source domains that were set aside",
+        _training,
+    ),
+    "leave-one-out": SelectionMethod(
+        "leave-one-domain-out validation",
+        "Leave one out",
+        "step and draw with the best accuracy on source domains held out in separate runs",
+        _leave_one_out,
+        "It needs runs with each pair of domains as targets.",
+    ),
+    "oracle": SelectionMethod(
+        "test-domain validation (oracle)",
+        "Oracle",
+        "draw with the best accuracy on images of the target that were set aside; it looks at the unseen domain",
+        _oracle,
+    ),
+}
+
+
+def find_method(name: str) -> SelectionMethod:
+    """Return the method of a name in `METHODS`."""
+    if name not in METHODS:
+        raise UnknownNameError("selection method", name, METHODS, f"Choose one of {', '.join(METHODS)}.")
+    return METHODS[name]
 
 
 def choose(target: int, runs: list[RunRecords], method: str = "training") -> Candidate | None:
-    """The best that these runs have to offer; of runs with equal validation accuracy the one of the highest draw."""
-    return max(METHODS[method](target, runs), key=lambda candidate: candidate[:2], default=None)
+    """Return the best record of these runs, None if there is none.
+
+    Args:
+        target: Number of the unseen domain.
+        runs: Runs of one algorithm on one data set in one trial.
+        method: A name in `METHODS`.
+    """
+    candidates = find_method(method).candidates(target, runs)
+    return max(candidates, key=lambda candidate: candidate[:2], default=None)
 
 
 def select(records: Iterable[Record], method: str = "training") -> list[Record]:
-    """Per (data set, algorithm, target, trial) the accuracy on the target's *in* split of the run and step chosen.
-    `target` is the number of the domain."""
-    if method not in METHODS:
-        raise AidgnError(
-            f"There is no selection method {method}.{did_you_mean(method, METHODS)} Choose one of {', '.join(METHODS)}."
-        )
+    """Choose a run and a step for every data set, algorithm, target and trial.
+
+    Args:
+        records: Records of runs.
+        method: A name in `METHODS`.
+
+    Returns:
+        Rows with the accuracy on the target's *in* split, sorted. `target` is the number of the domain.
+    """
+    find_method(method)
     groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
     for run in as_records(records).runs:
         for target in run.targets:

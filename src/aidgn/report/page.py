@@ -33,7 +33,7 @@ from aidgn.report.page_data import (
     with_paper,
 )
 from aidgn.report.paper import dataset_order, paper_order
-from aidgn.report.table import METHOD_TITLES, Trials, average_over_targets, have_same_trials, in_order, tables
+from aidgn.report.table import Trials, average_over_targets, have_same_trials, in_order, tables
 from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.packed import SUFFIX as PACKED
@@ -42,12 +42,6 @@ from aidgn.selection import METHODS, read_runs, select
 
 log = logging.getLogger("aidgn")
 
-# What each way of selecting looks at, in words.
-METHOD_WORDS = {
-    "training": "step and draw with the best accuracy on images of the source domains that were set aside",
-    "leave-one-out": "step and draw with the best accuracy on source domains held out in runs of their own",
-    "oracle": "draw with the best accuracy on images of the target that were set aside; it looks there",
-}
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 POINTS = 2000  # images in the latent space, of `aidgn report` too
@@ -66,12 +60,16 @@ class Result:
     answers: dict[str, str] = field(default_factory=dict)  # by data set
 
     @property
+    def short_title(self) -> str:
+        return METHODS[self.method].short_title
+
+    @property
     def title(self) -> str:
-        return METHOD_TITLES[self.method]
+        return METHODS[self.method].title
 
     @property
     def words(self) -> str:
-        return METHOD_WORDS[self.method]
+        return METHODS[self.method].description
 
 
 def write_report(

@@ -13,13 +13,7 @@ from aidgn.report.table_formats import SPREADS, Cell, Row, RowName, Table
 from aidgn.runs.differences import check_same_images, differences, search_differences
 from aidgn.runs.label import Label
 from aidgn.runs.records import Record, Records, RunRecords, as_records
-from aidgn.selection import domain_names, select
-
-METHOD_TITLES = {
-    "training": "training-domain validation",
-    "leave-one-out": "leave-one-domain-out validation",
-    "oracle": "test-domain validation (oracle)",
-}
+from aidgn.selection import domain_names, find_method, select
 
 Trials = dict[int, dict[int, float]]  # target -> trial -> accuracy from 0 to 1
 Results = Mapping[str, Mapping[RowName, Trials]]  # data set -> row
@@ -66,7 +60,7 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         count = 1 + max(domain for run in runs for domain in [*run.domains, *run.targets])
         columns[dataset] = column_names(dataset, [domain_names(run.args) for run in runs], count)
         notes[dataset] = _mixture_notes(runs)
-    made = make_tables(METHOD_TITLES[method], results, columns, rows, spread, paper)
+    made = make_tables(find_method(method).title, results, columns, rows, spread, paper)
     reading_notes = _reading_notes(loaded)
     for table in made:
         if table.dataset is None:
@@ -232,11 +226,11 @@ def _explain_empty(records: Records, finished: Records, method: str) -> str:
         return f"There is nothing to tabulate yet: 0 of {len(records.unfinished)} runs are finished."
     text = (
         f"There is nothing to tabulate: {len(finished.runs)} of {len(records.runs)} runs are finished, none of them "
-        f"can be selected by {METHOD_TITLES[method]}."
+        f"can be selected by {find_method(method).title}."
     )
     if not any(run.targets for run in finished.runs):
         return f"{text} They were trained on all domains, so none is unseen: give `aidgn train` a --target."
-    return text + " It needs runs with each pair of domains as targets." * (method == "leave-one-out")
+    return f"{text} {find_method(method).needs}".rstrip()
 
 
 def missing_runs(runs: Iterable[RunRecords]) -> list[str]:
