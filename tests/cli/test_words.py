@@ -22,7 +22,7 @@ from aidgn.cli.display import SweepDisplay, rate
 from aidgn.cli.options import parse_settings
 from aidgn.cli.predict import Rows
 from aidgn.cli.predict import _as_csv as as_csv
-from aidgn.cli.sweep import finished_tables, say_end
+from aidgn.cli.sweep import finished_tables, print_end
 from aidgn.errors import AidgnError
 from aidgn.report.table_formats import Cell, Row, Table, to_terminal
 from aidgn.serve import name_model
@@ -222,8 +222,8 @@ def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: py
     [(0, "0 of 2 runs are finished.\n"), (1, "1 of 2 runs are finished. `aidgn table out` shows them.\n")],
 )
 def test_a_table_is_named_where_there_is_one(done: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    todo = SimpleNamespace(specs=[0, 0], count=lambda kind: done, changed=lambda: 0, others=0, items=[])
-    say_end(todo, "out")  # type: ignore[arg-type]
+    todo = SimpleNamespace(specs=[0, 0], count=lambda kind: done, edited_runs=lambda: 0, other_runs=0, runs=[])
+    print_end(todo, "out")  # type: ignore[arg-type]
     assert capsys.readouterr().out == said
 
 

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aidgn.cli import app
-from aidgn.cli.sweep import stopping
 from aidgn.errors import AidgnError
 from aidgn.selection import read_runs, select
-from aidgn.sweeps.grid import plan
+from aidgn.sweeps.plan import plan_runs
+from aidgn.sweeps.sweep import stop_if_all_fail
 from aidgn.training import train
 
 SMALL = ["--steps", "4", "--eval-every", "2", "--batch-size", "4", "--workers", "1"]
@@ -83,7 +83,7 @@ def test_what_only_some_algorithms_have_is_set_for_them_and_said() -> None:
 
 def test_a_dry_run_refuses_what_the_sweep_would_refuse() -> None:
     Path("mine.safetensors").touch()
-    for spec in plan(
+    for spec in plan_runs(
         ["digits"], ["ERM"], targets=["ink"], trials=1, steps=4, eval_every=2, hyper_parameters={"batch_size": 4}
     ):
         train(spec, "runs", device="cpu")
@@ -124,7 +124,7 @@ def test_broken_runs_are_set_aside_listed_and_tried_again_when_asked(tmp_path: P
 
 
 def test_leave_one_out_selection_has_all_it_needs(tmp_path: Path) -> None:
-    for spec in plan(
+    for spec in plan_runs(
         ["digits"],
         ["ERM"],
         targets=["ink"],
@@ -145,7 +145,9 @@ def test_leave_one_out_selection_has_all_it_needs(tmp_path: Path) -> None:
 
 def test_a_sweep_of_sensitivity_ends_with_its_figure(tmp_path: Path) -> None:
     grid = {"batch_size": 4, "kappa": [5, 40], "mu_star": [5]}
-    for spec in plan(["digits"], ["AIDGN"], targets=["ink"], trials=1, steps=2, eval_every=1, hyper_parameters=grid):
+    for spec in plan_runs(
+        ["digits"], ["AIDGN"], targets=["ink"], trials=1, steps=2, eval_every=1, hyper_parameters=grid
+    ):
         train(spec, "search", device="cpu")
     Path("plan.yaml").write_text(
         json.dumps(
@@ -173,9 +175,9 @@ def test_a_sweep_of_sensitivity_ends_with_its_figure(tmp_path: Path) -> None:
         ([], "runs has no sweep.yaml"),
         (["digits"], "--algorithm"),
         (["digits", "--algorithm", "ERN"], "Did you mean ERM"),
-        (["digits", "--algorithm", "ERM", "--retries", "-1"], "--retries is -1"),
-        (["digits", "--algorithm", "ERM", "--trials", "0"], "--trials is 0"),
-        (["digits", "--algorithm", "ERM", "--workers", "0"], "--workers is 0"),
+        (["digits", "--algorithm", "ERM", "--retries", "-1"], "retries is -1"),
+        (["digits", "--algorithm", "ERM", "--trials", "0"], "trials is 0"),
+        (["digits", "--algorithm", "ERM", "--workers", "0"], "workers is 0"),
         (["digits", "--algorithm", "ERM", "--weights", "none.safetensors"], "none.safetensors"),
         (["one.yaml", "two.yaml"], "one plan"),
         (["one.yaml"], "one.yaml cannot be read"),
@@ -202,13 +204,13 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_when_the_first_runs_fail_alike_the_others_are_not_tried() -> None:
     seen: list[int] = []
-    on_event = stopping(lambda number, kind, what: seen.append(number))
+    on_event = stop_if_all_fail(lambda number, kind, what: seen.append(number))
     for number in range(4):
         on_event(number, "failed", "Traceback ...\nno network")
-    with pytest.raises(AidgnError, match=r"first 5 runs failed alike.*no network"):
+    with pytest.raises(AidgnError, match=r"first 5 runs failed.*no network"):
         on_event(4, "failed", "Traceback of another line ...\nno network")
     assert seen == [0, 1, 2, 3, 4]
-    on_event = stopping(lambda *_: None)
+    on_event = stop_if_all_fail(lambda *_: None)
     on_event(0, "done", "folder")
     for number in range(9):
         on_event(number, "failed", "no luck")

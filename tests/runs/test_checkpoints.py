@@ -31,7 +31,7 @@ from aidgn.runs.checkpoints import (
     write_weights,
 )
 from aidgn.runs.folder import RunFolder
-from aidgn.sweeps.status import look
+from aidgn.sweeps.status import read_status
 from aidgn.sweeps.store import SweepFolder
 from aidgn.training import RunSpec, train
 
@@ -244,7 +244,7 @@ def test_a_shortened_last_file_is_not_finished(size: int | str, run: Path, copy:
     content = (copy / "last.safetensors").read_bytes()
     (copy / "last.safetensors").write_bytes(content + b"\0" if isinstance(size, str) else content[:size])
     assert not RunFolder(copy).finished and RunFolder(run).finished
-    counts = look(SweepFolder(copy.parent)).counts
+    counts = read_status(SweepFolder(copy.parent)).counts
     assert (counts["done"], counts["left"]) == (0, 1)
 
 

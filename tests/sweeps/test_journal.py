@@ -15,14 +15,14 @@ from aidgn.errors import AidgnError
 from aidgn.files import storage_error
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.run_id import sweep_key
-from aidgn.sweeps import journal as attempts
-from aidgn.sweeps.grid import plan
-from aidgn.sweeps.journal import SILENCE, attempt, died, history, reset_failures, should_retry
+from aidgn.sweeps import journal
+from aidgn.sweeps.journal import SILENCE, attempt, history, record_death, reset_failures, should_retry
+from aidgn.sweeps.plan import plan_runs
 from aidgn.training import RunSpec, train
 
 
 def spec_of(**changes: object) -> RunSpec:
-    return plan(
+    return plan_runs(
         ["digits"],
         ["ERM"],
         targets=["ink"],
@@ -83,7 +83,7 @@ def test_where_memory_ran_out_the_process_is_not_used_again(tmp_path: Path) -> N
         "from aidgn.algorithms.erm import ERM\nclass Large(ERM):\n"
         "    def update(self, minibatches):\n        raise MemoryError\n"
     )
-    spec = plan(["digits"], [f"{tmp_path / 'own.py'}:Large"], targets=["ink"], trials=1, steps=4)[0]
+    spec = plan_runs(["digits"], [f"{tmp_path / 'own.py'}:Large"], targets=["ink"], trials=1, steps=4)[0]
     kind, why = attempt(spec, tmp_path / "out", device="cpu")
     assert kind == "crashed" and why.startswith("Out of memory with 3 x")  # in words, all the same
     assert history(tmp_path / "out", spec.key()).failures == 1
@@ -102,7 +102,7 @@ def test_failures_count_across_calls_and_can_be_forgiven(tmp_path: Path) -> None
 
 
 def test_what_counts_as_a_failure(tmp_path: Path) -> None:
-    specs = plan(["digits"], ["ERM"], trials=3)
+    specs = plan_runs(["digits"], ["ERM"], trials=3)
     assert ended(tmp_path, specs[0], ("failed", 0), ("interrupted", 5), ("busy", 0), ("stop", 5), ("crashed", 5)) == 2
     # Killed again and again at random: each time it had got further.
     assert ended(tmp_path, specs[1], *(("died", first) for first in (0, 10, 20, 30, 40))) == 1
@@ -112,8 +112,8 @@ def test_what_counts_as_a_failure(tmp_path: Path) -> None:
     # An attempt that ended with its launcher, unseen by anyone, says nothing against the run.
     write(tmp_path, specs[4], {"id": "a", "host": "h", "pid": 1, "began": 1.0})
     assert history(tmp_path, specs[4].key()).failures == 0
-    assert died(specs[4], tmp_path, "gone") and history(tmp_path, specs[4].key()).failures == 1
-    assert not died(specs[4], tmp_path, "gone") and not died(specs[5], tmp_path, "never there")
+    assert record_death(specs[4], tmp_path, "gone") and history(tmp_path, specs[4].key()).failures == 1
+    assert not record_death(specs[4], tmp_path, "gone") and not record_death(specs[5], tmp_path, "never there")
 
 
 def test_lines_cut_in_half_by_a_crash_are_passed_over(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_storage_concerns_all_runs_and_is_no_failure_of_one(tmp_path: Path, monk
 
 
 def test_who_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there, gone = plan(["digits"], ["ERM"], trials=1)[:3]
-    name = attempts.socket.gethostname()
+    here, there, gone = plan_runs(["digits"], ["ERM"], trials=1)[:3]
+    name = journal.socket.gethostname()
     write(tmp_path, here, {"id": "a", "host": name, "pid": os.getpid(), "began": 1.0})
     path = write(tmp_path, there, {"id": "a", "host": "another", "pid": 1, "began": 1.0})
     write(tmp_path, gone, {"id": "a", "host": name, "pid": 2**22 + 1, "began": 1.0})  # no such process
@@ -167,7 +167,7 @@ def test_signs_of_life_while_a_run_takes_long(tmp_path: Path, monkeypatch: pytes
         on_progress("train", 9, 100, None)
         return tmp_path / "folder"
 
-    monkeypatch.setattr(attempts, "BEAT", 0.1)
+    monkeypatch.setattr(journal, "BEAT", 0.1)
     monkeypatch.setattr("aidgn.training.trainer.train", slow)
     spec = spec_of()
     assert attempt(spec, tmp_path) == ("done", str(tmp_path / "folder"))

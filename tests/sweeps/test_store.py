@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 from aidgn.errors import AidgnError
 from aidgn.files import StorageError, write_text
 from aidgn.sweeps.journal import SILENCE, attempt, history
-from aidgn.sweeps.plan import SweepPlan, agenda
-from aidgn.sweeps.plan_file import Plan, read_plans
-from aidgn.sweeps.status import lines, look
+from aidgn.sweeps.plan import SweepPlan
+from aidgn.sweeps.plan_file import read_plans
+from aidgn.sweeps.status import describe_status, read_status
 from aidgn.sweeps.store import PlannedRun, SweepFolder
+from aidgn.sweeps.sweep import Sweep
 from aidgn.training import train
 
 PLAN = {
@@ -35,8 +36,8 @@ PLAN = {
 }
 
 
-def planned(out: Path, **changes: object) -> SweepPlan:
-    todo = agenda([Plan(**{**PLAN, **changes})], out, precision="float32")  # type: ignore[arg-type]
+def planned(out: Path, **changes: object) -> Sweep:
+    todo = Sweep.prepare([SweepPlan(**{**PLAN, **changes})], out, precision="float32")  # type: ignore[arg-type]
     todo.check()
     return todo
 
@@ -70,7 +71,7 @@ def with_one_run(out: Path) -> Path:
     ],
 )
 def test_another_plan_is_refused_and_what_differs_is_named(changes: dict, words: str, tmp_path: Path) -> None:
-    planned(tmp_path).enter(2, None)
+    planned(tmp_path).save_plan(2, None)
     with_one_run(tmp_path)
     with pytest.raises(AidgnError) as caught:
         planned(tmp_path, **changes)
@@ -78,9 +79,9 @@ def test_another_plan_is_refused_and_what_differs_is_named(changes: dict, words:
 
 
 def test_plans_of_one_file_that_do_not_go_together_are_refused_before_the_first_run(tmp_path: Path) -> None:
-    plans = [Plan(**PLAN), Plan(**{**PLAN, "algorithms": ("CORAL",), "steps": 8})]  # type: ignore[arg-type]
+    plans = [SweepPlan(**PLAN), SweepPlan(**{**PLAN, "algorithms": ("CORAL",), "steps": 8})]  # type: ignore[arg-type]
     with pytest.raises(AidgnError, match="plans differ on digits, steps 4 and 8"):
-        agenda(plans, tmp_path)
+        Sweep.prepare(plans, tmp_path)
 
 
 def test_a_backbone_that_does_not_exist_is_refused_before_the_first_run(tmp_path: Path) -> None:
@@ -99,24 +100,24 @@ def test_two_own_algorithms_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AidgnError, match=r"a\.py:Mine and .*b\.py:Mine are both called Mine"):
         planned(tmp_path / "out", algorithms=(one, two))
     same = planned(tmp_path / "out", algorithms=(one, f"{tmp_path}/../{tmp_path.name}/a.py:Mine"))
-    assert len(same.items) == len(planned(tmp_path / "out", algorithms=(one,)).items)
+    assert len(same.runs) == len(planned(tmp_path / "out", algorithms=(one,)).runs)
 
 
 def test_an_own_algorithm_that_was_edited_meanwhile(tmp_path: Path) -> None:
     file, out = tmp_path / "own.py", tmp_path / "out"
     file.write_text("from aidgn.algorithms.erm import ERM\n\n\nclass Mine(ERM): ...\n")
     todo = planned(out, algorithms=(f"{file}:Mine",))
-    todo.enter(2, None)
+    todo.save_plan(2, None)
     train(todo.specs[0], out, device="cpu")
-    assert todo.changed() == 0
+    assert todo.edited_runs() == 0
     file.write_text(file.read_text() + "# edited\n")
-    assert todo.changed() == 2
+    assert todo.edited_runs() == 2
     del todo  # while it is at work, another text is refused
     again = planned(out, algorithms=(f"{file}:Mine",))  # its runs are others, in rows of their own
-    again.look(2)
+    again.refresh(2)
     assert again.older == ["Mine"] and again.count("left") == 2
-    again.enter(2, None)
-    assert again.folder.planned()[0] == again.items and again.others == 0  # the old ones can no more be made
+    again.save_plan(2, None)
+    assert again.folder.planned()[0] == again.runs and again.other_runs == 0  # the old ones can no more be made
     assert planned(out, algorithms=(f"{file}:Mine",)).older == []
 
 
@@ -128,12 +129,12 @@ def test_an_own_algorithm_whose_defaults_were_edited(tmp_path: Path) -> None:
     )
     file.write_text(text)
     todo = planned(out, algorithms=(f"{file}:Mine", "ERM"))
-    todo.enter(2, None)
+    todo.save_plan(2, None)
     for spec in todo.specs:
         train(spec, out, device="cpu")
     file.write_text(text.replace("(1, fixed(1))", "(2, fixed(2))"))
     again = planned(out, algorithms=(f"{file}:Mine", "ERM"))
-    again.look(2)
+    again.refresh(2)
     assert (again.count("left"), again.count("done")) == (2, 2)  # ERM's are not made again
 
 
@@ -146,11 +147,11 @@ def test_an_own_algorithm_that_was_edited_and_planned_otherwise(tmp_path: Path) 
     mine = {"algorithms": (f"{file}:Mine",)}
     file.write_text(text)
     todo = planned(out, **mine)
-    todo.enter(2, None)
+    todo.save_plan(2, None)
     train(todo.specs[0], out, device="cpu")
     edited = text.replace("(1, fixed(1))", "(2, fixed(2))")
     file.write_text(edited)
-    with pytest.raises(AidgnError, match=r"planned for .*own\.py:Mine with batch_size=4 and has runs by another text"):
+    with pytest.raises(AidgnError, match=r"planned for .*own\.py:Mine with batch_size=4,"):
         planned(out, **mine, hyper_parameters={"batch_size": 4, "a": 7})
     (tmp_path / "other.py").write_text(edited)
     with pytest.raises(AidgnError, match=r"planned for .*own\.py:Mine with batch_size=4"):
@@ -164,19 +165,19 @@ def test_an_own_algorithm_that_was_edited_and_planned_otherwise(tmp_path: Path) 
 
 def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:
     with_one_run(tmp_path)
-    todo = agenda([Plan(**PLAN)], tmp_path, precision="bfloat16")
+    todo = Sweep.prepare([SweepPlan(**PLAN)], tmp_path, precision="bfloat16")
     with pytest.raises(AidgnError, match=r"precision float32 \(here bfloat16\)"):
         todo.check()
     todo = planned(tmp_path)
-    todo.common["digits"]["data"] = "0" * 32 + "-0"
-    with pytest.raises(AidgnError, match="Different on digits: the images"):
+    todo.shared["digits"]["data"] = "0" * 32 + "-0"
+    with pytest.raises(AidgnError, match="Different on digits: images"):
         todo.check()
 
 
 def test_a_single_run_of_other_hyper_parameters_is_a_candidate_like_any_other(tmp_path: Path) -> None:
     with_one_run(tmp_path)  # by `aidgn train`
     todo = planned(tmp_path, hyper_parameters={"batch_size": 8})
-    todo.look(2)
+    todo.refresh(2)
     assert todo.count("left") == len(todo.specs)
 
 
@@ -196,7 +197,7 @@ def test_a_single_run_of_other_hyper_parameters_is_a_candidate_like_any_other(tm
 def test_more_of_the_same_goes_together_and_the_finished_run_is_found(changes: dict, tmp_path: Path) -> None:
     with_one_run(tmp_path)
     todo = planned(tmp_path, **changes)
-    todo.look(2)
+    todo.refresh(2)
     assert todo.count("done") == (0 if "average" in changes else 1)
     assert todo.count("left") == len(todo.specs) - todo.count("done")
 
@@ -204,9 +205,9 @@ def test_more_of_the_same_goes_together_and_the_finished_run_is_found(changes: d
 def test_the_plan_in_the_folder_grows(tmp_path: Path) -> None:
     for number, changes in enumerate([{}, {"trials": 3}, {"trials": 1}, {"algorithms": ("CORAL",)}]):
         todo = planned(tmp_path, **changes)
-        todo.enter(2, None)
-        assert len(read_plans(tmp_path / "sweep.yaml")[0]) == (2 if number == 3 else 1)
-    assert todo.others == 3
+        todo.save_plan(2, None)
+        assert len(read_plans(tmp_path / "sweep.yaml")[0]) == number + 1
+    assert todo.other_runs == 3
     items, retries = SweepFolder(tmp_path).planned()
     assert [(item.algorithm, item.trial) for item in items] == [
         ("ERM", 0),
@@ -215,14 +216,14 @@ def test_the_plan_in_the_folder_grows(tmp_path: Path) -> None:
         ("CORAL", 0),
         ("CORAL", 1),
     ] and retries == 2
-    again = agenda(read_plans(tmp_path / "sweep.yaml")[0], tmp_path)
+    again = Sweep.prepare(read_plans(tmp_path / "sweep.yaml")[0], tmp_path)
     assert {spec.key() for spec in again.specs} == {item.key for item in items}
 
 
 def test_stopped_between_the_two_files_of_a_plan_either_way_of_going_on_completes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned(tmp_path).enter(2, None)
+    planned(tmp_path).save_plan(2, None)
     written = []
 
     def once(path: Path, text: str) -> None:
@@ -233,8 +234,8 @@ def test_stopped_between_the_two_files_of_a_plan_either_way_of_going_on_complete
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("aidgn.sweeps.store.write_text", once)
-        planned(tmp_path, trials=3).enter(2, None)
-    agenda(read_plans(tmp_path / "sweep.yaml")[0], tmp_path).enter(2, None)
+        planned(tmp_path, trials=3).save_plan(2, None)
+    Sweep.prepare(read_plans(tmp_path / "sweep.yaml")[0], tmp_path).save_plan(2, None)
     assert [item.trial for item in SweepFolder(tmp_path).planned()[0]] == [0, 1, 2]
 
 
@@ -246,7 +247,7 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("fcntl.flock", flock)
     message = r"cannot be locked \(Function not implemented\).*with flock"
     with pytest.raises(StorageError, match=message):
-        todo.enter(2, None)
+        todo.save_plan(2, None)
     kind, why = attempt(todo.specs[0], tmp_path, device="cpu")
     assert kind == "stop" and re.search(message, why)  # no other run could go on either
 
@@ -261,8 +262,8 @@ def test_a_run_is_called_alike_from_every_folder(tmp_path: Path, monkeypatch: py
 
 
 def test_a_plan_that_has_not_begun_may_be_changed(tmp_path: Path) -> None:
-    planned(tmp_path, steps=10).enter(2, None)
-    planned(tmp_path, steps=20).enter(2, None)
+    planned(tmp_path, steps=10).save_plan(2, None)
+    planned(tmp_path, steps=20).save_plan(2, None)
     items, _ = SweepFolder(tmp_path).planned()
     assert {item.steps for item in items} == {20} and len(read_plans(tmp_path / "sweep.yaml")[0]) == 1
 
@@ -275,7 +276,7 @@ def test_draws_on_an_own_folder_with_broken_images_are_those_of_train(tmp_path: 
                 pixels = np.random.default_rng(number).integers(0, 255, (30, 30, 3)).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "photos" / domain / name / f"{number}.png")
     (tmp_path / "photos" / "a" / "x" / "9.png").write_text("broken")
-    plan = Plan(
+    plan = SweepPlan(
         (str(tmp_path / "photos"),),
         ("ERM",),
         ("a",),
@@ -286,7 +287,7 @@ def test_draws_on_an_own_folder_with_broken_images_are_those_of_train(tmp_path: 
         image_size=28,
         skip_broken=True,
     )
-    todo = agenda([plan], tmp_path / "out")
+    todo = Sweep.prepare([plan], tmp_path / "out")
     alone = train(
         type(todo.specs[1])(
             str(tmp_path / "photos"), "ERM", "a", draw=1, steps=1, backbone="small", image_size=28, skip_broken=True
@@ -295,8 +296,8 @@ def test_draws_on_an_own_folder_with_broken_images_are_those_of_train(tmp_path: 
         device="cpu",
     )
     todo.check()
-    todo.look(2)
-    assert [state.kind for state in todo.states] == ["left", "done"]
+    todo.refresh(2)
+    assert [status.kind for status in todo.statuses] == ["left", "done"]
     identity = json.loads((alone / "run.json").read_text())["identity"]
     assert identity["hyper_parameters"] == todo.specs[1].hyper_parameters
 
@@ -308,7 +309,7 @@ def test_two_data_sets_of_one_name(tmp_path: Path) -> None:
             (tmp_path / place / "photos" / name / "1.png").touch()
     folders = tuple(str(tmp_path / place / "photos") for place in ("one", "two"))
     with pytest.raises(AidgnError, match="both called photos"):
-        agenda([Plan(folders, ("ERM",))], tmp_path, dry=True)
+        Sweep.prepare([SweepPlan(folders, ("ERM",))], tmp_path, dry_run=True)
 
 
 # The status ---------------------------------------------------------------------------------------------------------
@@ -328,8 +329,8 @@ def started(host: str = "node7", pid: int = 1) -> dict:
 def test_done_running_failed_left_speed_and_time_left(tmp_path: Path) -> None:
     name = with_one_run(tmp_path).name
     todo = planned(tmp_path, trials=6)
-    todo.enter(1, None)
-    folder, items = SweepFolder(tmp_path), todo.items
+    todo.save_plan(1, None)
+    folder, items = SweepFolder(tmp_path), todo.runs
     write(
         folder,
         items[0],
@@ -347,12 +348,12 @@ def test_done_running_failed_left_speed_and_time_left(tmp_path: Path) -> None:
         {"id": "b", "kind": "crashed", "what": "Traceback ...\nValueError: bad luck"},
     )
     write(folder, items[4], started(), {"kind": "failed", "what": "once is allowed"})
-    status = look(folder)
+    status = read_status(folder)
     assert dict(status.counts) == {"done": 1, "running": 1, "failed": 1, "left": 3}
     assert status.steps_per_second == pytest.approx(2.0)
     # Of 24 steps are left: 2 of the running one, 2 of the one that stopped, 4 and 4; the failed one is given up.
     assert status.seconds_left == pytest.approx((2 + 2 + 4 + 4) / 2.0)
-    text = "\n".join(lines(status, folder))
+    text = "\n".join(describe_status(status, folder))
     for words in (
         "6 runs, 33% of the steps",
         "1 on node7",
@@ -366,35 +367,35 @@ def test_done_running_failed_left_speed_and_time_left(tmp_path: Path) -> None:
 
 def test_it_says_when_it_does_not_know(tmp_path: Path) -> None:
     todo = planned(tmp_path)
-    todo.enter(2, None)
+    todo.save_plan(2, None)
     folder = SweepFolder(tmp_path)
-    assert "no process is at work" in look(folder).time_left
-    write(folder, todo.items[0], started(socket.gethostname(), os.getpid()))
-    status = look(folder)
+    assert "no process is at work" in read_status(folder).time_left
+    write(folder, todo.runs[0], started(socket.gethostname(), os.getpid()))
+    status = read_status(folder)
     assert status.time_left == "unknown until the first run has finished" and status.steps_per_second is None
     (tmp_path / ".sweep" / "plan.json").unlink()
     with pytest.raises(AidgnError, match="no runs and no plan"):
-        look(folder)
+        read_status(folder)
     with_one_run(tmp_path)
-    status = look(folder)
+    status = read_status(folder)
     assert (status.total, status.counts["done"]) == (1, 1) and "not planned" in status.unknown
 
 
 def test_another_plan_is_refused_while_a_sweep_is_at_work_that_has_no_runs_yet(tmp_path: Path) -> None:
     first = planned(tmp_path)
-    first.enter(2, None)
+    first.save_plan(2, None)
     for changes in ({"steps": 5}, {"hyper_parameters": {"batch_size": 8}}):
         with pytest.raises(AidgnError, match=f"Another sweep is at work in {tmp_path} with other settings"):
-            planned(tmp_path, **changes).enter(2, None)
-    planned(tmp_path, trials=3).enter(2, None)  # shares its runs, and adds some
+            planned(tmp_path, **changes).save_plan(2, None)
+    planned(tmp_path, trials=3).save_plan(2, None)  # shares its runs, and adds some
     assert len(first.folder.planned()[0]) == 3
     del first  # as at the end of its process
-    planned(tmp_path, steps=5).enter(2, None)
+    planned(tmp_path, steps=5).save_plan(2, None)
     assert {item.steps for item in SweepFolder(tmp_path).planned()[0]} == {5}
 
 
 def test_a_folder_of_sweeps_says_where_they_are(tmp_path: Path) -> None:
-    planned(tmp_path / "first").enter(2, None)
+    planned(tmp_path / "first").save_plan(2, None)
     with_one_run(tmp_path / "fit-photos" / "runs")
     kept = tmp_path / "fit-photos" / "model" / "run.json"  # a model that was kept is no run
     write_text(kept, next(tmp_path.glob("fit-photos/runs/*/run.json")).read_text())
@@ -404,15 +405,15 @@ def test_a_folder_of_sweeps_says_where_they_are(tmp_path: Path) -> None:
         (tmp_path / "nowhere", "nowhere does not exist"),
     ):
         with pytest.raises(AidgnError, match=words):
-            look(SweepFolder(path))
+            read_status(SweepFolder(path))
 
 
 def test_a_done_run_whose_folder_was_removed_is_to_be_done_again(tmp_path: Path) -> None:
     path = with_one_run(tmp_path)
     todo = planned(tmp_path, trials=1)
-    write(todo.folder, todo.items[0], started(), {"kind": "done", "what": str(path)})
+    write(todo.folder, todo.runs[0], started(), {"kind": "done", "what": str(path)})
     (path / "last.safetensors").unlink()
-    todo.look(2)
+    todo.refresh(2)
     assert todo.count("left") == 1
 
 
@@ -439,11 +440,11 @@ def test_the_status_of_fifteen_thousand_runs_is_quick(tmp_path: Path) -> None:
                 {"step": 100, "kind": "done", "what": f"/x/run{n}", "step_seconds": 0.1},
             )
     began = time.process_time()
-    status = look(folder)
+    status = read_status(folder)
     assert status.counts["done"] == number // 2
     assert time.process_time() - began < 10 * number / 15000
     began = time.process_time()
-    assert look(folder).counts == status.counts  # while watching, what is done is not read again
+    assert read_status(folder).counts == status.counts  # while watching, what is done is not read again
     assert time.process_time() - began < 5 * number / 15000
 
 

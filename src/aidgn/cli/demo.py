@@ -34,11 +34,11 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     from aidgn.report.table import tables
     from aidgn.report.table_formats import to_terminal
     from aidgn.selection import read_runs
-    from aidgn.sweeps.grid import plan
-    from aidgn.sweeps.launchers.local import run_all
+    from aidgn.sweeps.launchers.local import LocalLauncher
+    from aidgn.sweeps.plan import plan_runs
 
     dataset = load_dataset("digits")
-    specs = plan(["digits"], ALGORITHMS, trials=trials, steps=steps, hyper_parameters={"lr": RATE})
+    specs = plan_runs(["digits"], ALGORITHMS, trials=trials, steps=steps, hyper_parameters={"lr": RATE})
     click.echo(
         f"{len(dataset)} handwritten digits in {len(dataset.domains)} styles: {', '.join(dataset.domains)}.\n"
         f"Each style in turn is never seen in training; {len(ALGORITHMS)} algorithms, "
@@ -46,7 +46,8 @@ def demo(out: str, steps: int | None, trials: int) -> None:
         err=True,
     )
     with SweepDisplay(specs) as display:
-        failed = run_all(specs, out, workers=min(usable_cores(), 8), on_event=display.update, device="cpu")
+        launcher = LocalLauncher(workers=min(usable_cores(), 8))
+        failed = launcher.run(specs, out, on_event=display.update, device="cpu")
     if failed:
         raise AidgnError(f"{plural(len(failed), 'run')} failed; the first: {next(iter(failed.values()))}")
 

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -8,6 +9,7 @@ import click
 
 from aidgn.errors import AidgnError
 from aidgn.runs import options as runs_options
+from aidgn.sweeps.launchers import LAUNCHERS
 
 Command = Callable[..., Any]
 
@@ -27,6 +29,8 @@ def _click_option(option: runs_options.Option, default_help: str) -> Callable[[C
     help_text = f"{option.help.rstrip('.')}  [default: {default_help}]." if default_help else option.help
     if option.type is bool:
         return click.option(option.command_line, option.name, is_flag=True, help=help_text)
+    if option.type is tuple:
+        return click.option(option.command_line, option.name, multiple=True, metavar=option.metavar, help=help_text)
     return click.option(
         option.command_line,
         option.name,
@@ -95,63 +99,37 @@ def add_options(options: Iterable[Callable[[Command], Command]]) -> Callable[[Co
     return decorate
 
 
-def launcher_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a sweep's runs are trained; what is given of these reaches the function as `launcher_settings`."""
-    options = {
-        "workers": click.option(
-            "--workers",
-            type=int,
-            metavar="N",
-            help="Worker processes; more than GPUs share them  [default: one per GPU; on the CPU "
-            "one per core, or one for large images; with ray as many as there is room for; "
-            "with slurm no limit].",
-        ),
-        "ray_address": click.option(
-            "--ray-address",
-            metavar="HOST:PORT",
-            help="A Ray cluster  [default: $RAY_ADDRESS, else one is started here].",
-        ),
-        "gpus_per_run": click.option(
-            "--gpus-per-run",
-            type=float,
-            metavar="N",
-            help="ray, slurm: GPUs of each worker; 0.25 lets four share one (ray).",
-        ),
-        "cpus_per_run": click.option("--cpus-per-run", type=int, metavar="N", help="ray, slurm: CPUs of each worker."),
-        "partition": click.option("--partition", metavar="NAME", help="slurm: where jobs are queued."),
-        "time_limit": click.option("--time-limit", metavar="[D-]H:MM:SS", help="slurm: of each job."),
-        "slurm": click.option(
-            "--slurm",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="slurm: any other option of sbatch, such as account=ours; repeatable.",
-        ),
-    }
+def launcher_options(function: Command) -> Command:
+    """Add --launcher and the options of all launchers; the command receives the `launcher`."""
+    declared: dict[str, runs_options.Option] = {}
+    users: dict[str, list[str]] = {}
+    for name, launcher in LAUNCHERS.items():
+        for option in runs_options.declared_options(launcher):
+            declared.setdefault(option.name, option)
+            users.setdefault(option.name, []).append(name)
 
     @wraps(function)
-    def with_settings(*args: Any, **values: Any) -> Any:
-        settings = {name: values.pop(name) for name in options}
-        return function(
-            *args,
-            launcher_settings={name: value for name, value in settings.items() if value not in (None, ())},
-            **values,
-        )
+    def command(*args: Any, launcher: str, **values: Any) -> Any:
+        given = {name: values.pop(name) for name in declared}
+        given = {name: value for name, value in given.items() if value not in (None, ())}
+        for name in given:
+            if launcher not in users[name]:
+                raise AidgnError(f"{declared[name].command_line} is not for --launcher {launcher}.")
+        return function(*args, launcher=LAUNCHERS[launcher](**given), **values)
 
-    wrapped: Callable[..., Any] = with_settings
-    for option in reversed(
-        (
-            click.option(
-                "--launcher",
-                type=click.Choice(["local", "ray", "slurm"]),
-                default="local",
-                show_default=True,
-                help="Where the runs are trained.",
-            ),
-            *options.values(),
-        )
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    choice = click.option(
+        "--launcher",
+        type=click.Choice(list(LAUNCHERS)),
+        default="local",
+        show_default=True,
+        help="Where the runs are trained.",
+    )
+    options = []
+    for name, option in declared.items():
+        everywhere = len(users[name]) == len(LAUNCHERS)
+        help_text = option.help if everywhere else f"{', '.join(users[name])}: {option.help}"
+        options.append(_click_option(replace(option, help=help_text, default=None), option.default_help))
+    return add_options([choice, *options])(command)
 
 
 def parse_settings(settings: tuple[str, ...], batch_size: int | None) -> dict[str, Any]:

@@ -16,17 +16,17 @@ Examples:
   aidgn status runs/
   aidgn status runs/table1 --watch
   aidgn status runs/ --verify
-Reads the folder alone, so it may be asked from any machine that sees it.""",
+The folder alone is read, so the command works on any machine that sees it.""",
 )
 @click.argument("sweep", default="runs", metavar="[SWEEP]")
-@click.option("--watch", is_flag=True, help="Keep looking until the sweep is over; Ctrl-C ends it.")
+@click.option("--watch", is_flag=True, help="Refresh until the sweep is over; Ctrl-C stops.")
 @click.option(
     "--every",
     type=click.FloatRange(min=0.1),
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --watch, the time between two looks.",
+    help="Time between two refreshes with --watch.",
 )
 @click.option(
     "--verify",
@@ -37,7 +37,7 @@ Reads the folder alone, so it may be asked from any machine that sees it.""",
 )
 @click.option("--all", "everything", is_flag=True, help="List every run that was set aside.")
 def status(sweep: str, watch: bool, every: float, verifying: bool, everything: bool) -> None:
-    """How the sweep in the folder SWEEP (runs, if none is given) stands."""
+    """Show how the sweep in the folder SWEEP stands, by default in runs."""
     if verifying:
         if watch:
             raise AidgnError("--verify reads all files once and --watch reads none: choose one of them.")
@@ -48,27 +48,27 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
     from rich.live import Live
     from rich.text import Text
 
-    from aidgn.sweeps.status import lines, look
+    from aidgn.sweeps.status import describe_status, read_status
     from aidgn.sweeps.store import SweepFolder
 
     folder = SweepFolder(sweep)
     shown = sys.maxsize if everything else 10
-    found = look(folder)
+    now = read_status(folder)
     if not watch or not sys.stdout.isatty():
-        click.echo("\n".join(lines(found, folder, shown)))
-        while watch and not found.over:
+        click.echo("\n".join(describe_status(now, folder, shown)))
+        while watch and not now.over:
             time.sleep(every)
-            found = look(folder)
-            counts = ", ".join(f"{found.counts[kind]} {kind}" for kind in ("done", "running", "failed", "left"))
-            click.echo(f"{time.strftime('%H:%M:%S')} {counts}; time left: {found.time_left}")
+            now = read_status(folder)
+            counts = ", ".join(f"{now.counts[kind]} {kind}" for kind in ("done", "running", "failed", "left"))
+            click.echo(f"{time.strftime('%H:%M:%S')} {counts}; time left: {now.time_left}")
         return
     with Live(console=Console(), refresh_per_second=4) as live:
         while True:
-            live.update(Text("\n".join(lines(found, folder, shown))))
-            if found.over:
+            live.update(Text("\n".join(describe_status(now, folder, shown))))
+            if now.over:
                 return
             time.sleep(every)
-            found = look(folder)
+            now = read_status(folder)
 
 
 def verify_files(folder: str) -> None:
@@ -87,10 +87,10 @@ def verify_files(folder: str) -> None:
             if display is not None:
                 display.update("verifying", done, total)
 
-        found = verify([folder], show)
-    for error in found.damaged:
+        result = verify([folder], show)
+    for error in result.damaged:
         click.echo(str(error))
-    unchecked = f", {found.unchecked} unchecked (written by 0.1.0)" if found.unchecked else ""
-    click.echo(f"{folder}: {plural(found.files, 'file')} read, {len(found.damaged)} damaged{unchecked}")
-    if found.damaged:
+    unchecked = f", {result.unchecked} unchecked (written by 0.1.0)" if result.unchecked else ""
+    click.echo(f"{folder}: {plural(result.files, 'file')} read, {len(result.damaged)} damaged{unchecked}")
+    if result.damaged:
         sys.exit(1)

@@ -27,7 +27,7 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.options import RunOptions
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import last_line
-from aidgn.sweeps.launchers.local import run_all
+from aidgn.sweeps.launchers.local import LocalLauncher
 
 if TYPE_CHECKING:
     from aidgn.inference.model import Model
@@ -180,10 +180,9 @@ def fit(
     def train_all(specs: Sequence[RunSpec], done_before: int) -> list[str]:
         """Train the runs and return their folders."""
         with SweepDisplay(specs, done_before, progress) as display:
-            failures = run_all(
+            failures = LocalLauncher(workers).run(
                 specs,
                 place.runs,
-                workers=workers,
                 device=device,
                 precision=precision,
                 data_dir=data_dir,

@@ -8,7 +8,7 @@ This module imports nothing heavy, so that `aidgn --help` stays fast.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from aidgn.errors import ParameterError
 
@@ -17,7 +17,7 @@ LAST_STAGE = "last-stage"
 
 @dataclass(frozen=True)
 class Option:
-    """What commands and checks know about one option.
+    """What commands and checks know about one option, a field of `RunOptions` or of a launcher.
 
     Args:
         help: The sentence that `--help` shows.
@@ -62,6 +62,11 @@ class Option:
         if not (fits or (value is None and self.default is None)):
             raise ParameterError(self.name, value, self.expected)
 
+    def checked(self, name: str, value: Any) -> Any:
+        """Return the value, or raise `ParameterError` if it cannot be used."""
+        self.check(value)
+        return value
+
     @property
     def command_line(self) -> str:
         """The option as it is written on the command line."""
@@ -69,7 +74,7 @@ class Option:
 
 
 def option(default: Any, help: str, **settings: Any) -> Any:
-    """Declare a field of `RunOptions`; `settings` are those of `Option`."""
+    """Declare an option as a field of a dataclass; `settings` are those of `Option`."""
     return field(default=default, metadata={"help": help, **settings})
 
 
@@ -155,7 +160,14 @@ class RunOptions:
 
 
 def run_options() -> Iterator[Option]:
-    """The options in the order of their declaration."""
-    for entry in fields(RunOptions):
-        value_type = next(kind for kind in (bool, int, str) if kind.__name__ in str(entry.type))
+    """List the options of a run in the order of their declaration."""
+    return declared_options(RunOptions)
+
+
+def declared_options(declaring_class: Any) -> Iterator[Option]:
+    """List the options that a dataclass declares with `option`."""
+    hints = get_type_hints(declaring_class)
+    for entry in fields(declaring_class):
+        hint = hints[entry.name]
+        value_type = get_origin(hint) if get_origin(hint) is tuple else (*get_args(hint), hint)[0]
         yield Option(name=entry.name, type=value_type, default=entry.default, **entry.metadata)

@@ -1,4 +1,4 @@
-"""How a sweep stands, from its folder alone: any process on any machine that sees the folder may look."""
+"""The status of a sweep, from its folder alone: any process on any machine that sees the folder can read it."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,76 +6,100 @@ from shlex import quote
 
 from aidgn.errors import AidgnError, plural, some
 from aidgn.runs.folder import RunFolder
-from aidgn.sweeps.journal import last_line
+from aidgn.sweeps.journal import FAILURES, last_line
 from aidgn.sweeps.store import PlannedRun, RunStatus, SweepFolder
 from aidgn.sweeps.timing import Speeds, in_words
 
 
 @dataclass
 class Status:
+    """How a sweep stands.
+
+    Args:
+        total: Number of runs.
+        counts: Runs by status: done, running, failed, left.
+        workers: Runs in progress by machine.
+        failed: Runs that were set aside, with the last error and the number of failed attempts.
+        steps_per_second: Speed of all workers together, None if unknown.
+        seconds_left: Time until all runs are done, None if unknown.
+        unknown: Why the time left is unknown.
+        fraction: Share of all steps that are done.
+    """
+
     total: int
     counts: Counter[str]
-    workers: dict[str, int] = field(default_factory=dict)  # runs in progress, by machine
-    failed: list[tuple[PlannedRun, str, int]] = field(default_factory=list)  # run, error, attempts
-    steps_per_second: float | None = None  # of all that are at work
+    workers: Counter[str] = field(default_factory=Counter)
+    failed: list[tuple[PlannedRun, str, int]] = field(default_factory=list)
+    steps_per_second: float | None = None
     seconds_left: float | None = None
-    unknown: str = ""  # why there is no time left
-    fraction: float = 0.0  # of all steps that are done
+    unknown: str = ""
+    fraction: float = 0.0
 
     @property
     def over(self) -> bool:
+        """Whether nothing is left to train."""
         return not self.counts["left"] and not self.counts["running"]
 
     @property
     def time_left(self) -> str:
+        """The time left in words."""
         return self.unknown or f"about {in_words(self.seconds_left or 0)}"
 
 
-def look(folder: SweepFolder) -> Status:
-    items, retries = folder.planned()
-    if not items:
-        return _without_plan(folder)
-    states = folder.states(items, retries)
-    status = Status(len(items), Counter(state.kind for state in states))
-    speeds, rate, waiting, done, left = Speeds(items, states, here=False), 0.0, 0, 0, 0
-    for item, state in zip(items, states, strict=True):
-        if state.kind == "failed":
-            attempts = [one for one in state.history.attempts if one.kind in ("failed", "crashed", "died")]
-            status.failed.append((item, state.history.error, len(attempts)))
-        one = state.history.running if state.kind == "running" else None
-        if one is not None:
-            status.workers[one.host] = status.workers.get(one.host, 0) + 1
-            step = _step_seconds(state, speeds.step(item))
-            rate += 1 / step if step else 0.0
-            waiting += step is None
-        reached = max((each.step for each in state.history.attempts), default=0)
-        reached = item.steps if state.kind == "done" else min(reached, item.steps)
-        done += reached
-        left += item.steps - reached if state.kind != "failed" else 0  # one that was set aside is not tried again
-    total = sum(item.steps for item in items)
-    status.fraction = done / total if total else 1.0
-    status.steps_per_second = rate or None
+def read_status(folder: SweepFolder) -> Status:
+    """Read the status of a sweep."""
+    runs, retries = folder.planned()
+    if not runs:
+        return _status_without_plan(folder)
+    statuses = folder.statuses(runs, retries)
+    status = Status(len(runs), Counter(run_status.kind for run_status in statuses))
+    speeds = Speeds(runs, statuses, here=False)
+    unknown_speeds = steps_done = steps_left = 0
+    steps_per_second = 0.0
+    for run, run_status in zip(runs, statuses, strict=True):
+        attempts = run_status.history.attempts
+        if run_status.kind == "failed":
+            failed_attempts = sum(attempt.kind in FAILURES for attempt in attempts)
+            status.failed.append((run, run_status.history.error, failed_attempts))
+        running = run_status.history.running if run_status.kind == "running" else None
+        if running is not None:
+            status.workers[running.host] += 1
+            seconds = _seconds_per_step(run_status, speeds.seconds_per_step(run))
+            if seconds:
+                steps_per_second += 1 / seconds
+            unknown_speeds += seconds is None
+        reached = min(max((attempt.step for attempt in attempts), default=0), run.steps)
+        if run_status.kind == "done":
+            reached = run.steps
+        steps_done += reached
+        if run_status.kind != "failed":  # a run that was set aside is not tried again
+            steps_left += run.steps - reached
+    total = sum(run.steps for run in runs)
+    status.fraction = steps_done / total if total else 1.0
+    status.steps_per_second = steps_per_second or None
     if status.over:
         status.seconds_left = 0.0
     elif not status.workers:
         status.unknown = "unknown: no process is at work; the sweep's command continues it"
-    elif not rate or waiting:
+    elif not steps_per_second or unknown_speeds:
         status.unknown = "unknown until the first run has finished"
     else:
-        status.seconds_left = left / rate
+        status.seconds_left = steps_left / steps_per_second
     return status
 
 
-def _step_seconds(state: RunStatus, typical: float | None) -> float | None:
-    """Seconds per step of a run in progress, by its own steps once they are enough, else by those of finished runs."""
-    one = state.history.running
-    if typical is None and one is not None and one.first is not None and one.step > one.first and one.when > one.began:
-        return (one.when - one.began) / (one.step - one.first)
-    return typical
+def _seconds_per_step(status: RunStatus, typical: float | None) -> float | None:
+    """The typical time of finished runs, else that of this run in progress."""
+    running = status.history.running
+    if typical is not None or running is None or running.first is None:
+        return typical
+    if running.step > running.first and running.when > running.began:
+        return (running.when - running.began) / (running.step - running.first)
+    return None
 
 
-def _without_plan(folder: SweepFolder) -> Status:
-    """A folder of runs that no sweep has planned: what is finished and what is not, no more is known."""
+def _status_without_plan(folder: SweepFolder) -> Status:
+    """The status of runs that no sweep has planned: finished or not."""
     if not folder.path.is_dir():
         raise AidgnError(f"The folder {folder.path} does not exist.")
     if RunFolder(folder.path).exists:
@@ -107,8 +131,8 @@ def _without_plan(folder: SweepFolder) -> Status:
     )
 
 
-def lines(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
-    """The status in words."""
+def describe_status(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
+    """Return the status in lines of text, with at most `shown` failed runs."""
     counts = status.counts
     machines = ", ".join(f"{number} on {host}" for host, number in sorted(status.workers.items()))
     text = [
@@ -124,8 +148,8 @@ def lines(status: Status, folder: SweepFolder, shown: int = 10) -> list[str]:
         text += [f"  speed      {speed}", f"  time left  {status.time_left}"]
     if status.failed:
         text.append(f"Set aside; `aidgn sweep {quote(str(folder.yaml))} --retry-failed` tries them again:")
-        for item, error, attempts in status.failed[:shown]:
-            text.append(f"  {item}, {plural(attempts, 'attempt')}: {last_line(error)}")
+        for run, error, attempts in status.failed[:shown]:
+            text.append(f"  {run}, {plural(attempts, 'attempt')}: {last_line(error)}")
         if len(status.failed) > shown:
             text.append(f"  and {len(status.failed) - shown} more; --all shows them")
     return text

@@ -1,101 +1,48 @@
-"""How long runs take: from runs of this sweep that finished on this machine, else from what was measured on an H200."""
+"""Forecasts of how long runs take, from runs of the same sweep."""
 
 import socket
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-import numpy as np
-
-from aidgn.data import Dataset
 from aidgn.sweeps.store import PlannedRun, RunStatus
-
-if TYPE_CHECKING:
-    from aidgn.runs.spec import RunSpec
-
-# Measured (benchmarks/algorithms.py): ResNet-50, bfloat16, batches of 3 x 32 images of 224 pixels, which lie ready.
-GPU = "NVIDIA H200"
-STEP_MS = {
-    "ERM": 9.9,
-    "IRM": 10.3,
-    "GroupDRO": 10.1,
-    "Mixup": 10.2,
-    "MLDG": 36.1,
-    "CORAL": 10.9,
-    "MMD": 10.7,
-    "DANN": 6.6,
-    "CDANN": 6.8,
-    "MTL": 10.2,
-    "SagNet": 23.2,
-    "VREx": 10.1,
-    "RSC": 10.0,
-    "AIDGN": 10.4,
-    "AIDGN-noR": 10.4,
-    "AIDGN-noD": 10.4,
-    "AIDGN-noRD": 10.3,
-    "AIDGN-release": 10.5,
-    "SD": 10.0,
-    "Fishr": 10.5,
-    "EQRM": 10.5,
-    "ARM": 17.6,
-}
-INPUT_MS = 0.4  # to gather and augment them (benchmarks/training.py)
-STEP_IMAGES = 96
-EVALUATION = 25000  # images per second: 0.16 s for the 3996 that selection needs on PACS, on average over the targets
-
-
-def h200_seconds(spec: "RunSpec", dataset: Dataset, counts: Sequence[int]) -> float | None:
-    """Of a run on one H200, compilation aside, one's own algorithm counted as ERM; None where the measured times say
-    nothing about it.
-
-    steps x time per image x images per step + evaluations x images evaluated / images per second."""
-    from aidgn.algorithms import find
-
-    if not str(spec.backbone).startswith("resnet50.") or spec.image_size != 224:
-        return None
-    step = (STEP_MS.get(find(spec.algorithm).name(), STEP_MS["ERM"]) + INPUT_MS) / 1e3
-    targets = [dataset.domains.index(domain) for domain in spec.target]
-    sources = [domain for domain in range(len(dataset.domains)) if domain not in targets]
-    batch = len(sources) * int(spec.hyper_parameters["batch_size"])
-    evaluated = sum(counts[domain] for domain in targets) + 0.2 * sum(counts[domain] for domain in sources)
-    evaluations = -(-int(spec.steps or 0) // int(spec.eval_every or 1))
-    return int(spec.steps or 0) * step * batch / STEP_IMAGES + evaluations * evaluated / EVALUATION
-
-
-def image_counts(dataset: Dataset) -> list[int]:
-    return np.bincount(dataset.domain_of, minlength=len(dataset.domains)).tolist()
 
 
 class Speeds:
-    """Seconds per step, evaluations included, of the finished runs of a sweep."""
+    """Median seconds per step, evaluations included, of the finished runs of a sweep.
 
-    def __init__(self, items: Iterable[PlannedRun], states: Iterable[RunStatus], here: bool = True):
-        measured: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        for item, state in zip(items, states, strict=True):
-            for one in state.history.attempts:
-                if one.step_seconds and (not here or one.host == socket.gethostname()):
-                    measured[item.dataset, item.algorithm].append(one.step_seconds)
-                    measured[item.dataset,].append(one.step_seconds)
-        self.medians = {key: statistics.median(values) for key, values in measured.items()}
+    Args:
+        runs: The planned runs.
+        statuses: The status of each.
+        here: Whether to use runs of this machine alone.
+    """
 
-    def step(self, item: PlannedRun) -> float | None:
-        """Of the same algorithm on the same data set, or of others on it."""
-        return self.medians.get((item.dataset, item.algorithm), self.medians.get((item.dataset,)))
+    def __init__(self, runs: Iterable[PlannedRun], statuses: Iterable[RunStatus], here: bool = True):
+        seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for run, status in zip(runs, statuses, strict=True):
+            for attempt in status.history.attempts:
+                if attempt.step_seconds and (not here or attempt.host == socket.gethostname()):
+                    seconds[run.dataset, run.algorithm].append(attempt.step_seconds)
+                    seconds[run.dataset,].append(attempt.step_seconds)
+        self.medians = {key: statistics.median(values) for key, values in seconds.items()}
 
-    def total(self, items: Iterable[PlannedRun]) -> float | None:
-        """Seconds that one worker needs for these runs; None if nothing is known of some."""
-        seconds = 0.0
-        for item in items:
-            step = self.step(item)
+    def seconds_per_step(self, run: PlannedRun) -> float | None:
+        """Return the time of the same algorithm on the same data set, else of other algorithms on it, if known."""
+        return self.medians.get((run.dataset, run.algorithm), self.medians.get((run.dataset,)))
+
+    def total(self, runs: Iterable[PlannedRun]) -> float | None:
+        """Return the seconds that one worker needs for these runs, None if that is unknown."""
+        total = 0.0
+        for run in runs:
+            step = self.seconds_per_step(run)
             if step is None:
                 return None
-            seconds += item.steps * step
-        return seconds
+            total += run.steps * step
+        return total
 
 
 def in_words(seconds: float) -> str:
-    """'45 s', '12 min', '3 h 20 min', '310 hours'."""
+    """Return a duration such as '45 s', '12 min', '3 h 20 min' or '310 hours'."""
     if seconds < 99.5:
         return f"{max(seconds, 1):.0f} s"
     minutes = round(seconds / 60)

@@ -21,22 +21,22 @@ from aidgn.report.table import tables
 from aidgn.report.table_formats import to_markdown
 from aidgn.runs.folder import RunFolder
 from aidgn.selection import read_runs
-from aidgn.sweeps.grid import plan
 from aidgn.sweeps.journal import attempt
-from aidgn.sweeps.launchers import local
-from aidgn.sweeps.launchers.local import run_all
+from aidgn.sweeps.launchers import base, local
+from aidgn.sweeps.launchers.local import LocalLauncher
+from aidgn.sweeps.plan import plan_runs
 from aidgn.training import RunSpec, train
 
 SCRIPT = """
 import json, multiprocessing, sys
-from aidgn.sweeps.grid import plan
-from aidgn.sweeps.launchers.local import run_all
+from aidgn.sweeps.plan import plan_runs
+from aidgn.sweeps.launchers.local import LocalLauncher
 
 def say(run, kind, what):
     print(json.dumps([run, kind, what, [process.pid for process in multiprocessing.active_children()]]), flush=True)
 
 try:
-    failed = run_all(plan(**json.loads(sys.argv[1])), sys.argv[2], workers=2, on_event=say, device="cpu",
+    failed = LocalLauncher(workers=2).run(plan_runs(**json.loads(sys.argv[1])), sys.argv[2], on_event=say, device="cpu",
                      save_seconds=float(sys.argv[3]))
 except KeyboardInterrupt:
     sys.exit(130)
@@ -51,6 +51,10 @@ SWEEP: dict[str, Any] = {
     "eval_every": 2,
     "hyper_parameters": {"batch_size": 4},
 }
+
+
+def run_all(specs: list[RunSpec], out: Path, workers: int | None = None, **options: Any) -> dict[int, str]:
+    return LocalLauncher(workers).run(specs, out, **options)
 
 
 def one_by_one(specs: list[RunSpec], out: Path) -> dict[str, list[dict]]:
@@ -141,7 +145,7 @@ def test_failing_runs_are_tried_again_then_set_aside_and_the_rest_goes_on(tmp_pa
     dies, raises = f"{tmp_path / 'own.py'}:Dies", f"{tmp_path / 'own.py'}:Raises"
     given = {**SWEEP, "targets": ["ink"], "steps": 4}
     specs = [
-        plan(**{**given, "algorithms": [name], "hyper_parameters": {"batch_size": 4, **more}})[0]
+        plan_runs(**{**given, "algorithms": [name], "hyper_parameters": {"batch_size": 4, **more}})[0]
         for name, more in [("ERM", {}), (dies, {}), (raises, {}), ("ERM", {"lr": 1e30}), ("CORAL", {})]
     ]
     out = tmp_path / "out"
@@ -169,7 +173,7 @@ def test_a_worker_that_hears_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
     """It waits in the code of a library, for ever, where signals only wait to be handled."""
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.setattr(local, "GRACE", 1.0)
-    specs = plan(**{**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Hangs"], "targets": ["ink"]})
+    specs = plan_runs(**{**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Hangs"], "targets": ["ink"]})
 
     def enough(run: int, kind: str, what: Any) -> None:
         raise AidgnError(f"enough, {kind}")
@@ -180,8 +184,8 @@ def test_a_worker_that_hears_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_workers_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(AidgnError, match="--workers is -1"):
-        run_all(plan(**SWEEP), tmp_path, workers=-1)
+    with pytest.raises(AidgnError, match="workers is -1"):
+        run_all(plan_runs(**SWEEP), tmp_path, workers=-1)
     assert run_all([], tmp_path, workers=3) == {}
 
 
@@ -206,7 +210,7 @@ def test_ctrl_c_and_a_killed_parent_lose_nothing(tmp_path: Path) -> None:
     (second,) = saved_steps(out)
     assert 0 < first < second < 200
 
-    assert one_by_one(plan(**sweep), out) == one_by_one(plan(**sweep), tmp_path / "undisturbed")
+    assert one_by_one(plan_runs(**sweep), out) == one_by_one(plan_runs(**sweep), tmp_path / "undisturbed")
     log = next(out.glob("*/log.txt")).read_text()
     assert f"continued at step {first} of 200" in log and f"continued at step {second} of 200" in log
 
@@ -263,7 +267,7 @@ def test_kills_at_random_moments(kills: int, changes: dict[str, Any], tmp_path: 
         else:
             os.killpg(process.pid, signal.SIGINT)
         ended(process)
-    specs = plan(**sweep)
+    specs = plan_runs(**sweep)
     seen: list[tuple[int, str]] = []
     assert run_all(specs, out, workers=1, on_event=lambda run, kind, _: seen.append((run, kind)), device="cpu") == {}
     assert Counter(run for run, kind in seen if kind == "done") == dict.fromkeys(range(len(specs)), 1)
@@ -310,7 +314,7 @@ def test_places_of_a_machine_with_gpus_and_of_one_without(monkeypatch: pytest.Mo
     assert len(local.choose_places("cpu", 8, specs[:2])) == 2  # not more than runs
     large = [RunSpec("photos/", image_size=224)] * 10
     assert len(local.choose_places("cpu", None, large)) == 1 and len(local.choose_places("cpu", 2, large)) == 2
-    monkeypatch.setattr(local, "choose_device", torch.device)
+    monkeypatch.setattr("aidgn.devices.choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [place.visible for place in local.choose_places("cuda", None, large)] == list("01234567")
@@ -330,7 +334,7 @@ class Tells(ERM):
 """)
     monkeypatch.setattr(local, "choose_places", lambda *_: [local.WorkerDevice("cpu", "5")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    specs = plan(**{**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Tells"], "steps": 1})
+    specs = plan_runs(**{**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Tells"], "steps": 1})
     assert run_all(specs, tmp_path / "out") == {}
     assert (tmp_path / "told").read_text().split() == ["5", "5"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
@@ -341,15 +345,15 @@ class Tells(ERM):
 
 @pytest.mark.slow
 def test_two_launchers_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "PATIENCE", 1.0)
+    monkeypatch.setattr(base, "BUSY_SECONDS", 1.0)
     sweep, out = {**SWEEP, "steps": 60, "eval_every": 20}, tmp_path / "out"
     process = start(sweep, out)
     next(event for event in events(process) if event[1] == "step")
-    assert run_all(plan(**sweep), out, workers=1, device="cpu") == {}
+    assert run_all(plan_runs(**sweep), out, workers=1, device="cpu") == {}
     assert sum(event[1] == "done" for event in events(process)) > 0
     ended(process)
     assert process.returncode == 0
-    assert records(out) == one_by_one(plan(**sweep), tmp_path / "alone")
+    assert records(out) == one_by_one(plan_runs(**sweep), tmp_path / "alone")
     logs = "".join(path.read_text() for path in out.glob("*/log.txt"))
     assert logs.count("started at step 0") == logs.count("finished;") == 4
 
@@ -367,7 +371,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_and_a_read_only_one_stop_the_sweep_and_lose_nothing(tiny_disk: Path, tmp_path: Path) -> None:
-    specs = plan(**SWEEP)
+    specs = plan_runs(**SWEEP)
     seen: list[tuple[int, str]] = []
     with pytest.raises(AidgnError, match=r"The disk is full: .* could not be written"):
         run_all(
@@ -387,6 +391,6 @@ def test_a_full_disk_and_a_read_only_one_stop_the_sweep_and_lose_nothing(tiny_di
 
 
 def test_what_is_true_of_many_runs_is_said_once_a_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    specs = plan(**{**SWEEP, "algorithms": ["IRM"], "steps": 2})
+    specs = plan_runs(**{**SWEEP, "algorithms": ["IRM"], "steps": 2})
     assert not run_all(specs, tmp_path, workers=1, device="cpu") and len(specs) == 2
     assert capfd.readouterr().err.count("IRM begins after step 500, this run has 2") == 1

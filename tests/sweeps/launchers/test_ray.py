@@ -19,9 +19,11 @@ from aidgn.errors import AidgnError
 from aidgn.report.table import tables
 from aidgn.runs.folder import RunFolder
 from aidgn.selection import load_records
-from aidgn.sweeps.grid import plan
 from aidgn.sweeps.journal import history
-from aidgn.sweeps.launchers import local, ray
+from aidgn.sweeps.launchers import ray
+from aidgn.sweeps.launchers.local import LocalLauncher
+from aidgn.sweeps.launchers.ray import RayLauncher
+from aidgn.sweeps.plan import plan_runs
 from aidgn.training import RunSpec, train
 
 SWEEP: dict[str, Any] = {
@@ -44,15 +46,16 @@ class Slow(ERM):
 LEAST = 80 * 2**20  # bytes of a node's object store
 SCRIPT = """
 import json, sys
-from aidgn.sweeps.grid import plan
-from aidgn.sweeps.launchers.ray import run_all
+from aidgn.sweeps.plan import plan_runs
+from aidgn.sweeps.launchers.ray import RayLauncher
 
 def say(*event):
     print(json.dumps(event), flush=True)
 
 try:
-    failed = run_all(plan(**json.loads(sys.argv[1])), sys.argv[2], on_event=say, ray_address=sys.argv[3], device="cpu",
-                     save_seconds=0.5, retries=5)
+    failed = RayLauncher(ray_address=sys.argv[3]).run(
+        plan_runs(**json.loads(sys.argv[1])), sys.argv[2], on_event=say, device="cpu", save_seconds=0.5, retries=5
+    )
 except KeyboardInterrupt:
     sys.exit(130)
 sys.exit(1 if failed else 0)
@@ -174,7 +177,7 @@ def slow_sweep(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def test_a_lost_node_and_ctrl_c_change_nothing(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, out = slow_sweep(tmp_path), tmp_path / "disturbed"
-    specs = plan(**given)
+    specs = plan_runs(**given)
     monkeypatch.setenv("AIDGN_PAUSE", "0")
     finished = train(specs[0], out, device="cpu")
     before = {path.name: path.stat().st_mtime_ns for path in finished.iterdir()}
@@ -207,7 +210,7 @@ def test_a_lost_node_and_ctrl_c_change_nothing(nodes: Nodes, tmp_path: Path, mon
 def test_twenty_kills_at_random_moments(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per start a worker, a node, then the launcher: by SIGKILL or Ctrl-C in turn."""
     sweep = slow_sweep(tmp_path, targets=[], steps=200)
-    specs, dice, out = plan(**sweep), random.Random(20), tmp_path / "disturbed"
+    specs, dice, out = plan_runs(**sweep), random.Random(20), tmp_path / "disturbed"
     killed: list[int] = []
 
     def kill_worker(started: Sweep) -> None:
@@ -249,7 +252,7 @@ def test_twenty_kills_at_random_moments(nodes: Nodes, tmp_path: Path, monkeypatc
     assert started.end() == 0 and len(set(killed)) == 20
     assert Counter(run for run, kind, _ in started.seen if kind == "done") == dict.fromkeys(range(8), 1)
     monkeypatch.setenv("AIDGN_PAUSE", "0")
-    assert local.run_all(plan(**sweep), tmp_path / "undisturbed", workers=2, device="cpu") == {}
+    assert LocalLauncher(workers=2).run(plan_runs(**sweep), tmp_path / "undisturbed", device="cpu") == {}
     assert_same(out, tmp_path / "undisturbed", 8)
 
 
@@ -267,27 +270,27 @@ def test_room_is_counted_by_node() -> None:
                 {"Alive": False, "Resources": {"CPU": 64.0}},
             ]
 
-    assert ray._room(Cluster, 1, 0) == 16 + 3 + 8
-    assert ray._room(Cluster, 1, 0.25) == 8 + 3 + 0  # quarters of two GPUs; three processors
-    assert ray._room(Cluster, 2, 0.3) == 6 + 1 + 0  # three thirds-or-less per GPU; one pair of processors
-    assert ray._room(Cluster, 1, 2) == 1 + 0 + 0
+    assert ray.count_room(Cluster, 1, 0) == 16 + 3 + 8
+    assert ray.count_room(Cluster, 1, 0.25) == 8 + 3 + 0  # quarters of two GPUs; three processors
+    assert ray.count_room(Cluster, 2, 0.3) == 6 + 1 + 0  # three thirds-or-less per GPU; one pair of processors
+    assert ray.count_room(Cluster, 1, 2) == 1 + 0 + 0
 
 
 def test_mistakes_are_said(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = plan(**SWEEP, algorithms=["ERM"])
-    with pytest.raises(AidgnError, match=r"--gpus-per-run is 1.5; expected a fraction"):
-        ray.run_all(specs, tmp_path, gpus_per_run=1.5)
-    with pytest.raises(AidgnError, match="--workers is -1"):
-        ray.run_all(specs, tmp_path, workers=-1)
-    assert ray.run_all([], tmp_path) == {}
+    specs = plan_runs(**SWEEP, algorithms=["ERM"])
+    with pytest.raises(AidgnError, match=r"gpus_per_run is 1.5; expected a fraction"):
+        RayLauncher(gpus_per_run=1.5).run(specs, tmp_path)
+    with pytest.raises(AidgnError, match="workers is -1"):
+        RayLauncher(workers=-1).run(specs, tmp_path)
+    assert RayLauncher().run([], tmp_path) == {}
     with pytest.raises(AidgnError, match="No node of the Ray cluster has 64 CPUs and 0 GPUs"):
-        ray.run_all(specs, tmp_path, ray_address=nodes.cluster.address, cpus_per_run=64)
+        RayLauncher(ray_address=nodes.cluster.address, cpus_per_run=64).run(specs, tmp_path)
     for address in ("127.0.0.1:1", "nonsense"):
         with pytest.raises(AidgnError, match=f"No Ray cluster could be reached at --ray-address {address}: "):
-            ray.run_all(specs, tmp_path, ray_address=address)
+            RayLauncher(ray_address=address).run(specs, tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AidgnError, match=r"pip install 'aidgn\[ray\]'"):
-        ray.run_all(specs, tmp_path)
+        RayLauncher().run(specs, tmp_path)
     with pytest.raises(AidgnError, match="--partition is not for --launcher ray"):
         app(
             [

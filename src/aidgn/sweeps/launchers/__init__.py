@@ -1,1 +1,12 @@
-"""Where the runs of a sweep are trained: this machine, Ray, SLURM."""
+"""The launchers by name. To add one: write its file, add its line here."""
+
+from typing import Any
+
+from aidgn.sweeps.launchers.base import Launcher
+from aidgn.sweeps.launchers.local import LocalLauncher
+from aidgn.sweeps.launchers.ray import RayLauncher
+from aidgn.sweeps.launchers.slurm import SlurmLauncher
+
+__all__ = ["LAUNCHERS", "Launcher"]
+
+LAUNCHERS: dict[str, Any] = {"local": LocalLauncher, "ray": RayLauncher, "slurm": SlurmLauncher}

@@ -1,6 +1,6 @@
-"""Runs on a Ray cluster, which keeps worker processes alive on its nodes and replaces those it loses.
+"""Train runs on a Ray cluster, which keeps worker processes on its nodes and restarts those that die.
 
-Ray says what died, the records in the sweep's folder say what is done: every node must see that folder (and the data)
+Ray says which workers died; the sweep's folder says which runs are done. Every node must see that folder and the data
 under the same path.
 """
 
@@ -16,272 +16,355 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aidgn.errors import AidgnError
-from aidgn.runs.spec import RunSpec
-from aidgn.sweeps import journal as attempts
-from aidgn.sweeps.launchers.local import RETRIES, OnEvent, RunQueue
+from aidgn.errors import AidgnError, ParameterError
+from aidgn.runs.options import option
+from aidgn.sweeps import journal
+from aidgn.sweeps.launchers.base import RETRIES, OnEvent, RunQueue, cpus_option, gpus_option, workers_option
 
-LOOK = 5.0  # seconds between two looks at the size of the cluster
-OBJECT_STORE = 80 * 2**20  # bytes, Ray's least: nothing but small messages travels
+if TYPE_CHECKING:
+    from aidgn.runs.spec import RunSpec
+
+RESIZE_SECONDS = 5.0  # between two looks at the size of the cluster
+OBJECT_STORE = 80 * 2**20  # bytes, Ray's minimum: only small messages travel
 
 
 @dataclass
 class RayWorker:
+    """An actor of Ray and the number of its run."""
+
     actor: Any
-    answer: Any  # to its last question: ready, or train
+    answer: Any  # to the last call: ready, or train
     node: str = ""
     run: int | None = None
     idle: bool = False
 
 
-def check() -> None:
-    """Whether Ray is here, to be said before anything is prepared for it."""
-    if find_spec("ray") is None:
-        raise AidgnError("--launcher ray needs Ray, which is not installed: pip install 'aidgn[ray]'.")
+@dataclass
+class RayLauncher:
+    """Workers on a Ray cluster, as many as it has room for, now and when nodes join."""
 
+    workers: int | None = workers_option()
+    ray_address: str | None = option(
+        None, "A Ray cluster", default_help="$RAY_ADDRESS, else one is started here", metavar="HOST:PORT"
+    )
+    gpus_per_run: float | None = gpus_option()
+    cpus_per_run: int | None = cpus_option()
 
-def run_all(
-    specs: Sequence[RunSpec],
-    out: str | Path,
-    *,
-    on_event: OnEvent = lambda *_: None,
-    retries: int = RETRIES,
-    workers: int | None = None,
-    ray_address: str | None = None,
-    cpus_per_run: float = 1,
-    gpus_per_run: float | None = None,
-    device: str = "auto",
-    **options: Any,
-) -> dict[int, str]:
-    """Train every run; returns the errors of those that were set aside, by run number. Finished runs are not repeated.
+    def check(self) -> None:
+        """Raise an error if Ray is not installed or the options cannot be used."""
+        for name in ("workers", "cpus_per_run"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ParameterError(name, value, "a number above 0")
+        gpus = self.gpus_per_run
+        if gpus is not None and (gpus < 0 or (gpus > 1 and gpus % 1)):
+            raise ParameterError("gpus_per_run", gpus, "a fraction of one GPU, such as 0.25, or a whole number")
+        if find_spec("ray") is None:
+            raise AidgnError("--launcher ray needs Ray, which is not installed: pip install 'aidgn[ray]'.")
 
-    As many workers as the cluster has room for, now and when nodes join; each takes run after run. A run whose node
-    or worker is lost is continued by the next free worker."""
-    for option, value in (("workers", workers), ("cpus-per-run", cpus_per_run)):
-        if value is not None and value <= 0:
-            raise AidgnError(f"--{option} is {value:g}; expected a number above 0.")
-    if gpus_per_run is not None and (gpus_per_run < 0 or (gpus_per_run > 1 and gpus_per_run % 1)):
-        raise AidgnError(
-            f"--gpus-per-run is {gpus_per_run:g}; expected a fraction of one GPU, such as 0.25, or a whole number."
-        )
-    if not specs:
-        return {}
-    check()
-    out = Path(out).resolve()
-    with _cluster(ray_address) as ray:
-        gpus = gpus_per_run
-        if gpus is None:
-            gpus = 1.0 if not device.startswith("cpu") and ray.cluster_resources().get("GPU") else 0.0
-        if not workers and not _room(ray, cpus_per_run, gpus):
-            raise AidgnError(
-                f"No node of the Ray cluster has {cpus_per_run:g} CPUs and {gpus:g} GPUs. Change "
-                "--cpus-per-run or --gpus-per-run, or say --workers N to wait for nodes that join later."
-            )
-        name = f"aidgn-{token_hex(8)}"
-        board = ray.remote(ProgressActor).options(name=name, num_cpus=0, max_restarts=-1).remote()
-        places = {name: value for name, value in os.environ.items() if name.startswith("AIDGN_")}
-        about = str(out), {**options, "device": "cuda" if gpus else "cpu"}, name, str(Path.cwd()), places
-        work = RunQueue(specs, out, retries, on_event)
-        crew: list[RayWorker] = []
-        looked = float("-inf")
+    def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
+        """Return the number of workers that was asked for: the cluster is not known yet."""
+        return self.workers or 1
 
-        def start() -> RayWorker:
-            actor = ray.remote(_Worker).options(num_cpus=cpus_per_run, num_gpus=gpus, max_restarts=-1).remote(*about)
-            return RayWorker(actor, ready(actor))
-
-        def ready(actor: Any) -> Any:
-            return actor.ready.options(max_task_retries=-1).remote()  # it waits while Ray starts the actor again
-
-        def lost(member: RayWorker, error: Any) -> None:
-            """Ray starts it again where there is room; meanwhile others go on with its run."""
-            run, member.run, member.idle = member.run, None, False
-            if getattr(error, "actor_init_failed", False):
+    def run(
+        self,
+        specs: "Sequence[RunSpec]",
+        out: str | Path,
+        *,
+        on_event: OnEvent = lambda *_: None,
+        retries: int = RETRIES,
+        device: str = "auto",
+        **training: Any,
+    ) -> dict[int, str]:
+        """Train every run; see `Launcher.run`. The next free worker continues a run whose worker or node is lost."""
+        self.check()
+        if not specs:
+            return {}
+        with connect(self.ray_address) as ray:
+            gpus = self.gpus_per_run
+            if gpus is None:
+                gpus = 1.0 if not device.startswith("cpu") and ray.cluster_resources().get("GPU") else 0.0
+            cpus = self.cpus_per_run or 1
+            if not self.workers and not count_room(ray, cpus, gpus):
                 raise AidgnError(
-                    "A Ray worker could not start; is aidgn installed on every node, and is the folder of "
-                    f"the sweep the same on all of them?\n{error}"
-                ) from None
-            if run is None:  # not restarted either: another one in its place
-                crew.remove(member)
-                return
-            member.answer = ready(member.actor)
-            if any(node["NodeID"] == member.node and node["Alive"] for node in ray.nodes()):
-                why = "its process died"
-                attempts.died(specs[run], out, why)
-                work.record_failure(run, why)
-            else:
-                work.waiting.appendleft(run)
-                on_event(run, "retry", "its node was lost")
-
-        def answered(member: RayWorker) -> None:
+                    f"No node of the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs. Change "
+                    "--cpus-per-run or --gpus-per-run, or say --workers N to wait for nodes that join later."
+                )
+            queue = RunQueue(specs, Path(out).resolve(), retries, on_event)
+            training["device"] = "cuda" if gpus else "cpu"
+            pool = RayPool(ray, queue, training, self.workers, cpus, gpus)
             try:
-                kind, what = ray.get(member.answer)
-            except (ray.exceptions.RayTaskError, ray.exceptions.RaySystemError) as error:
-                raise AidgnError(f"A Ray worker could not start; is aidgn installed on every node?\n{error}") from None
-            except ray.exceptions.RayError as error:  # it died, ran out of memory, or its node did
-                return lost(member, error)
-            run, member.run, member.idle = member.run, None, True
-            if run is None:
-                member.node = what
-            elif kind == "done":
-                on_event(run, kind, what)
-            elif kind == "stop":
-                raise AidgnError(what)
-            elif kind == "busy":
-                work.busy(run)
-            elif kind == "interrupted":  # not by us: Ray takes this node down
-                work.waiting.appendleft(run)
-            else:
-                work.record_failure(run, what)
-            if kind in ("crashed", "interrupted"):  # what is left in that process is unknown
-                ray.kill(member.actor, no_restart=False)
-                member.answer, member.idle = ready(member.actor), False
+                pool.train()
+            finally:
+                pool.stop()
+            return queue.failed
 
+
+class RayPool:
+    """The workers of one sweep on a cluster.
+
+    Args:
+        ray: The module, connected.
+        queue: The runs.
+        training: Arguments of `train`.
+        limit: Largest number of workers, None for as many as there is room for.
+        cpus: CPUs of each worker.
+        gpus: GPUs of each worker.
+    """
+
+    def __init__(
+        self, ray: Any, queue: RunQueue, training: dict[str, Any], limit: int | None, cpus: float, gpus: float
+    ):
+        self.ray = ray
+        self.queue = queue
+        self.limit = limit
+        self.cpus = cpus
+        self.gpus = gpus
+        self.workers: list[RayWorker] = []
+        self.resized = float("-inf")  # when the number of workers was last compared with the cluster
+        name = f"aidgn-{token_hex(8)}"
+        self.progress = ray.remote(ProgressActor).options(name=name, num_cpus=0, max_restarts=-1).remote()
+        environment = {name: value for name, value in os.environ.items() if name.startswith("AIDGN_")}
+        self.arguments = (str(queue.out), training, name, str(Path.cwd()), environment)
+
+    @property
+    def working(self) -> list[RayWorker]:
+        return [worker for worker in self.workers if worker.run is not None]
+
+    def train(self) -> None:
+        """Train until no run is left."""
+        while not self.queue.empty or self.working:
+            self.queue.requeue_busy()
+            self.add_workers()
+            self.assign_runs()
+            self.handle_answers()
+            self.report_progress()
+
+    def add_workers(self) -> None:
+        """Start as many workers as there is room and work for."""
+        if time.monotonic() - self.resized < RESIZE_SECONDS:
+            return
+        self.resized = time.monotonic()
+        room = self.limit or count_room(self.ray, self.cpus, self.gpus)
+        runs = len(self.queue.waiting) + len(self.queue.busy) + len(self.working)
+        for _ in range(len(self.workers), min(room, runs)):
+            options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": -1}
+            actor = self.ray.remote(TrainingActor).options(**options).remote(*self.arguments)
+            self.workers.append(RayWorker(actor, ask_ready(actor)))
+
+    def assign_runs(self) -> None:
+        """Give waiting runs to idle workers."""
+        for worker in self.workers:
+            if worker.idle and self.queue.waiting:
+                worker.run = self.queue.waiting.popleft()
+                worker.idle = False
+                worker.answer = worker.actor.train.remote(worker.run, self.queue.specs[worker.run])
+
+    def handle_answers(self) -> None:
+        """Wait a moment for answers and handle them."""
+        pending = {worker.answer: worker for worker in self.workers if not worker.idle}
+        if not pending:
+            time.sleep(0.2)
+            return
+        for answer in self.ray.wait(list(pending), num_returns=len(pending), timeout=0.2)[0]:
+            self.handle_answer(pending[answer])
+
+    def handle_answer(self, worker: RayWorker) -> None:
+        """Handle the answer of a worker, or its loss."""
         try:
-            while work.waiting or work.later or any(member.run is not None for member in crew):
-                work.look_again()
-                if time.monotonic() - looked > LOOK:
-                    looked = time.monotonic()
-                    wanted = min(
-                        workers or _room(ray, cpus_per_run, gpus),
-                        len(work.waiting) + len(work.later) + sum(member.run is not None for member in crew),
-                    )
-                    crew += [start() for _ in range(len(crew), wanted)]
-                for member in crew:
-                    if member.idle and work.waiting:
-                        member.run, member.idle = work.waiting.popleft(), False
-                        member.answer = member.actor.train.remote(member.run, specs[member.run])
-                asked = {member.answer: member for member in crew if not member.idle}
-                if not asked:
-                    time.sleep(0.2)
-                    continue
-                for answer in ray.wait(list(asked), num_returns=len(asked), timeout=0.2)[0]:
-                    answered(asked[answer])
-                with suppress(ray.exceptions.RayError):
-                    for run, kind, what in ray.get(board.take.remote(), timeout=10):
-                        if any(member.run == run for member in crew):
-                            on_event(run, kind, what)
-        finally:
-            busy = [member.answer for member in crew if member.run is not None]
-            with suppress(ray.exceptions.RayError):
-                if busy:
-                    ray.get(board.stop.remote(), timeout=10)
-                    ray.wait(busy, num_returns=len(busy), timeout=30)  # they save their state, then answer
-            for actor in (*(member.actor for member in crew), board):
-                with suppress(ray.exceptions.RayError):
-                    ray.kill(actor)
-    return work.failed
+            outcome, text = self.ray.get(worker.answer)
+        except (self.ray.exceptions.RayTaskError, self.ray.exceptions.RaySystemError) as error:
+            raise AidgnError(f"A Ray worker could not start; is aidgn installed on every node?\n{error}") from None
+        except self.ray.exceptions.RayError as error:  # it died, ran out of memory, or its node did
+            self.replace_lost(worker, error)
+            return
+        run = worker.run
+        worker.run = None
+        worker.idle = True
+        if run is None:
+            worker.node = text
+        elif outcome == "stop":
+            raise AidgnError(text)
+        elif outcome == "interrupted":  # Ray takes the node down
+            self.queue.waiting.appendleft(run)
+        else:
+            self.queue.record(run, outcome, text)
+        if outcome in ("crashed", "interrupted"):  # the process may be in any state
+            self.ray.kill(worker.actor, no_restart=False)
+            worker.answer = ask_ready(worker.actor)
+            worker.idle = False
+
+    def replace_lost(self, worker: RayWorker, error: Any) -> None:
+        """Queue the run of a lost worker, which Ray restarts where there is room."""
+        run = worker.run
+        worker.run = None
+        worker.idle = False
+        if getattr(error, "actor_init_failed", False):
+            raise AidgnError(
+                "A Ray worker could not start; is aidgn installed on every node, and is the folder of "
+                f"the sweep the same on all of them?\n{error}"
+            ) from None
+        if run is None:  # lost while it started: Ray does not restart it, so another one is started
+            self.workers.remove(worker)
+            return
+        worker.answer = ask_ready(worker.actor)
+        if any(node["NodeID"] == worker.node and node["Alive"] for node in self.ray.nodes()):
+            reason = "its process died"
+            journal.record_death(self.queue.specs[run], self.queue.out, reason)
+            self.queue.record_failure(run, reason)
+        else:
+            self.queue.waiting.appendleft(run)
+            self.queue.on_event(run, "retry", "its node was lost")
+
+    def report_progress(self) -> None:
+        """Pass the events that workers left on."""
+        runs = {worker.run for worker in self.working}
+        with suppress(self.ray.exceptions.RayError):
+            for run, kind, value in self.ray.get(self.progress.take.remote(), timeout=10):
+                if run in runs:
+                    self.queue.on_event(run, kind, value)
+
+    def stop(self) -> None:
+        """Let all workers save their runs, and end them."""
+        answers = [worker.answer for worker in self.working]
+        with suppress(self.ray.exceptions.RayError):
+            if answers:
+                self.ray.get(self.progress.stop.remote(), timeout=10)
+                self.ray.wait(answers, num_returns=len(answers), timeout=30)
+        for actor in (*(worker.actor for worker in self.workers), self.progress):
+            with suppress(self.ray.exceptions.RayError):
+                self.ray.kill(actor)
+
+
+def ask_ready(actor: Any) -> Any:
+    """Ask an actor for its node; the call waits while Ray restarts the actor."""
+    return actor.ready.options(max_task_retries=-1).remote()
 
 
 @contextmanager
-def _cluster(address: str | None) -> Iterator[Any]:
-    """Ray, connected: to the cluster at this address or $RAY_ADDRESS, else to one started on this machine."""
+def connect(address: str | None) -> Iterator[Any]:
+    """Connect to the cluster at this address or $RAY_ADDRESS, or start one on this machine; yield the module `ray`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # reports of lost workers and nodes: we give our own
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # no reports of lost workers: the launcher reports them
     import ray
 
-    if ray.is_initialized():  # by whoever calls this
+    if ray.is_initialized():  # by the caller
         yield ray
         return
     address = address or os.environ.get("RAY_ADDRESS")
-    started: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    settings: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
     try:
         host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-        if colon and port.isdecimal():  # Ray itself would try for minutes
+        if colon and port.isdecimal():  # Ray would try for minutes to reach an address where nobody answers
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **started)
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **settings)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise AidgnError(
-            f"No Ray cluster could be reached at --ray-address {address}: {error}."
-            if address
-            else f"Ray could not be started on this machine: {error}"
-        ) from None
+        if address:
+            raise AidgnError(f"No Ray cluster could be reached at --ray-address {address}: {error}.") from None
+        raise AidgnError(f"Ray could not be started on this machine: {error}") from None
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _room(ray: Any, cpus: float, gpus: float) -> int:
-    """How many workers fit on the nodes that are there."""
+def count_room(ray: Any, cpus: float, gpus: float) -> int:
+    """Return how many workers fit on the nodes of the cluster."""
     room = 0
     for node in ray.nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            fit = int(has.get("CPU", 0) / cpus)
-            if gpus:
-                whole = has.get("GPU", 0)
-                fit = min(fit, int(whole) * int(1 / gpus) if gpus < 1 else int(whole / gpus))
-            room += fit
+        if not node["Alive"]:
+            continue
+        workers = int(node["Resources"].get("CPU", 0) / cpus)
+        whole_gpus = node["Resources"].get("GPU", 0)
+        if gpus >= 1:
+            workers = min(workers, int(whole_gpus / gpus))
+        elif gpus:
+            workers = min(workers, int(whole_gpus) * int(1 / gpus))
+        room += workers
     return room
 
 
 class ProgressActor:
-    """Where workers leave news, and see whether they are to stop. If it is lost, so is only what was to be shown."""
+    """Collects events of workers and tells them when to stop. If it is lost, only the display suffers."""
 
     def __init__(self) -> None:
-        self.news: dict[int, tuple[str, Any]] = {}
-        self.over = False
+        self.events: dict[int, tuple[str, Any]] = {}
+        self.stopped = False
 
-    def tell(self, run: int, kind: str, what: Any) -> bool:
-        self.news[run] = (kind, what)
-        return self.over
+    def tell(self, run: int, kind: str, value: Any) -> bool:
+        """Store the last event of a run; return whether to stop."""
+        self.events[run] = (kind, value)
+        return self.stopped
 
     def take(self) -> list[tuple[int, str, Any]]:
-        news, self.news = self.news, {}
-        return [(run, *said) for run, said in news.items()]
+        """Return the events since the last call."""
+        events = self.events
+        self.events = {}
+        return [(run, *event) for run, event in events.items()]
 
     def stop(self) -> None:
-        self.over = True
+        """Tell workers to stop."""
+        self.stopped = True
 
     def stopping(self) -> bool:
-        return self.over
+        """Return whether to stop."""
+        return self.stopped
 
 
-class _Worker:
-    """A process on a node that loads data and compiled code once and takes run after run."""
+class TrainingActor:
+    """A process on a node that loads data and compiled code once and trains run after run."""
 
-    def __init__(self, out: str, options: dict[str, Any], board: str, where: str, environment: dict[str, str]) -> None:
-        with suppress(OSError):  # so that relative paths mean what they mean to the user
-            os.chdir(where)
+    def __init__(
+        self, out: str, training: dict[str, Any], progress: str, folder: str, environment: dict[str, str]
+    ) -> None:
+        with suppress(OSError):
+            os.chdir(folder)  # relative paths mean the same as for the user
         os.environ.update(environment)
-        self.out, self.options, self.board = out, options, board
+        self.out = out
+        self.training = training
+        self.progress = progress
         self.run: int | None = None
-        self.news: tuple[str, Any] | None = None
-        threading.Thread(target=self.talk, daemon=True).start()
+        self.event: tuple[str, Any] | None = None
+        threading.Thread(target=self.report, daemon=True).start()
 
     def ready(self) -> tuple[str, str]:
+        """Return the node of this process."""
         import ray
 
         return "ready", ray.get_runtime_context().get_node_id()
 
-    def train(self, run: int, spec: RunSpec) -> tuple[str, str]:
-        def report(what: str, done: int, total: int, record: Any) -> None:
-            self.news = ("step", done) if what == "train" else ("prepare", (done, total))
+    def train(self, run: int, spec: "RunSpec") -> tuple[str, str]:
+        """Make one attempt at a run."""
+
+        def on_progress(phase: str, done: int, total: int, record: Any) -> None:
+            self.event = ("step", done) if phase == "train" else ("prepare", (done, total))
 
         self.run = run
         try:
-            return attempts.attempt(spec, self.out, on_progress=report, **self.options)
+            return journal.attempt(spec, self.out, on_progress=on_progress, **self.training)
         finally:
-            self.run = self.news = None
+            self.run = None
+            self.event = None
 
-    def talk(self) -> None:
-        """Tell the news twice a second; save and end the run when told to."""
+    def report(self) -> None:
+        """Report the last event twice a second; save and end the run when the sweep stops."""
         import ray
 
-        board: Any = None
+        actor: Any = None
         while True:
             time.sleep(0.5)
-            run, news, self.news = self.run, self.news, None
+            run = self.run
+            event = self.event
+            self.event = None
             try:
-                board = board or ray.get_actor(self.board)
-                over = ray.get(
-                    board.tell.remote(run, *news) if run is not None and news else board.stopping.remote(), timeout=10
-                )
+                actor = actor or ray.get_actor(self.progress)
+                answer = actor.stopping.remote() if run is None or event is None else actor.tell.remote(run, *event)
+                stopped = ray.get(answer, timeout=10)
             except Exception:
-                continue  # the board is being started again
-            if over and self.run is not None:
+                continue  # Ray is restarting the actor
+            if stopped and self.run is not None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

@@ -1,7 +1,7 @@
-"""Runs as jobs of a SLURM cluster, one per run in job arrays, submitted by submitit.
+"""Train runs as jobs of a SLURM cluster, in job arrays with one job per run, submitted by submitit.
 
-The launcher submits and watches. It may be stopped and started again: jobs go on without it, and what is queued is
-found by its name and not submitted twice.
+The launcher submits and watches. It may be stopped and started again: jobs go on without it, and runs with a job in the
+queue are not submitted twice.
 
     SWEEP/.sweep/slurm/<name>.json    the runs of an array in the order of its indices, written before it is submitted
     SWEEP/.sweep/slurm/<name>/        submitit's files and the logs of the jobs
@@ -22,167 +22,220 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aidgn.errors import AidgnError, Interrupted
+from aidgn.errors import AidgnError, Interrupted, ParameterError
 from aidgn.files import write_text
-from aidgn.runs.folder import RunFolder
-from aidgn.runs.spec import RunSpec
-from aidgn.sweeps import journal as attempts
-from aidgn.sweeps.launchers.local import PATIENCE, RETRIES, OnEvent
+from aidgn.runs.options import option
+from aidgn.sweeps import journal
+from aidgn.sweeps.launchers.base import (
+    BUSY_SECONDS,
+    RETRIES,
+    OnEvent,
+    cpus_option,
+    gpus_option,
+    workers_option,
+)
+
+if TYPE_CHECKING:
+    from aidgn.runs.spec import RunSpec
 
 POLL = 10.0  # seconds between two looks at the queue
 TIME_LIMIT = "1-00:00:00"
-WARNING = 120  # seconds before its time is up that a job is told, to save and to queue again
+WARNING = 120  # seconds before its time is up that a job is told to save and queue again
 
 
-def check() -> None:
-    """Whether SLURM and submitit are here, to be said before anything is prepared for them."""
-    for program in ("sbatch", "squeue"):
-        if shutil.which(program) is None:
-            raise AidgnError(
-                f"--launcher slurm needs {program}, which is not on this machine. Run the same command on "
-                "a login node of the cluster."
-            )
-    if find_spec("submitit") is None:
-        raise AidgnError("--launcher slurm needs submitit, which is not installed: pip install 'aidgn[slurm]'.")
+@dataclass
+class SlurmLauncher:
+    """Jobs of a SLURM cluster, at most `workers` of an array at a time.
+
+    A job that is preempted or whose time is up saves its run, is queued again and continues.
+    """
+
+    workers: int | None = workers_option()
+    gpus_per_run: float | None = gpus_option()
+    cpus_per_run: int | None = cpus_option()
+    partition: str | None = option(None, "Partition of the jobs.", metavar="NAME")
+    time_limit: str = option(TIME_LIMIT, "Time of each job", default_help=TIME_LIMIT, metavar="[D-]H:MM:SS")
+    slurm: tuple[str, ...] = option(
+        (), "Any other option of sbatch, such as account=ours; repeatable.", metavar="NAME=VALUE"
+    )
+
+    def check(self) -> None:
+        """Raise an error if SLURM or submitit is missing, or the options cannot be used."""
+        self.parameters(1)
+        for program in ("sbatch", "squeue"):
+            if shutil.which(program) is None:
+                raise AidgnError(
+                    f"--launcher slurm needs {program}, which is not on this machine. Run the same command on "
+                    "a login node of the cluster."
+                )
+        if find_spec("submitit") is None:
+            raise AidgnError("--launcher slurm needs submitit, which is not installed: pip install 'aidgn[slurm]'.")
+
+    def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
+        """Return the limit on workers: the cluster decides how many jobs run."""
+        return self.workers or 1
+
+    def parameters(self, gpus: float) -> dict[str, Any]:
+        """Return the parameters of submitit for jobs with so many GPUs by default."""
+        gpus = gpus if self.gpus_per_run is None else self.gpus_per_run
+        if gpus % 1 or gpus < 0:
+            raise ParameterError("gpus_per_run", gpus, "a whole number: jobs of SLURM do not share GPUs")
+        if self.workers is not None and self.workers < 1:
+            raise ParameterError("workers", self.workers, "a whole number of at least 1")
+        more = dict(_name_and_value(setting) for setting in self.slurm)
+        parameters = {
+            "time": _minutes(self.time_limit),
+            "cpus_per_task": self.cpus_per_run or (4 if gpus else 1),
+            "array_parallelism": self.workers or 1000,
+            "signal_delay_s": WARNING,
+            "stderr_to_stdout": True,
+            "additional_parameters": {"requeue": True, **more},
+        }
+        parameters |= {"partition": self.partition} if self.partition else {}
+        parameters |= {"gpus_per_node": int(gpus)} if gpus else {}
+        return parameters
+
+    def run(
+        self,
+        specs: "Sequence[RunSpec]",
+        out: str | Path,
+        *,
+        on_event: OnEvent = lambda *_: None,
+        retries: int = RETRIES,
+        device: str = "auto",
+        **training: Any,
+    ) -> dict[int, str]:
+        """Train every run; see `Launcher.run`."""
+        parameters = self.parameters(0 if device.startswith("cpu") else 1)
+        if not specs:
+            return {}
+        self.check()
+        out = Path(out).resolve()
+        training["device"] = "cuda" if "gpus_per_node" in parameters else "cpu"
+        tasks = [Task(spec, str(out), training, str(Path.cwd())) for spec in specs]
+        queue = Queue(out / ".sweep" / "slurm", parameters)
+        watch = JobWatch(specs, out, retries, on_event, queue)
+        try:
+            while watch.left:
+                to_submit = watch.update()
+                if to_submit:
+                    queue.submit([watch.keys[run] for run in to_submit], [tasks[run] for run in to_submit])
+                if watch.left:
+                    time.sleep(POLL)
+        except KeyboardInterrupt:
+            names = ",".join(sorted(queue.queued or ()))
+            if not names:
+                raise Interrupted("Stopped.") from None
+            raise Interrupted(
+                f"Stopped watching; the jobs go on. The same command watches again, `scancel --name={names}` ends them."
+            ) from None
+        return watch.failed
 
 
-def run_all(
-    specs: Sequence[RunSpec],
-    out: str | Path,
-    *,
-    on_event: OnEvent = lambda *_: None,
-    retries: int = RETRIES,
-    workers: int | None = None,
-    cpus_per_run: int | None = None,
-    gpus_per_run: float | None = None,
-    partition: str | None = None,
-    time_limit: str = TIME_LIMIT,
-    slurm: Sequence[str] = (),
-    device: str = "auto",
-    **options: Any,
-) -> dict[int, str]:
-    """Train every run; returns the errors of those that were set aside, by run number. Finished runs are not repeated.
+class JobWatch:
+    """The runs of one call and what became of their jobs."""
 
-    At most `workers` jobs of an array run at once. A job that is preempted or whose time is up saves its run, is
-    queued again and goes on."""
-    gpus = gpus_per_run if gpus_per_run is not None else 0 if device.startswith("cpu") else 1
-    if gpus % 1 or gpus < 0:
-        raise AidgnError(f"--gpus-per-run is {gpus:g}; expected a whole number: SLURM's jobs do not share GPUs.")
-    if workers is not None and workers < 1:
-        raise AidgnError(f"--workers is {workers}; expected a whole number of at least 1.")
-    more = dict(_name_and_value(setting) for setting in slurm)
-    parameters = {
-        "time": _minutes(time_limit),
-        "cpus_per_task": cpus_per_run or (4 if gpus else 1),
-        "array_parallelism": workers or 1000,
-        "signal_delay_s": WARNING,
-        "stderr_to_stdout": True,
-        "additional_parameters": {"requeue": True, **more},
-    }
-    parameters |= {"partition": partition} if partition else {}
-    parameters |= {"gpus_per_node": int(gpus)} if gpus else {}
-    if not specs:
-        return {}
-    check()
-    out = Path(out).resolve()
-    queue = Queue(out / ".sweep" / "slurm", parameters)
-    tasks = [_Task(spec, str(out), {**options, "device": "cuda" if gpus else "cpu"}, str(Path.cwd())) for spec in specs]
-    keys = [spec.key() for spec in specs]
-    failed: dict[int, str] = {}
-    left = set(range(len(specs)))
-    known: dict[int, int] = {}  # of runs that were in the queue: attempts that had ended before
-    gone: dict[int, int] = {}  # how often they were looked for in the queue in vain
-    lost: dict[int, int] = {}  # jobs that ended without having come to anything
+    def __init__(self, specs: "Sequence[RunSpec]", out: Path, retries: int, on_event: OnEvent, queue: "Queue"):
+        self.specs = specs
+        self.out = out
+        self.retries = retries
+        self.on_event = on_event
+        self.queue = queue
+        self.keys = [spec.key() for spec in specs]
+        self.left = set(range(len(specs)))
+        self.failed: dict[int, str] = {}
+        self.attempts_before: dict[int, int] = {}  # of runs with a job: attempts that had ended before the job
+        self.missed: dict[int, int] = {}  # how often a run's job was not found in the queue
+        self.lost: dict[int, int] = {}  # jobs that ended without progress
 
-    def ended(run: int, history: attempts.History) -> bool:
-        """A job of this run has left the queue, the run not being finished. Whether to submit it again."""
-        last = history.attempts[-1] if len(history.attempts) > known[run] else None
+    def update(self) -> list[int]:
+        """Look at the queue and the disk; return the runs to submit."""
+        from aidgn.runs.folder import RunFolder
+
+        live = self.queue.live()
+        if live is None:
+            return []
+        to_submit = []
+        for run in sorted(self.left):
+            history = journal.history(self.out, self.keys[run])
+            if self.keys[run] in live:
+                ended = sum(attempt.kind is not None for attempt in history.attempts)
+                self.attempts_before.setdefault(run, ended)
+                self.missed[run] = 0
+                if history.attempts and history.attempts[-1].kind is None:
+                    self.on_event(run, "step", history.attempts[-1].step)
+            elif history.folder and RunFolder(self.out / history.folder).finished:
+                self.left.discard(run)
+                self.on_event(run, "done", str(self.out / history.folder))
+            elif run not in self.attempts_before:
+                to_submit.append(run)
+            else:
+                self.missed[run] += 1
+                # A file server may show the end of a run late, so the job must be missing twice.
+                if self.missed[run] >= 2 and self.should_resubmit(run, history):
+                    to_submit.append(run)
+        for run in to_submit:
+            self.attempts_before[run] = len(journal.history(self.out, self.keys[run]).attempts)
+            self.missed[run] = 0
+        return to_submit
+
+    def should_resubmit(self, run: int, history: journal.History) -> bool:
+        """Record how a job ended that left its run unfinished; return whether to submit the run again."""
+        is_new = len(history.attempts) > self.attempts_before[run]
+        last = history.attempts[-1] if is_new else None
+        error = f"its job ended; {self.queue.log_of(self.keys[run])} may say why"
         if last and last.kind == "stop":
             raise AidgnError(last.what)
-        why = f"its job ended; {queue.log_of(keys[run])} may say why"
         if last and last.kind is None:
-            attempts.died(specs[run], out, why)
+            journal.record_death(self.specs[run], self.out, error)
         elif last and last.kind in ("failed", "crashed"):
-            why = last.what
-        elif not last or last.step <= (last.first or 0):  # it was cancelled, or did not come to start
-            lost[run] = lost.get(run, 0) + 1
-        again = attempts.should_retry(specs[run], out, retries) and lost.get(run, 0) <= retries
-        on_event(run, "retry" if again else "failed", why)
+            error = last.what
+        elif not last or last.step <= (last.first or 0):  # it was cancelled, or did not start
+            self.lost[run] = self.lost.get(run, 0) + 1
+        again = journal.should_retry(self.specs[run], self.out, self.retries) and self.lost.get(run, 0) <= self.retries
+        self.on_event(run, "retry" if again else "failed", error)
         if not again:
-            failed[run] = why
-            left.discard(run)
+            self.failed[run] = error
+            self.left.discard(run)
         return again
-
-    try:
-        while left:
-            live, to_submit = queue.live(), []
-            for run in sorted(left) if live is not None else ():
-                history = attempts.history(out, keys[run])
-                if live is not None and keys[run] in live:
-                    known.setdefault(run, sum(one.kind is not None for one in history.attempts))
-                    gone[run] = 0
-                    if history.attempts and history.attempts[-1].kind is None:
-                        on_event(run, "step", history.attempts[-1].step)
-                elif history.folder and RunFolder(out / history.folder).finished:
-                    left.discard(run)
-                    on_event(run, "done", str(out / history.folder))
-                elif run not in known:
-                    to_submit.append(run)
-                else:
-                    gone[run] += 1
-                    if gone[run] >= 2 and ended(run, history):  # once may be a file server's delay
-                        to_submit.append(run)
-            for run in to_submit:
-                known[run], gone[run] = len(attempts.history(out, keys[run]).attempts), 0
-            if to_submit:
-                queue.submit([keys[run] for run in to_submit], [tasks[run] for run in to_submit])
-            if left:
-                time.sleep(POLL)
-    except KeyboardInterrupt:
-        names = ",".join(sorted(queue.queued or ()))
-        raise Interrupted(
-            f"Stopped watching; the jobs go on. The same command watches again, `scancel --name={names}` ends them."
-            if names
-            else "Stopped."
-        ) from None
-    return failed
 
 
 class Queue:
-    """The job arrays of a sweep: those submitted here and those of earlier calls."""
+    """The job arrays of a sweep, of this call and of earlier ones."""
 
     def __init__(self, folder: Path, parameters: Mapping[str, Any]):
         self.folder, self.parameters = folder, parameters
         self.arrays: dict[str, list[str]] = {}  # keys of the runs, by name of the array
         for path in sorted(folder.glob("aidgn-*.json"), key=lambda path: path.stat().st_mtime):
             self.arrays[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-        self.queued: set[str] | None = None  # names of arrays in the queue when it was last looked at
+        self.queued: set[str] | None = None  # names of arrays in the queue at the last look
 
     def live(self) -> set[str] | None:
-        """The keys of runs with a job in the queue; None when SLURM has stopped to answer, for it may do so again."""
-        asked = subprocess.run(
+        """Return the keys of runs with a job in the queue, None while SLURM does not answer."""
+        answer = subprocess.run(
             ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%j|%K"],
             capture_output=True,
             text=True,
             check=False,
         )
-        if asked.returncode and self.queued is None:
-            why = asked.stderr.strip().splitlines() or ["squeue failed"]
-            raise AidgnError(f"SLURM does not answer: {why[-1]}")
-        if asked.returncode:
-            return None
+        if answer.returncode and self.queued is None:
+            errors = answer.stderr.strip().splitlines() or ["squeue failed"]
+            raise AidgnError(f"SLURM does not answer: {errors[-1]}")
+        if answer.returncode:
+            return None  # it may answer again
         live: set[str] = set()
         self.queued = set()
-        for line in asked.stdout.split():
+        for line in answer.stdout.split():
             name, _, index = line.partition("|")
             if name in self.arrays:
                 self.queued.add(name)
                 live.add(self.arrays[name][int(index) if index.isdecimal() else 0])
         return live
 
-    def submit(self, keys: list[str], tasks: "list[_Task]") -> None:
+    def submit(self, keys: list[str], tasks: "list[Task]") -> None:
+        """Submit runs as job arrays."""
         import submitit
 
         size = _max_array_size()
@@ -200,12 +253,12 @@ class Queue:
             except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
                 record.unlink()
                 del self.arrays[name]
-                said = [line for line in str(error).splitlines() if line.startswith("sbatch:")] or [str(error)]
-                raise AidgnError("SLURM did not take the jobs: " + " ".join(said)) from None
+                errors = [line for line in str(error).splitlines() if line.startswith("sbatch:")] or [str(error)]
+                raise AidgnError("SLURM did not take the jobs: " + " ".join(errors)) from None
             self.queued = {*(self.queued or ()), name}
 
     def log_of(self, key: str) -> Path:
-        """The newest log of a run's jobs."""
+        """Return the newest log of a run's jobs."""
         name = next(name for name in reversed(self.arrays) if key in self.arrays[name])
         index = self.arrays[name].index(key)
         pattern = f"*_{index}_*_log.out" if len(self.arrays[name]) > 1 else "*_log.out"
@@ -213,43 +266,41 @@ class Queue:
 
 
 def _max_array_size() -> int:
-    said = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", said, re.MULTILINE)
-    return max(min(int(found[1]) - 1, 1000), 1) if found else 1000
+    settings = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, check=False).stdout
+    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", settings, re.MULTILINE)
+    return max(min(int(size[1]) - 1, 1000), 1) if size else 1000
 
 
 def _minutes(limit: str) -> int:
-    """Of what sbatch takes: minutes, m:s, h:m:s, days-h, days-h:m, days-h:m:s; rounded up."""
+    """Convert a time as sbatch takes it: minutes, m:s, h:m:s, days-h, days-h:m or days-h:m:s; round up."""
     days, dash, rest = limit.strip().rpartition("-")
     parts = [int(part) if part.isdecimal() else -1 for part in (*([days] if dash else []), *rest.split(":"))]
     units = (1440, 60, 1, 1 / 60) if dash else (60, 1, 1 / 60) if len(parts) == 3 else (1, 1 / 60)
     minutes = math.ceil(sum(part * unit for part, unit in zip(parts, units, strict=False)))
     if min(parts) < 0 or len(parts) > len(units) or minutes < 1:
-        raise AidgnError(
-            f"--time-limit {limit} is not a time; expected minutes, hours:minutes:seconds or days-hours, such as 1-12."
-        )
+        raise ParameterError("time_limit", limit, "minutes, hours:minutes:seconds or days-hours, such as 1-12")
     return minutes
 
 
 def _name_and_value(setting: str) -> tuple[str, str | bool]:
     name, separator, value = setting.lstrip("-").partition("=")
     if not name.strip():
-        raise AidgnError(f"--slurm {setting} is not of the form NAME=VALUE, for example --slurm account=ours.")
+        raise ParameterError("slurm", setting, "NAME=VALUE, such as account=ours")
     return name.strip(), value.strip() if separator else True
 
 
 @dataclass
-class _Task:
-    """What a job does."""
+class Task:
+    """The work of a job."""
 
-    spec: RunSpec
+    spec: "RunSpec"
     out: str
-    options: dict[str, Any]
-    where: str
+    training: dict[str, Any]
+    folder: str
 
     def __call__(self) -> str:
-        os.chdir(self.where)  # so that relative paths mean what they mean to the user
-        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's, which ends this process
+        os.chdir(self.folder)  # relative paths mean the same as for the user
+        requeue = signal.getsignal(signal.SIGUSR2)  # of submitit, which ends this process
         warned = threading.Event()
 
         def save_first(_number: int, _frame: object) -> None:
@@ -257,18 +308,18 @@ class _Task:
             os.kill(os.getpid(), signal.SIGTERM)  # the run saves its state and ends
 
         signal.signal(signal.SIGUSR2, save_first)
-        kind, what = "busy", ""
-        while kind == "busy" and not warned.is_set():
-            kind, what = attempts.attempt(self.spec, self.out, **self.options)
-            if kind == "busy":  # the process of an earlier job, on another node, is about to end
-                time.sleep(PATIENCE)
-        print(kind, what, flush=True)
-        if warned.is_set() and kind in ("interrupted", "busy") and callable(requeue):
+        outcome = "busy"
+        while outcome == "busy" and not warned.is_set():
+            outcome, text = journal.attempt(self.spec, self.out, **self.training)
+            print(outcome, text, flush=True)
+            if outcome == "busy":  # the process of an earlier job, on another node, is about to end
+                time.sleep(BUSY_SECONDS)
+        if warned.is_set() and outcome in ("interrupted", "busy") and callable(requeue):
             requeue(signal.SIGUSR2, None)
-        return kind
+        return outcome
 
     def checkpoint(self) -> Any:
-        """For submitit: what to run when the job is queued again. The state is in the run's folder."""
+        """Return what submitit runs when the job is queued again. The state is in the run's folder."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -8,8 +8,7 @@ from PIL import Image
 
 from aidgn.algorithms import ALGORITHMS
 from aidgn.errors import AidgnError
-from aidgn.sweeps.grid import plan
-from aidgn.sweeps.plan_file import Plan
+from aidgn.sweeps.plan import SweepPlan, plan_runs
 from aidgn.training import RunSpec
 
 DOMAINS = ["ink", "chalk", "poster", "outline"]
@@ -26,26 +25,29 @@ def test_every_combination_once_in_order_of_priority() -> None:
             for trial in range(3):
                 for target in DOMAINS:
                     expected.append(("digits", algorithm, draw, trial, target))
-    assert keys(plan(["digits"], ["AIDGN", "ERM"], trials=3, draws=2)) == expected
+    assert keys(plan_runs(["digits"], ["AIDGN", "ERM"], trials=3, draws=2)) == expected
 
 
 def test_targets_by_name_or_letter_and_nothing_twice() -> None:
-    specs = plan(["digits", "digits"], ["ERM", "ERM"], targets=["outline", "c", "Chalk", "outline"], trials=1)
+    specs = plan_runs(["digits", "digits"], ["ERM", "ERM"], targets=["outline", "c", "Chalk", "outline"], trials=1)
     assert keys(specs) == [("digits", "ERM", 0, 0, "outline"), ("digits", "ERM", 0, 0, "chalk")]
 
 
 def test_algorithms_are_found_in_any_case_and_recorded_in_one() -> None:
-    specs = plan(
+    specs = plan_runs(
         ["digits"], ["erm", "ERM", "aidgn-NOR"], targets=["ink"], trials=1, hyper_parameters={"Erm": {"lr": 0.5}}
     )
     assert [spec.algorithm for spec in specs] == ["ERM", "AIDGN-noR"]
     assert [spec.hyper_parameters["lr"] == 0.5 for spec in specs] == [True, False]
-    assert specs[0].key() == plan(["digits"], ["ERM"], targets=["ink"], trials=1, hyper_parameters={"lr": 0.5})[0].key()
-    assert Plan(("digits",), ("erm",)).settled(specs).algorithms == ("ERM",)
+    assert (
+        specs[0].key()
+        == plan_runs(["digits"], ["ERM"], targets=["ink"], trials=1, hyper_parameters={"lr": 0.5})[0].key()
+    )
+    assert SweepPlan(("digits",), ("erm",)).settled(specs).algorithms == ("ERM",)
 
 
 def test_shared_settings_and_draws_reach_every_run() -> None:
-    specs = plan(
+    specs = plan_runs(
         ["digits"],
         ["IRM", "CORAL"],
         targets=["ink"],
@@ -65,7 +67,7 @@ def test_shared_settings_and_draws_reach_every_run() -> None:
 
 
 def test_a_hyper_parameter_is_set_for_those_that_have_it() -> None:
-    specs = plan(
+    specs = plan_runs(
         ["digits"], ["ERM", "VREx", "IRM"], targets=["ink"], trials=1, hyper_parameters={"vrex_lambda": 3, "lr": 1}
     )
     assert [(spec.hyper_parameters.get("vrex_lambda"), spec.hyper_parameters["lr"]) for spec in specs] == [
@@ -73,12 +75,12 @@ def test_a_hyper_parameter_is_set_for_those_that_have_it() -> None:
         (3, 1),
         (None, 1),
     ]
-    specs = plan(["digits"], ["ERM", "VREx"], targets=["ink"], trials=1, hyper_parameters={"vrex_lambda": [3, 4]})
+    specs = plan_runs(["digits"], ["ERM", "VREx"], targets=["ink"], trials=1, hyper_parameters={"vrex_lambda": [3, 4]})
     assert [spec.hyper_parameters.get("vrex_lambda") for spec in specs] == [None, 10, 3, 4]
     with pytest.raises(AidgnError, match="ERM has no hyper-parameter vrex_lambda"):
-        plan(["digits"], ["ERM"], hyper_parameters={"vrex_lambda": 3})
+        plan_runs(["digits"], ["ERM"], hyper_parameters={"vrex_lambda": 3})
     with pytest.raises(AidgnError, match="ERM has no hyper-parameter vrex_lambda"):  # said of this algorithm alone
-        plan(["digits"], ["ERM", "VREx"], hyper_parameters={"ERM": {"vrex_lambda": 3}})
+        plan_runs(["digits"], ["ERM", "VREx"], hyper_parameters={"ERM": {"vrex_lambda": 3}})
 
 
 def test_several_data_sets_each_with_its_own_domains(tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ def test_several_data_sets_each_with_its_own_domains(tmp_path: Path) -> None:
             (tmp_path / "pets" / domain / name).mkdir(parents=True)
             Image.fromarray(np.zeros((30, 30, 3), np.uint8)).save(tmp_path / "pets" / domain / name / "1.png")
     pets = str(tmp_path / "pets")
-    specs = plan([pets, "digits"], ["ERM"], trials=1, weights="none")
+    specs = plan_runs([pets, "digits"], ["ERM"], trials=1, weights="none")
     assert keys(specs) == (
         [(pets, "ERM", 0, 0, domain) for domain in ("north", "south", "west")]
         + [("digits", "ERM", 0, 0, domain) for domain in DOMAINS]
@@ -101,10 +103,10 @@ def test_all_that_lack_source_domains_are_named_at_once(tmp_path: Path) -> None:
             Image.fromarray(np.zeros((30, 30, 3), np.uint8)).save(tmp_path / "pets" / domain / name / "1.png")
     pets = [str(tmp_path / "pets")]
     with pytest.raises(AidgnError, match=r"^Mixup, CORAL need more source domains: with north unseen, pets has 1"):
-        plan(pets, ["ERM", "Mixup", "AIDGN", "CORAL"], weights="none")
+        plan_runs(pets, ["ERM", "Mixup", "AIDGN", "CORAL"], weights="none")
     with pytest.raises(AidgnError, match=r"^CORAL needs at least 2 source domains; with target north there is 1"):
-        plan(pets, ["ERM", "CORAL"], weights="none")
-    assert len(plan(pets, ["ERM", "AIDGN"], trials=1, weights="none")) == 4
+        plan_runs(pets, ["ERM", "CORAL"], weights="none")
+    assert len(plan_runs(pets, ["ERM", "AIDGN"], trials=1, weights="none")) == 4
 
 
 @pytest.mark.parametrize(
@@ -120,4 +122,4 @@ def test_all_that_lack_source_domains_are_named_at_once(tmp_path: Path) -> None:
 )
 def test_a_mistake_in_any_run_is_found_before_the_first(changes: dict, message: str) -> None:
     with pytest.raises(AidgnError, match=message):
-        plan(**{"datasets": ["digits"], "algorithms": ["AIDGN", "ERM"], **changes})
+        plan_runs(**{"datasets": ["digits"], "algorithms": ["AIDGN", "ERM"], **changes})

@@ -1,0 +1,125 @@
+"""What launchers have in common: their interface, their options, and the queue of runs.
+
+A launcher reports events with a run's number, a kind and a value:
+
+    "prepare"   images are decoded; (done, total)
+    "step"      steps done
+    "retry"     the run failed and is tried again; the reason
+    "done"      the run's folder
+    "failed"    the run is set aside; the reason
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aidgn.runs.options import option
+from aidgn.sweeps import journal
+
+if TYPE_CHECKING:
+    from aidgn.runs.spec import RunSpec
+
+RETRIES = 2  # attempts at a run after its first one failed
+BUSY_SECONDS = 20.0  # until a run that another process is training is looked at again
+
+OnEvent = Callable[[int, str, Any], None]
+
+
+class Launcher(Protocol):
+    """Trains many runs somewhere. The fields of a launcher, a dataclass, are the options of the command line."""
+
+    def check(self) -> None:
+        """Raise an error if the launcher cannot be used here, or its options cannot."""
+
+    def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
+        """Return how many runs are trained at a time, as far as that is known before the start."""
+
+    def run(
+        self,
+        specs: "Sequence[RunSpec]",
+        out: str | Path,
+        *,
+        on_event: OnEvent = lambda *_: None,
+        retries: int = RETRIES,
+        device: str = "auto",
+        **training: Any,
+    ) -> dict[int, str]:
+        """Train every run that is not finished; return the errors of runs that were set aside, by number.
+
+        Args:
+            specs: The resolved runs.
+            out: Folder of the sweep.
+            on_event: Called with every event.
+            retries: How often a run that fails is tried again.
+            device: cuda, cuda:1 or cpu.
+            training: Further arguments of `aidgn.training.train`.
+        """
+
+
+def workers_option() -> Any:
+    """Declare the number of workers."""
+    return option(
+        None,
+        "Worker processes; more than GPUs share them",
+        default_help="one per GPU; on the CPU one per core, or one for large images; with ray as many as there is room "
+        "for; with slurm no limit",
+        minimum=1,
+    )
+
+
+def gpus_option() -> Any:
+    """Declare the number of GPUs of each worker."""
+    return option(None, "GPUs of each worker; 0.25 lets four share one (ray).", minimum=0)
+
+
+def cpus_option() -> Any:
+    """Declare the number of CPUs of each worker."""
+    return option(None, "CPUs of each worker.", minimum=1)
+
+
+class RunQueue:
+    """The runs of a launcher with workers: waiting, busy elsewhere, or set aside."""
+
+    def __init__(self, specs: "Sequence[RunSpec]", out: str | Path, retries: int, on_event: OnEvent):
+        self.specs = specs
+        self.out = out
+        self.retries = retries
+        self.on_event = on_event
+        self.waiting = deque(range(len(specs)))
+        self.busy: list[tuple[float, int]] = []  # when to try runs again that other processes train
+        self.failed: dict[int, str] = {}  # errors of runs that were set aside
+
+    @property
+    def empty(self) -> bool:
+        """Whether no run waits for a worker."""
+        return not self.waiting and not self.busy
+
+    def record_failure(self, run: int, error: str) -> None:
+        """Queue the run again, or set it aside if it failed too often."""
+        if journal.should_retry(self.specs[run], self.out, self.retries):
+            self.waiting.appendleft(run)
+            self.on_event(run, "retry", error)
+        else:
+            self.failed[run] = error
+            self.on_event(run, "failed", error)
+
+    def record(self, run: int, outcome: str, text: str) -> None:
+        """Take note of how an attempt ended, if another attempt or none may follow."""
+        if outcome == "done":
+            self.on_event(run, outcome, text)
+        elif outcome == "busy":
+            self.busy.append((time.monotonic() + BUSY_SECONDS, run))
+        else:
+            self.record_failure(run, text)
+
+    def seconds_to_wait(self) -> float | None:
+        """Return the time until the next busy run is due, None if there is none."""
+        return max(min(self.busy)[0] - time.monotonic(), 0) if self.busy else None
+
+    def requeue_busy(self) -> None:
+        """Let busy runs that are due wait for a worker."""
+        now = time.monotonic()
+        self.waiting.extend(run for due, run in self.busy if due <= now)
+        self.busy = [(due, run) for due, run in self.busy if due > now]
