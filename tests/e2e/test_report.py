@@ -242,7 +242,7 @@ def test_a_tap_shows_it_too_until_the_next_elsewhere(sweep: Path, browser: Any) 
     page = context.new_page()
     page.goto((sweep / "report.html").as_uri())
     tip = page.locator("#tip")
-    for where, says in (("canvas", "Taken for"), ("#curve-charts svg", "Step")):
+    for where, says in (("canvas", "Predicted"), ("#curve-charts svg", "Step")):
         page.locator(where).first.scroll_into_view_if_needed()
         page.wait_for_timeout(100)  # scrolling hides what is shown
         box = page.locator(where).first.bounding_box()
@@ -388,7 +388,7 @@ def test_without_scripts_there_are_the_tables_the_diagnosis_and_the_commands(swe
     assert page.locator("table.results:visible").count() == 2  # by validation and by the oracle
     assert page.locator(".diagnosis:visible").count() == 4 and page.locator("#commands").is_visible()
     heads = page.locator("main h2:visible").all_inner_texts()
-    assert heads == ["Result", "Do the two assumptions hold?", "Run it again"]
+    assert heads == ["Result", "Do the two assumptions hold?", "Reproduce"]
     context.close()
 
 

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from aidgn.adaptation.methods import ORDER
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
-from aidgn.report import figures
+from aidgn.report import feature_figures, figures, run_figures
 
 
 def make(
@@ -50,7 +51,7 @@ def make(
     )
 
 
-def space(features: Features) -> figures.Space:
+def space(features: Features) -> feature_figures.Space:
     return features, np.arange(len(features)), features.features[:, :2].astype(float)
 
 
@@ -68,7 +69,7 @@ def adaptation(algorithms: tuple[str, ...] = ("ERM", "AIDGN")) -> list[dict[str,
         for algorithm in algorithms
         for target in ("photo", "sketch")
         for trial in (0, 1)
-        for method in figures.ORDER
+        for method in ORDER
         for selected in (True, False)
     ]
 
@@ -119,22 +120,26 @@ def records(algorithm: str = "AIDGN") -> list[dict[str, Any]]:
 
 
 DRAWN = {
-    "latent space": lambda: figures.latent_space([space(make(algorithm="ERM")), space(make())]),
-    "latent space, one run, 40 classes": lambda: figures.latent_space([space(make(40))]),
-    "latent space, 65 classes": lambda: figures.latent_space([space(make(65, 4)), space(make(65, 4))]),
-    "adaptation": lambda: figures.adaptation_bars(adaptation()),
-    "adaptation of three": lambda: figures.adaptation_bars(adaptation(("ERM", "AIDGN", "AIDGN-noR"))),
-    "adaptation of seven": lambda: figures.adaptation_bars(adaptation(names(7))),
-    "adaptation of 25": lambda: figures.adaptation_bars(adaptation(names(25))),
-    "norms": lambda: figures.norm_distributions(make()),
-    "angles": lambda: figures.angle_distributions(make()),
-    "angles, 65 classes of long names": lambda: figures.angle_distributions(make(65, 4, "a class of a long name {}")),
-    "confusion": lambda: figures.confusion_matrix(make()),
-    "confusion, names that are no formulas": lambda: figures.confusion_matrix(make(names=r"US$ \no {}$")),
-    "confusion, 10 classes": lambda: figures.confusion_matrix(make(10, names="{}")),
-    "confusion, 65 classes of long names": lambda: figures.confusion_matrix(make(65, 4, "a class of a long name {}")),
-    "curves": lambda: figures.training_curves(records()),
-    "curves of ERM": lambda: figures.training_curves(records("ERM")[:1]),
+    "latent space": lambda: feature_figures.latent_space([space(make(algorithm="ERM")), space(make())]),
+    "latent space, one run, 40 classes": lambda: feature_figures.latent_space([space(make(40))]),
+    "latent space, 65 classes": lambda: feature_figures.latent_space([space(make(65, 4)), space(make(65, 4))]),
+    "adaptation": lambda: run_figures.adaptation_bars(adaptation()),
+    "adaptation of three": lambda: run_figures.adaptation_bars(adaptation(("ERM", "AIDGN", "AIDGN-noR"))),
+    "adaptation of seven": lambda: run_figures.adaptation_bars(adaptation(names(7))),
+    "adaptation of 25": lambda: run_figures.adaptation_bars(adaptation(names(25))),
+    "norms": lambda: feature_figures.norm_distributions(make()),
+    "angles": lambda: feature_figures.angle_distributions(make()),
+    "angles, 65 classes of long names": lambda: feature_figures.angle_distributions(
+        make(65, 4, "a class of a long name {}")
+    ),
+    "confusion": lambda: feature_figures.confusion_matrix(make()),
+    "confusion, names that are no formulas": lambda: feature_figures.confusion_matrix(make(names=r"US$ \no {}$")),
+    "confusion, 10 classes": lambda: feature_figures.confusion_matrix(make(10, names="{}")),
+    "confusion, 65 classes of long names": lambda: feature_figures.confusion_matrix(
+        make(65, 4, "a class of a long name {}")
+    ),
+    "curves": lambda: run_figures.training_curves(records()),
+    "curves of ERM": lambda: run_figures.training_curves(records("ERM")[:1]),
 }
 
 
@@ -175,7 +180,11 @@ def test_no_text_lies_on_another_or_outside(name: str) -> None:
 
 @pytest.mark.parametrize(
     "draw",
-    [lambda features: figures.latent_space([space(features)]), figures.norm_distributions, figures.angle_distributions],
+    [
+        lambda features: feature_figures.latent_space([space(features)]),
+        feature_figures.norm_distributions,
+        feature_figures.angle_distributions,
+    ],
 )
 def test_long_names_of_domains_leave_room_for_what_is_drawn(draw: Callable[[Features], Figure]) -> None:
     features = make()
@@ -192,7 +201,7 @@ def test_figures_fit_a_page(name: str) -> None:
 
 
 def test_overlaps_are_noticed() -> None:
-    figure = figures.norm_distributions(make())
+    figure = feature_figures.norm_distributions(make())
     figure.axes[0].text(10, 0.01, "one text")
     figure.axes[0].text(10, 0.01, "another")
     assert ("one text", "another") in overlaps(figure)
@@ -213,7 +222,7 @@ def test_every_class_is_named(name: str) -> None:
 
 def test_every_image_is_in_the_latent_space_and_the_unseen_domain_has_an_edge() -> None:
     features = make()
-    figure = figures.latent_space([space(features)])
+    figure = feature_figures.latent_space([space(features)])
     for axis in (figure.axes[0], figure.axes[2]):  # the second and fourth hold the legends
         points = axis.collections[0]
         assert len(points.get_offsets()) == len(features)
@@ -223,18 +232,18 @@ def test_every_image_is_in_the_latent_space_and_the_unseen_domain_has_an_edge() 
 def test_bars_are_means_over_data_sets_of_means_over_targets() -> None:
     rows = adaptation()
     rows += [{**row, "dataset": "VLCS", "target_accuracy": row["target_accuracy"] - 0.2} for row in rows]
-    figure = figures.adaptation_bars(rows)
+    figure = run_figures.adaptation_bars(rows)
     labels = [text.get_text() for text in figure.axes[0].texts]
     # ERM: targets 0.70 and 0.80, trials +0 and +0.02, the other data set 0.2 lower: 0.66; AIDGN 0.01 above.
     assert labels == ["66.0"] * 5 + ["67.0"] * 5
     with pytest.raises(AidgnError, match="aidgn adapt"):
-        figures.adaptation_bars([row for row in rows if not row["selected"]])
+        run_figures.adaptation_bars([row for row in rows if not row["selected"]])
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("number", [4, 7, 15, 20, 25])
 def test_bars_of_many_algorithms_are_told_apart(number: int) -> None:
-    figure = figures.adaptation_bars(adaptation(names(number)))
+    figure = run_figures.adaptation_bars(adaptation(names(number)))
     axis = figure.axes[0]
     said = [text.get_text() for text in texts(figure)]
     assert len(axis.get_yticks()) == number and "ERM" in said and figure.get_figwidth() <= figures.WIDTH
@@ -244,8 +253,8 @@ def test_bars_of_many_algorithms_are_told_apart(number: int) -> None:
         for container in axis.containers
         if hasattr(container, "patches")
     }
-    assert list(colours) == ["no adaptation", *figures.ORDER[1:]] and len(set(colours.values())) == 5
-    assert {"no adaptation", *figures.ORDER[1:]} <= set(said)
+    assert list(colours) == ["no adaptation", *ORDER[1:]] and len(set(colours.values())) == 5
+    assert {"no adaptation", *ORDER[1:]} <= set(said)
     # Targets 0.70 and 0.80, trials +0 and +0.02: 76 %.
     assert all(patch.get_x() + patch.get_width() == pytest.approx(76) for patch in axis.patches)
     assert len(axis.patches) == 5 * number
@@ -254,7 +263,7 @@ def test_bars_of_many_algorithms_are_told_apart(number: int) -> None:
 def test_angles_are_those_to_the_mean_direction_of_the_sources() -> None:
     features = make()
     sources = np.flatnonzero(features.validation & (features.domains < 3))
-    angles = figures.angles_to_class(features, sources)
+    angles = feature_figures.angles_to_class(features, sources)
     for i in (100, sources[7], len(features) - 1):  # one of the sources is compared with the others
         own = [k for k in sources if features.labels[k] == features.labels[i] and k != i]
         mean = np.mean([features.features[k] / np.linalg.norm(features.features[k]) for k in own], axis=0)
@@ -268,38 +277,44 @@ def test_a_class_without_a_source_and_features_without_length() -> None:
     only_unseen = (features.labels == 4) & (features.domains < 3)
     features.labels[only_unseen] = 3
     features.features[:2] = 0
-    assert np.isnan(figures.angles_to_class(features, np.flatnonzero(features.domains < 3))[features.labels == 4]).all()
-    for draw in (figures.angle_distributions, figures.norm_distributions, figures.confusion_matrix):
+    assert np.isnan(
+        feature_figures.angles_to_class(features, np.flatnonzero(features.domains < 3))[features.labels == 4]
+    ).all()
+    for draw in (
+        feature_figures.angle_distributions,
+        feature_figures.norm_distributions,
+        feature_figures.confusion_matrix,
+    ):
         assert overlaps(draw(features)) == []
 
 
 def test_confusions_are_shares_of_the_unseen_domain() -> None:
     features = make()
-    shares = np.asarray(figures.confusion_matrix(features).axes[0].images[0].get_array())
+    shares = np.asarray(feature_figures.confusion_matrix(features).axes[0].images[0].get_array())
     predicted = features.logits.argmax(1)
     here = (features.domains == 3) & (features.labels == 2)
     assert shares[2, 2] == pytest.approx((predicted[here] == 2).mean())
     np.testing.assert_allclose(shares.sum(1), 1)
     with pytest.raises(AidgnError, match="no unseen domain"):
-        figures.confusion_matrix(make(targets=()))
+        feature_figures.confusion_matrix(make(targets=()))
 
 
 def test_curves_show_every_recorded_term_and_need_records() -> None:
-    figure = figures.training_curves(records())
+    figure = run_figures.training_curves(records())
     lines = {line.get_label(): line.get_ydata() for axis in figure.axes for line in axis.get_lines()}
     assert {"loss", "classification", "regularizer", "mean", "sketch (unseen)"} <= set(lines)
     assert list(lines["sketch (unseen)"]) == [60, 60, 60]
-    assert [axis.get_title() for axis in figures.training_curves(records("ERM")).axes] == [
+    assert [axis.get_title() for axis in run_figures.training_curves(records("ERM")).axes] == [
         "terms of the loss",
         "accuracy (%)",
     ]
     with pytest.raises(AidgnError, match="no records"):
-        figures.training_curves([])
+        run_figures.training_curves([])
 
 
 def test_files_open_and_are_the_same_each_time(tmp_path: Path) -> None:
     for folder in ("one", "two"):
-        png, svg = figures.save(figures.latent_space([space(make())]), tmp_path / folder, "latent.space")
+        png, svg = figures.save(feature_figures.latent_space([space(make())]), tmp_path / folder, "latent.space")
     with Image.open(png) as image:
         image.load()
         assert image.width > 900 and len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or []) > 20
@@ -307,5 +322,5 @@ def test_files_open_and_are_the_same_each_time(tmp_path: Path) -> None:
     assert svg.name == "latent.space.svg"
     for path in (png, svg):
         assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes()
-    figures.save(figures.norm_distributions(make()), tmp_path / "two", "of-../../elsewhere")  # an algorithm
+    figures.save(feature_figures.norm_distributions(make()), tmp_path / "two", "of-../../elsewhere")  # an algorithm
     assert {path.name for path in tmp_path.rglob("*else*")} == {"of-.._.._elsewhere.png", "of-.._.._elsewhere.svg"}

@@ -40,11 +40,10 @@ from aidgn.analysis.description import (
     von_mises_fisher,
 )
 from aidgn.analysis.features import Features
-from aidgn.analysis.statistics import LARGE, LEVEL, Pairs, Shift, chordal, group_means, holm, shift
-from aidgn.errors import AidgnError, some
+from aidgn.analysis.statistics import Pairs, Shift, chordal, group_means, holm, shift
+from aidgn.errors import AidgnError
 from aidgn.files import for_json, write_text
 
-KEPT = "diagnosis.json"
 CELL, TOTAL = 250, 20_000  # images of a class in a domain, and of all, that are compared at most
 LEAST_APART = 1.01  # times as wide as the angle within a class must that between classes be, to measure by it
 LEAST_SPREAD = 1e-5  # of norms, in mean norms, below which they are the same but for rounding
@@ -61,7 +60,7 @@ NORM_VERDICTS = {"small": "does not hold", "moderate": "holds roughly", "large":
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found; `sentences` says it, `to_dict` is what diagnosis.json holds. Angles are in degrees."""
+    """Verdicts on both assumptions, and the numbers behind them. Angles are in degrees."""
 
     dataset: str
     algorithm: str
@@ -128,172 +127,22 @@ class Diagnosis:
                 )
         return cls(**found)
 
-    def sentences(self) -> list[str]:
-        target, sources = " and ".join(self.targets), ", ".join(self.sources)
-        used = {name: int(values["images"]) for name, values in self.domains.items()}
-        lines = [
-            f"{self.dataset}, {self.algorithm}, trial {self.trial}: {sum(used[name] for name in self.targets)} "
-            f"images of {target}, unseen in training, beside "
-            f"{sum(used[name] for name in self.sources)} images of {sources}"
-            f"{' that were set aside' if self.set_aside else ', which it was trained on'}."
-        ]
-        apart = np.isfinite(self.angular.effect)
-        if apart:
-            lines.append(
-                f"Angular invariance {self.verdicts['angular invariance']}. From the sources to {target}, the "
-                f"directions of a class move by {_interval(self.angular)} of the distance between two "
-                f"classes, {_chance(self.angular)}; 0.5 is half way to another class."
-            )
-        else:
-            lines.append(
-                "Angular invariance cannot be told. In the sources, two images of different classes are no "
-                "further apart in direction than two of the same, so there is no distance between classes to "
-                f"measure by; from the sources to {target} directions differ {_chance(self.angular)}."
-            )
-        if self.angular_sources and apart:
-            lines.append(
-                f"  Among the sources they move by {_interval(self.angular_sources)}, {_chance(self.angular_sources)}."
-            )
-        far = sorted(
-            (
-                (effect, self.class_names[c])
-                for c, (effect, p) in self.angular.classes.items()
-                if effect >= LARGE and p < LEVEL
-            ),
-            reverse=True,
-        )
-        if far:
-            lines.append(f"  Furthest: {some((f'{name} ({effect:.2f})' for effect, name in far), 5)}.")
-        change = f"{abs(1 - self.norm_ratio):.0%} {'shorter' if self.norm_ratio < 1 else 'longer'} on average than"
-        change = "about as long on average as" if change.startswith("0%") else change
-        vary = np.isfinite(self.norm.effect)
-        differ = (
-            f"differ by {_interval(self.norm)} standard deviations, {_chance(self.norm)}"
-            if vary
-            else "cannot be compared in standard deviations, as norms of the sources do not vary"
-        )
-        lines.append(
-            f"Norm shift {self.verdicts['norm shift']}. Within a class, features of {target} are {change} "
-            f"those of the sources; the distributions {differ}."
-        )
-        if self.norm_sources and vary:
-            lines.append(
-                f"  Among the sources they differ by {_interval(self.norm_sources)}, {_chance(self.norm_sources)}."
-            )
-        return [
-            *lines,
-            self.meaning(),
-            self._fits(),
-            self._directions(),
-            self._compactness(),
-            *self._predictions(),
-            *self.tested(),
-        ]
-
-    def tested(self) -> list[str]:
-        """What the tests left out, and what they are."""
-        lines = []
-        if self.skipped:
-            few = some((f"{each['class']} of {each['domain']} ({each['images']})" for each in self.skipped), 6)
-            lines.append(f"Left out of the tests, with fewer than {MINIMUM} images: {few}.")
-        if self.without_direction:
-            lines.append(
-                f"{self.without_direction} images have features that are all zero, thus no direction; they "
-                "count for norms only."
-            )
-        tests = sum(getattr(self, name) is not None for name in TESTS)
-        return [
-            *lines,
-            f"Tests: {self.permutations} permutations of the domains within classes, p corrected for "
-            f"{tests} tests (Holm). In brackets: 90 % intervals. Effects: small below 0.25, large from 0.5 "
-            "on.",
-        ]
-
-    def meaning(self) -> str:
-        """What a practitioner takes from both verdicts."""
-        target = " and ".join(self.targets)
-        if np.isnan(self.angular.effect):
-            return "In short: by direction, this network does not tell the classes of its own sources apart."
-        if np.isnan(self.norm.effect):
-            return "In short: this network gives all features of a class the same length."
-        if "unclear" in (self.angular.size, self.norm.size):
-            return f"In short: more images of {target} or of the sources are needed to tell."
-        if self.angular.size == "large":
-            return (
-                f"In short: classes point elsewhere in {target} than in the sources, so angles learnt from these "
-                "are no sure guide there; look at the classes that move furthest, and at more varied sources."
-            )
-        if self.norm.size == "small":
-            return f"In short: to this network {target} looks much like the sources, in direction and in length."
-        directions = "hardly do" if self.angular.size == "small" else "less than from class to class"
-        return f"In short: from the sources to {target} lengths change, directions {directions}, as AIDGN assumes."
-
-    def _fits(self) -> str:
-        def says(name: str, family: str) -> str:
-            distance, p = self.norm_fits[name][f"{family}_ks"], self.norm_fits[name][f"{family}_p_holm"]
-            return f"{distance:.2f} from {family} on {name} ({'refuted' if p < LEVEL else 'not refuted'})"
-
-        parts = [
-            says(name, "exponential" if name in self.sources else "uniform")
-            for name in (*self.sources, *self.targets)
-            if name in self.norm_fits
-        ]
-        return "Families of norms the paper assumes, Kolmogorov-Smirnov distance: " + ", ".join(parts) + "."
-
-    def _directions(self) -> str:
-        def median(names: Sequence[str], key: str) -> float:
-            return float(np.median(_known(each[key] for each in self.von_mises_fisher if each["domain"] in names)))
-
-        def kappa(names: Sequence[str]) -> str:
-            value = median(names, "kappa")
-            return "without bound" if np.isposinf(value) else f"{value:.0f}"
-
-        line = (
-            f"von Mises-Fisher: kappa {kappa(self.targets)} on {' and '.join(self.targets)}, "
-            f"{kappa(self.sources)} on the sources; a class's mean direction on "
-            f"{' and '.join(self.targets)} is {median(self.targets, 'angle_to_sources'):.0f}° from the sources'"
-        )
-        if self.von_mises_fisher and "angle_to_classifier" in self.von_mises_fisher[0]:
-            line += (
-                f" and {median(self.targets, 'angle_to_classifier'):.0f}° from the classifier's (sources "
-                f"{median(self.sources, 'angle_to_classifier'):.0f}°)"
-            )
-        return line + "; medians over classes."
-
-    def _compactness(self) -> str:
-        own, other, own_sources, other_sources = (
-            self.mean(names, key)
-            for names in (self.targets, self.sources)
-            for key in ("within_class", "between_classes")
-        )
-        return (
-            f"Compactness: two images of a class are {own:.0f}° apart on {' and '.join(self.targets)} (sources "
-            f"{own_sources:.0f}°), of two classes {other:.0f}° (sources {other_sources:.0f}°)."
-        )
-
-    def _predictions(self) -> list[str]:
-        return [
-            f"Predictions on {name}: accuracy {values['accuracy']:.1%}, mean confidence "
-            f"{values['confidence']:.1%}, calibration error {values['calibration_error']:.3f}, entropy "
-            f"{values['entropy']:.2f} of {np.log(len(self.class_names)):.2f} nats."
-            for name, values in self.domains.items()
-            if name in self.targets
-        ]
-
     def mean(self, names: Sequence[str], key: str) -> float:
-        return float(np.mean(_known(self.domains[name][key] for name in names)))
+        return float(np.mean(known(self.domains[name][key] for name in names)))
 
 
 def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> Diagnosis:
-    """Test both assumptions on the features of a run, and describe directions, norms and predictions per domain."""
-    check(features)
-    targets, sources = (
-        [i for i, name in enumerate(features.domain_names) if (name in features.targets) == unseen]
-        for unseen in (True, False)
-    )
-    # Images set aside stand for a source; where there are none, as in features made elsewhere, all of them.
-    domains_aside = [s for s in sources if features.validation[features.domains == s].any()]
-    used = np.flatnonzero(~np.isin(features.domains, domains_aside) | features.validation)
+    """Test both assumptions on the features of a run, and describe directions, norms and predictions per domain.
+
+    Args:
+        features: Features of images of at least one source and one target.
+        permutations: Permutations of the domains that p-values are counted from.
+        seed: Seed of permutations, intervals and samples.
+    """
+    check_domains(features)
+    targets = [i for i, name in enumerate(features.domain_names) if name in features.targets]
+    sources = [i for i, name in enumerate(features.domain_names) if name not in features.targets]
+    used = np.sort(np.concatenate(list(features.representative().values())))
     z, labels, domains = (array[used] for array in (features.features, features.labels, features.domains))
     norms = np.sqrt(np.einsum("ij,ij->i", z, z, dtype=np.float64))
     directed = norms > 0
@@ -348,20 +197,23 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
             number: (classes[number][0][np.ix_(keep, keep)], classes[number][1][keep]) for number, keep in kept.items()
         }
 
-    within, beside = (
-        np.nanmean([domain_values[features.domain_names[source]][key] for source in sources])
-        for key in ("within_class", "between_classes")
-    )
+    names = [features.domain_names[source] for source in sources]
+    mean_within = np.nanmean([domain_values[name]["within_class"] for name in names])
+    mean_between = np.nanmean([domain_values[name]["between_classes"] for name in names])
     separation, spread = float(np.mean(distances)), float(np.nanmean(spreads))
     tests: dict[str, Shift | None] = {}
-    for what, classes, unit in (
-        ("angular", angles, separation if separation > 0 and beside > LEAST_APART * within else float("nan")),
+    for name, classes, unit in (
+        (
+            "angular",
+            angles,
+            separation if separation > 0 and mean_between > LEAST_APART * mean_within else float("nan"),
+        ),
         ("norm", lengths, spread / 2 if spread > LEAST_SPREAD * norms.mean() else float("nan")),
     ):
-        tests[what] = shift(classes, from_sources, unit, permutations, rng)
-        tests[f"{what}_sources"] = shift(only_sources(classes), among_sources, unit, permutations, rng)
-    corrected = iter(holm([each.p for each in tests.values() if each]))
-    tests = {name: each and replace(each, p_holm=next(corrected)) for name, each in tests.items()}
+        tests[name] = shift(classes, from_sources, unit, permutations, rng)
+        tests[f"{name}_sources"] = shift(only_sources(classes), among_sources, unit, permutations, rng)
+    corrected = iter(holm([test.p for test in tests.values() if test]))
+    tests = {name: test and replace(test, p_holm=next(corrected)) for name, test in tests.items()}
 
     return Diagnosis(
         features.dataset,
@@ -379,14 +231,14 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
         von_mises_fisher=von_mises_fisher(units, labels, domains, directed, features, sources),
         norm_fits=norm_fits(norms, domains, features.domain_names, rng),
         domains=domain_values,
-        set_aside=domains_aside == sources,
+        set_aside=all(features.validation[features.domains == source].any() for source in sources),
         skipped=skipped,
         without_direction=int((~directed).sum()),
     )
 
 
-def check(features: Features) -> None:
-    """Refuse features of which the question cannot be asked."""
+def check_domains(features: Features) -> None:
+    """Refuse features without a source, a target and two classes to compare."""
     where = f"{features.algorithm} on {features.dataset}"
     if len(features.domain_names) < 2:
         raise AidgnError(
@@ -427,60 +279,8 @@ def compared_cells(
     return {number: cell for number, cell in cells.items() if cell}, skipped
 
 
-def compare(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, list[str]]]:
-    """Rows of a table with a column per run: what is measured, and the values."""
-
-    def mean(one: Diagnosis, names: Sequence[str], key: str, form: str) -> str:
-        return format(one.mean(names, key), form)
-
-    def effect(each: Shift | None) -> str:
-        return _interval(each) if each and np.isfinite(each.effect) else "-"
-
-    return [
-        ("unseen domain", [" and ".join(one.targets) for one in diagnoses]),
-        ("angular invariance", [one.verdicts["angular invariance"] for one in diagnoses]),
-        ("  directions move, in distances of classes", [effect(one.angular) for one in diagnoses]),
-        ("  the same among the sources", [effect(one.angular_sources) for one in diagnoses]),
-        ("norm shift", [one.verdicts["norm shift"] for one in diagnoses]),
-        ("  norms differ, in standard deviations", [effect(one.norm) for one in diagnoses]),
-        ("  the same among the sources", [effect(one.norm_sources) for one in diagnoses]),
-        ("  norm, unseen / sources", [f"{one.norm_ratio:.2f}" for one in diagnoses]),
-        (
-            "angle within a class, unseen (sources)",
-            [
-                f"{mean(one, one.targets, 'within_class', '.0f')}° ({mean(one, one.sources, 'within_class', '.0f')}°)"
-                for one in diagnoses
-            ],
-        ),
-        (
-            "angle between classes, unseen (sources)",
-            [
-                f"{mean(diagnosis, diagnosis.targets, 'between_classes', '.0f')}° "
-                f"({mean(diagnosis, diagnosis.sources, 'between_classes', '.0f')}°)"
-                for diagnosis in diagnoses
-            ],
-        ),
-        ("accuracy on the unseen domain", [mean(one, one.targets, "accuracy", ".1%") for one in diagnoses]),
-        ("calibration error", [mean(one, one.targets, "calibration_error", ".3f") for one in diagnoses]),
-        ("entropy of predictions (nats)", [mean(one, one.targets, "entropy", ".2f") for one in diagnoses]),
-    ]
-
-
-def _interval(each: Shift) -> str:
-    return f"{each.effect:.2f} [{each.low:.2f}, {each.high:.2f}]"
-
-
-def _chance(each: Shift) -> str:
-    if each.p_holm < LEVEL and each.low < 0.005:  # printed as 0.00
-        return (
-            f"perhaps more than chance explains: the permutations say so (p = {each.p_holm:.3f}), the interval, "
-            "which reaches 0, does not"
-        )
-    return f"{'more than' if each.p_holm < LEVEL else 'no more than'} chance explains (p = {each.p_holm:.3f})"
-
-
-def _known(values: Iterable[float]) -> list[float]:
-    """Those that are numbers; a NaN if none is."""
+def known(values: Iterable[float]) -> list[float]:
+    """Drop NaNs; a NaN if there is nothing else."""
     return [value for value in values if not np.isnan(value)] or [float("nan")]
 
 

@@ -94,7 +94,8 @@ def adapt(
         made = adaptation_tables(lines, notes=notes) if sweep or len(runs) > 1 else []
         click.echo("\n\n".join(to_terminal(table) for table in made) or _one_run(lines))
         if sweep is not None and (compared := comparable(lines)):
-            from aidgn.report.figures import adaptation_bars, save
+            from aidgn.report.figures import save
+            from aidgn.report.run_figures import adaptation_bars
 
             click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep, 'adaptation')))}")
         many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""

@@ -18,6 +18,7 @@ from aidgn.analysis.diagnosis import Diagnosis, diagnose
 from aidgn.analysis.embedding import subsample, tsne
 from aidgn.analysis.extraction import extract_features, find_dataset
 from aidgn.analysis.features import Features
+from aidgn.analysis.summary import sentences
 from aidgn.data.images import read_image
 from aidgn.errors import AidgnError, some
 from aidgn.files import atomic_write
@@ -211,19 +212,13 @@ def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[
         found = _diagnosed(RunFolder(folder).diagnosis, features, permutations)
     except AidgnError as error:
         notes.append(f"No diagnosis: {_brief(folder, error)}")
-        return {"verdicts": {}, "sentences": [], "main": 0}
+        return {"verdicts": {}, "sentences": []}
     return _words(found)
 
 
-def _words(found: Diagnosis) -> dict[str, Any]:
-    """Both verdicts and what there is to say, as (sentence, whether it belongs to the one before)."""
-    lines = found.sentences()
-    main = [i for i, line in enumerate(lines) if line.startswith((" ", "Angular invariance", "Norm shift", "In short"))]
-    return {
-        "verdicts": found.verdicts,
-        "main": 1 + max(main, default=-1),
-        "sentences": [(line.strip(), line.startswith(" ")) for line in lines],
-    }
+def _words(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Both verdicts, and the sentences of a diagnosis: the main ones first."""
+    return {"verdicts": diagnosis.verdicts, "sentences": sentences(diagnosis)}
 
 
 def _diagnosed(kept: Path, features: Features, permutations: int) -> Diagnosis:

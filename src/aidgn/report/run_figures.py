@@ -1,0 +1,199 @@
+"""Figures of the results of runs: training curves and accuracies under test-time adaptation."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from aidgn.adaptation.methods import ORDER
+from aidgn.errors import AidgnError
+from aidgn.report.figures import (
+    CLASS_COLOURS,
+    PAGE,
+    SOURCE_COLOURS,
+    TARGET_COLOURS,
+    WIDTH,
+    colours_of,
+    domain_label,
+    grid,
+    shorten,
+    styled,
+)
+
+METHOD_COLOURS = {"none": "#888888", "T3A": "#D55E00", "Tent-BN": "#0072B2", "Tent-C": "#56B4E9", "Tent": "#E69F00"}
+SIDE_BY_SIDE = 3  # algorithms whose bars fit beside each other in two columns of a paper
+
+
+@styled
+def training_curves(records: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the records of a run: terms of the loss, feature norms and margins if recorded, accuracies per domain."""
+    if not records:
+        raise AidgnError("The run has no records yet, so there are no curves to draw.")
+    steps = [record["step"] for record in records]
+    args, first = records[0]["args"], records[0]
+    domains = args.get("domains") or [
+        f"domain {i}" for i in sorted(int(key[3:-8]) for key in first if re.fullmatch(r"env\d+_out_acc", key))
+    ]
+    targets = set(args["test_envs"])
+    sources = [name for number, name in enumerate(domains) if number not in targets]
+    unseen = [name for number, name in enumerate(domains) if number in targets]
+    colours = colours_of(sources, unseen)
+    numbers = [
+        key
+        for key, value in first.items()
+        if isinstance(value, int | float)
+        and not re.fullmatch(r"step|epoch|.*_time|env\d+_(in|out)_(acc|loss)|norm.*|margin.*|mem_gb|version", key)
+    ]
+
+    def by_source(key: str) -> list[tuple[str, str, str, str]]:
+        whole = [(key, "mean", "black", ":")] if key in first else []
+        return whole + [
+            (f"{key}_{i}", shorten(name), colours[name], "-") for i, name in enumerate(sources) if f"{key}_{i}" in first
+        ]
+
+    accuracies = [
+        (
+            f"env{i}_{'in' if i in targets else 'out'}_acc",
+            domain_label(name, i in targets),
+            colours[name],
+            "--" if i in targets else "-",
+        )
+        for i, name in enumerate(domains)
+    ]
+    panels = [
+        ("terms of the loss", [(key, key, CLASS_COLOURS[i % 10], "-") for i, key in enumerate(numbers)], 1),
+        ("feature norm in training batches", by_source("norm"), 1),
+        ("margin (degrees)", by_source("margin"), 180 / np.pi),
+        ("accuracy (%)", [line for line in accuracies if line[0] in first], 100),
+    ]
+    panels = [panel for panel in panels if panel[1]]
+    columns = 2 if len(panels) > 1 else 1
+    figure, axes = grid(
+        -(-len(panels) // columns), columns, WIDTH if columns > 1 else 4.6, 2.1 * -(-len(panels) // columns)
+    )
+    for axis, (title, lines, factor) in zip(axes.flat, panels, strict=False):
+        for key, label, colour, style in lines:
+            values = [factor * record[key] if record.get(key) is not None else np.nan for record in records]
+            axis.plot(
+                steps,
+                values,
+                color=colour,
+                linestyle=style,
+                label=label,
+                marker="o" if len(steps) == 1 else None,
+                markersize=3,
+            )
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.4)
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.remove()
+    figure.suptitle(f"{args['algorithm']} on {args['dataset']}, trial {args['trial_seed']}", fontsize=8)
+    return figure
+
+
+@styled
+def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the paper's figure 3: accuracy on unseen domains under each adaptation method, from selected settings.
+
+    Targets are averaged within a trial and data set, then data sets. A bar is the mean over trials, its whisker their
+    standard deviation. Many algorithms are drawn one below the other."""
+    chosen: dict[tuple[str, str], dict[int, dict[str, list[float]]]] = {}
+    for row in rows:
+        if row["selected"]:
+            trials = chosen.setdefault((row["algorithm"], row["method"]), {})
+            trials.setdefault(row["trial"], {}).setdefault(row["dataset"], []).append(100 * row["target_accuracy"])
+    if not chosen:
+        raise AidgnError("There is no adaptation with a selected setting to draw. `aidgn adapt RUN` makes some.")
+    values = {
+        key: [float(np.mean([np.mean(targets) for targets in datasets.values()])) for datasets in trials.values()]
+        for key, trials in chosen.items()
+    }
+    algorithms = sorted({algorithm for algorithm, _ in values}, key=lambda name: (name != "ERM", name))
+    methods = [method for method in ORDER if any(key[1] == method for key in values)]
+    means = {key: float(np.mean(each)) for key, each in values.items()}
+    spreads = {key: float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for key, each in values.items()}
+    lowest = min(means[key] - spreads[key] for key in means)
+    base = max(0.0, 5 * np.floor((lowest - 5) / 5))
+    unit = "accuracy on unseen domains (%)"
+    if len(algorithms) > SIDE_BY_SIDE:
+        return _many_bars(algorithms, methods, means, spreads, base, unit)
+    width = 0.8 / len(algorithms)
+    figure, axes = grid(1, 1, max(3.4, 1.2 + 0.42 * len(methods) * len(algorithms)), 2.4)
+    axis = axes[0, 0]
+    for number, algorithm in enumerate(algorithms):
+        here = [(x, (algorithm, method)) for x, method in enumerate(methods) if (algorithm, method) in means]
+        places = [x + (number - (len(algorithms) - 1) / 2) * width for x, _ in here]
+        heights, errors = [means[key] for _, key in here], [spreads[key] for _, key in here]
+        colour = "#888888" if algorithm == "ERM" else (TARGET_COLOURS[0], *SOURCE_COLOURS)[number % 6]
+        axis.bar(
+            places,
+            [height - base for height in heights],
+            width * 0.92,
+            bottom=base,
+            color=colour,
+            label=algorithm,
+            yerr=errors if any(errors) else None,
+            error_kw={"linewidth": 0.8},
+            capsize=2,
+        )
+        for x, height, error in zip(places, heights, errors, strict=True):
+            axis.annotate(
+                f"{height:.1f}",
+                (x, height + error),
+                (0, 1.5),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=6,
+            )
+    axis.set_xticks(range(len(methods)), ["no\nadaptation" if method == "none" else method for method in methods])
+    axis.set_ylabel(unit + (f",\naxis from {base:.0f}" if base else ""))
+    axis.margins(y=0.12)
+    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def _many_bars(
+    algorithms: Sequence[str],
+    methods: Sequence[str],
+    means: Mapping[tuple[str, str], float],
+    spreads: Mapping[tuple[str, str], float],
+    base: float,
+    unit: str,
+) -> Figure:
+    """Draw many algorithms one below the other, with a colour per method, and numbers if the bars are high enough."""
+    room = min(0.13 * (len(methods) + 1), (PAGE - 0.8) / len(algorithms))  # inches for an algorithm
+    figure, axes = grid(1, 1, WIDTH, 0.8 + room * len(algorithms))
+    axis, height = axes[0, 0], 1 / (len(methods) + 1)
+    for number, method in enumerate(methods):
+        here = [(y, (algorithm, method)) for y, algorithm in enumerate(algorithms) if (algorithm, method) in means]
+        places = [y + (number - (len(methods) - 1) / 2) * height for y, _ in here]
+        lengths, errors = [means[key] for _, key in here], [spreads[key] for _, key in here]
+        axis.barh(
+            places,
+            [length - base for length in lengths],
+            height * 0.9,
+            left=base,
+            color=METHOD_COLOURS[method],
+            label="no adaptation" if method == "none" else method,
+            xerr=errors if any(errors) else None,
+            error_kw={"linewidth": 0.6},
+            capsize=1,
+        )
+        for y, length, error in zip(places, lengths, errors, strict=True) if room * height > 0.1 else ():
+            axis.annotate(
+                f"{length:.1f}", (length + error, y), (2, 0), textcoords="offset points", va="center", fontsize=6
+            )
+    axis.set_yticks(range(len(algorithms)), [shorten(name) for name in algorithms])
+    axis.set_ylim(len(algorithms) - 0.5, -0.5)
+    axis.set_xlabel(unit + (f", axis from {base:.0f}" if base else ""))
+    axis.margins(x=0.08)
+    axis.grid(axis="x", linewidth=0.3, alpha=0.6)
+    axis.set_axisbelow(True)
+    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
