@@ -20,10 +20,9 @@ from PIL import Image
 from aidgn.cli import app, main
 from aidgn.cli.display import SweepDisplay, rate
 from aidgn.cli.options import parse_settings
-from aidgn.cli.predict import Rows
-from aidgn.cli.predict import _as_csv as as_csv
 from aidgn.cli.sweep import finished_tables, print_end
 from aidgn.errors import AidgnError
+from aidgn.inference.output import PredictionRow, format_csv
 from aidgn.report.table_formats import Cell, Row, Table, to_terminal
 from aidgn.serve import name_model
 from aidgn.sweeps.store import PlannedRun, SweepFolder
@@ -137,8 +136,8 @@ def test_names_that_are_no_text_are_said_as_they_are(tmp_path: Path, monkeypatch
 
 
 def test_a_spreadsheet_takes_no_file_for_a_formula() -> None:
-    rows: Rows = [(name, [("cat", 0.5)], None) for name in ("=cmd|x.png", "@x.png", "a/=b.png")]
-    assert as_csv(rows, False) == "./=cmd|x.png,cat,0.500000\n./@x.png,cat,0.500000\na/=b.png,cat,0.500000\n"
+    rows = [PredictionRow(name, [("cat", 0.5)], None) for name in ("=cmd|x.png", "@x.png", "a/=b.png")]
+    assert format_csv(rows, False) == "./=cmd|x.png,cat,0.500000\n./@x.png,cat,0.500000\na/=b.png,cat,0.500000\n"
 
 
 def test_a_check_counts_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:

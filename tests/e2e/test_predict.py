@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from aidgn.data import load_dataset
+from aidgn.inference import output
 from aidgn.inference.model import load_model
 from aidgn.training import RunSpec, train
 
@@ -164,14 +165,14 @@ def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path, here: Aidg
 def test_a_process_that_is_killed_would_leave_nothing_beside_the_csv(
     place: Path, here: Aidgn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, beside = sys.modules["aidgn.cli.predict"], list[Path]()
-    written = module._as_csv
+    beside = list[Path]()
+    format_csv = output.format_csv
 
     def look(*arguments: object) -> str:
         beside.extend((place / "alone").iterdir())
-        return written(*arguments)
+        return format_csv(*arguments)
 
-    monkeypatch.setattr(module, "_as_csv", look)
+    monkeypatch.setattr(output, "format_csv", look)
     here("run", "pictures/ink", "--csv", "alone/labels.csv")
     assert not beside and len((place / "alone" / "labels.csv").read_text().splitlines()) == 41
 
@@ -206,10 +207,8 @@ def test_mistakes_get_one_clear_sentence(arguments: tuple[str, ...], words: str,
 
 
 def test_wide_letters_keep_columns_straight() -> None:
-    from aidgn.cli.predict import _as_text
-
-    rows = [("漢字.png", [("cat", 0.5)], ""), ("a.png", [("犬", 0.25)], "")]
-    assert _as_text(rows, True, 8, 5).splitlines() == [
+    rows = [output.PredictionRow("漢字.png", [("cat", 0.5)], ""), output.PredictionRow("a.png", [("犬", 0.25)], "")]
+    assert output.format_text(rows, True, 8, 5).splitlines() == [
         "file      label  probability",
         "漢字.png  cat     50.0%",
         "a.png     犬      25.0%",

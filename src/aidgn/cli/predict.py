@@ -1,22 +1,20 @@
 """aidgn predict"""
 
-import csv as csv_format
-import io
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from aidgn.errors import AidgnError, plural, some
+from aidgn.errors import AidgnError, Interrupted, plural, some
 from aidgn.files import written_at_last
 
-# Files, each with its most probable classes and, from a model that can tell, '' or what is unlike the training images.
-Rows = list[tuple[str, list[tuple[str, float]], str | None]]
+if TYPE_CHECKING:
+    from aidgn.inference import Model
+    from aidgn.inference.output import PredictionRow
 
 
 @click.command(
@@ -70,136 +68,93 @@ def predict(
         raise AidgnError(f"--csv {csv} is a folder: name a file in it.")
 
     from aidgn.cli.display import RunDisplay
-    from aidgn.errors import Interrupted
     from aidgn.inference import find_images, load_model
+    from aidgn.inference.output import format_csv, format_json, format_text, make_rows
 
     ignored: list[str] = []
-    files = find_images(
-        (name for given in images for name in (_listed(sys.stdin.read()) if given == "-" else [given]) if name), ignored
-    )
-    passed_over = f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}." if ignored else ""
+    files = find_images(read_names(images), ignored)
+    ignored_files = f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}." if ignored else ""
     if not files:
-        raise AidgnError(
-            f"No image found in {', '.join(images)}: expected the model, then image files, folders with "
-            f"some, or quoted patterns. {passed_over}".rstrip()
-        )
+        expected = "expected the model, then image files, folders of images, or quoted patterns"
+        raise AidgnError(f"No image found in {', '.join(images)}: {expected}. {ignored_files}".rstrip())
     loaded = load_model(model, device, algorithm, false_alarms)
     top = min(top, len(loaded.classes))
-    broken = done = warned = 0
-    out = sys.stdout  # as it is before a live display redirects what is printed
-    outputs: list[tuple[IO[str], Callable[[Rows, bool], str]]] = [(out, _as_json)] if as_json else []
-    with ExitStack() as stack:
-        if csv == "-":
-            outputs.append((out, _as_csv))
-        elif csv:
-            outputs.append((stack.enter_context(written_at_last(Path(csv))), _as_csv))
-        if not outputs:
-            from rich.cells import cell_len
+    stdout = sys.stdout  # a live display redirects it
+    done = broken = warned = 0
 
-            widths = min(max(4, *map(cell_len, files)), 60), max(map(cell_len, ["label", *loaded.classes]))
-            outputs.append((out, partial(_as_text, files=widths[0], labels=widths[1])))
-        on_terminal = out.isatty() and any(stream is out for stream, _ in outputs)  # where rows show the progress
-        display = None if on_terminal else stack.enter_context(RunDisplay())
+    def skip(_: Any, error: AidgnError) -> None:
+        nonlocal broken
+        broken += 1
+        click.echo(f"left out: {error}", err=True)
+
+    with ExitStack() as stack:
+        outputs: list[tuple[IO[str], Callable[[Sequence[PredictionRow], bool], str]]] = []
+        if as_json:
+            outputs.append((stdout, format_json))
+        if csv == "-":
+            outputs.append((stdout, format_csv))
+        elif csv:
+            outputs.append((stack.enter_context(written_at_last(Path(csv))), format_csv))
+        if not outputs:
+            file_width, label_width = column_widths(files, loaded.classes)
+            outputs.append((stdout, partial(format_text, file_width=file_width, label_width=label_width)))
+        rows_on_terminal = stdout.isatty() and any(stream is stdout for stream, _ in outputs)
+        display = None if rows_on_terminal else stack.enter_context(RunDisplay())  # the rows show the progress
         if display:
             display.update("predicting", 0, len(files))
-
-        def skip(_: Any, error: AidgnError) -> None:
-            nonlocal broken
-            broken += 1
-            click.echo(f"left out: {error}", err=True)
-
         try:
-            for names, found in loaded.batches(files, skip):
-                warnings = [None] * len(names) if found.warnings is None else [each or "" for each in found.warnings]
-                warned += sum(map(bool, warnings))
-                rows = list(zip(map(str, names), found.top(top), warnings, strict=True))
-                for stream, form in outputs:
-                    stream.write(form(rows, not done))
+            for names, prediction in loaded.batches(files, skip):
+                rows = make_rows(names, prediction, top)
+                for stream, format_rows in outputs:
+                    stream.write(format_rows(rows, not done))
                     stream.flush()
-                done += len(names)
+                done += len(rows)
+                warned += sum(bool(row.warning) for row in rows)
                 if display:
                     display.update("predicting", done + broken, len(files))
         except KeyboardInterrupt:
-            kept = f"; {csv} was not written" if csv not in (None, "-") else ""
-            raise Interrupted(f"Stopped after {done + broken} of {len(files)} images{kept}.") from None
-        if passed_over:
-            click.echo(passed_over, err=True)
+            not_written = f"; {csv} was not written" if csv not in (None, "-") else ""
+            raise Interrupted(f"Stopped after {done + broken} of {len(files)} images{not_written}.") from None
+        if ignored_files:
+            click.echo(ignored_files, err=True)
         if not done:
             raise AidgnError(
                 f"None of the {broken} images could be read." if broken > 1 else "The image could not be read."
             )
-    click.echo(
-        f"{plural(done, 'image')} classified"
-        + (f", {broken} left out" if broken else "")
-        + (f"; in {csv}" if csv not in (None, "-") else "")
-        + ".",
-        err=True,
-    )
-    if loaded.novelty is None:
-        click.echo(
-            "Warnings about images unlike the training ones are not available: this model came without "
-            "novelty.json, which training writes.",
-            err=True,
-        )
-    else:
-        rate = loaded.novelty.rate(false_alarms)
-        few = f" (the least that {len(loaded.novelty)} images set aside can tell)" if rate > false_alarms else ""
-        click.echo(
-            f"{warned} with a warning, {warned / done:.1%}; of new images of the training domains "
-            f"{rate:.1%} get one by chance{few}.",
-            err=True,
-        )
+    left_out = f", {broken} left out" if broken else ""
+    place = f"; in {csv}" if csv not in (None, "-") else ""
+    click.echo(f"{plural(done, 'image')} classified{left_out}{place}.", err=True)
+    click.echo(describe_warnings(loaded, warned, done), err=True)
 
 
-def _listed(text: str) -> list[str]:
-    """Names of files: one a line, with or without a carriage return, or with a null byte behind each (find -print0)."""
-    return text.split("\0") if "\0" in text else [line.removesuffix("\r") for line in text.split("\n")]
+def read_names(images: Sequence[str]) -> list[str]:
+    """Replace - by the names on standard input: one per line, or each with a null byte after it (find -print0)."""
+    names: list[str] = []
+    for name in images:
+        if name != "-":
+            names.append(name)
+            continue
+        text = sys.stdin.read()
+        names += text.split("\0") if "\0" in text else [line.removesuffix("\r") for line in text.split("\n")]
+    return [name for name in names if name]
 
 
-def _as_json(rows: Rows, first: bool) -> str:
-    lines = []
-    for file, best, warning in rows:
-        entries = [{"label": label, "probability": round(p, 6)} for label, p in best]
-        told = {} if warning is None else {"warning": warning or None}
-        lines.append(
-            json.dumps(
-                {"file": file, **entries[0], **told, **({"top": entries} if len(best) > 1 else {})}, allow_nan=False
-            )
-        )
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _as_csv(rows: Rows, first: bool) -> str:
-    text = io.StringIO()
-    table = csv_format.writer(text, lineterminator="\n")
-    if first:
-        ranks = ["", *(f"_{rank}" for rank in range(2, len(rows[0][1]) + 1))]
-        told = [] if rows[0][2] is None else ["warning"]
-        table.writerow(["file", *(f"{head}{rank}" for rank in ranks for head in ("label", "probability")), *told])
-    # Of a file from anywhere, a spreadsheet would take =... for a formula and run it; ./=... is the same file.
-    table.writerows(
-        [
-            f"./{file}" if file[0] in "=+-@" else file,
-            *(cell for label, p in best for cell in (label, f"{p:.6f}")),
-            *([] if warning is None else [warning]),
-        ]
-        for file, best, warning in rows
-    )
-    return text.getvalue()
-
-
-def _as_text(rows: Rows, first: bool, files: int, labels: int) -> str:
-    """A table whose columns for file and label have these widths, in which some letters take two places."""
+def column_widths(files: Sequence[str], classes: Sequence[str]) -> tuple[int, int]:
+    """Return the widths of the columns for files and labels; some letters take two places."""
     from rich.cells import cell_len
 
-    def padded(text: str, width: int) -> str:
-        return text + " " * (width - cell_len(text))
+    return min(max(4, *map(cell_len, files)), 60), max(map(cell_len, ["label", *classes]))
 
-    head = f"{'file':<{files}}  {'label':<{labels}}  probability\n" if first else ""
-    return head + "".join(
-        padded(file, files)
-        + "".join(f"  {padded(label, labels)}  {p:>6.1%}" for label, p in best)
-        + (f"  {warning}" if warning else "")
-        + "\n"
-        for file, best, warning in rows
+
+def describe_warnings(model: "Model", warned: int, total: int) -> str:
+    if model.novelty is None:
+        return (
+            "Warnings about images unlike the training ones are not available: this model has no novelty.json, which "
+            "training writes."
+        )
+    rate = model.novelty.rate(model.false_alarms)
+    least = f" (the least that {len(model.novelty)} validation images allow)" if rate > model.false_alarms else ""
+    return (
+        f"{warned} with a warning, {warned / total:.1%}; of new images of the training domains {rate:.1%} get one by "
+        f"chance{least}."
     )

@@ -1,0 +1,72 @@
+"""Predictions as lines of JSON, CSV or text."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aidgn.inference.model import Prediction
+
+
+class PredictionRow(NamedTuple):
+    """The prediction for one file."""
+
+    file: str
+    top: list[tuple[str, float]]  # the most probable classes with their probabilities
+    warning: str | None  # '' without a warning; None if the model cannot warn
+
+
+def make_rows(files: Sequence[object], prediction: Prediction, top: int) -> list[PredictionRow]:
+    """Combine the names of files with the `top` most probable classes and the warning of each."""
+    warnings: list[str | None] = [None] * len(files)
+    if prediction.warnings is not None:
+        warnings = [warning or "" for warning in prediction.warnings]
+    return [PredictionRow(*row) for row in zip(map(str, files), prediction.top(top), warnings, strict=True)]
+
+
+def format_json(rows: Sequence[PredictionRow], header: bool) -> str:
+    """Format rows as JSON, one object per line. JSON has no header."""
+    lines = []
+    for row in rows:
+        top = [{"label": label, "probability": round(probability, 6)} for label, probability in row.top]
+        entry: dict[str, object] = {"file": row.file, **top[0]}
+        if row.warning is not None:
+            entry["warning"] = row.warning or None
+        if len(top) > 1:
+            entry["top"] = top
+        lines.append(json.dumps(entry, allow_nan=False) + "\n")
+    return "".join(lines)
+
+
+def format_csv(rows: Sequence[PredictionRow], header: bool) -> str:
+    """Format rows as CSV, with a line of column names if `header` is set."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    if header:
+        ranks = ["", *(f"_{rank}" for rank in range(2, len(rows[0].top) + 1))]
+        columns = ["file", *(f"{column}{rank}" for rank in ranks for column in ("label", "probability"))]
+        table.writerow(columns if rows[0].warning is None else [*columns, "warning"])
+    for row in rows:
+        # A spreadsheet would run a name like =... as a formula; ./=... is the same file.
+        cells = [f"./{row.file}" if row.file[0] in "=+-@" else row.file]
+        for label, probability in row.top:
+            cells += [label, f"{probability:.6f}"]
+        table.writerow(cells if row.warning is None else [*cells, row.warning])
+    return text.getvalue()
+
+
+def format_text(rows: Sequence[PredictionRow], header: bool, file_width: int, label_width: int) -> str:
+    """Format rows as a table with columns of these widths in terminal cells; some letters take two."""
+    from rich.cells import cell_len
+
+    def pad(text: str, width: int) -> str:
+        return text + " " * (width - cell_len(text))
+
+    lines = [f"{'file':<{file_width}}  {'label':<{label_width}}  probability"] if header else []
+    for row in rows:
+        cells = [pad(row.file, file_width)]
+        for label, probability in row.top:
+            cells += [pad(label, label_width), f"{probability:>6.1%}"]
+        lines.append("  ".join([*cells, row.warning] if row.warning else cells))
+    return "".join(f"{line}\n" for line in lines)
