@@ -333,7 +333,7 @@ def test_a_name_that_is_not_utf_8_is_taken_for_latin_1(tmp_path):
     assert all((root / file).is_file() for file in dataset.files)
 
 
-def test_copies_on_both_sides_of_the_split_and_in_several_classes(tmp_path):
+def test_copies_across_the_split_and_across_classes(tmp_path):
     root = make(tmp_path / "own", domains=("camera", "phone"), classes=("cat", "dog"))
     dataset = load_dataset(root)
     digests = [f"{index}" for index in range(len(dataset))]

@@ -154,7 +154,7 @@ def test_the_last_position_is_reached_and_none_beyond() -> None:
 
 
 @pytest.mark.parametrize("size", [20, 32, 60])
-def test_boxes_are_cropped_resized_and_mirrored_like_torchvisions(size: int) -> None:
+def test_resampled_boxes_are_torchvisions(size: int) -> None:
     boxes = [
         (0, 0, 45, 45),
         (0, 0, 40, 38),
@@ -317,7 +317,7 @@ def composed(image: Tensor, uniforms: Tensor, size: int, read: Callable[[Tensor]
     return classic.normalize(tensor, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
-def test_augmentation_is_the_composition_of_torchvisions_transforms() -> None:
+def test_augmentation_composes_torchvisions_transforms() -> None:
     images = [noise(*size, seed) if seed % 2 else shades(*size, seed) for seed, size in enumerate(SIZES * 4)]
     uniforms = uniform(len(images), UNIFORMS, seed=6)
     uniforms[::4, -1] *= 0.1  # enough grey ones

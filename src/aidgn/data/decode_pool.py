@@ -1,8 +1,8 @@
 """Decode image files into the slots of a pixel file or of shared memory, in worker processes where images are many.
 
-The workers are not those of multiprocessing or concurrent.futures: they start in a third of the time because they
-import neither the main script nor torch, a script needs no `if __name__ == "__main__"`, and they leave Ctrl-C to this
-process. A worker killed by a hostile image ends as an error that names the images it had.
+The workers are not those of multiprocessing or concurrent.futures, which import the main script, and torch with it. A
+script that trains so needs no `if __name__ == "__main__"`, and Ctrl-C reaches this process only. If an image kills its
+worker, the error names the images that the worker had.
 """
 
 import errno

@@ -5,6 +5,7 @@ import http.client
 import socket
 import ssl
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from email.message import Message
@@ -29,6 +30,16 @@ class TransferError(Exception):
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
         self.wait = wait
+
+
+def status_error(error: urllib.error.HTTPError) -> MirrorError | TransferError:
+    """Tell refusals that may pass from others."""
+    if error.code == 416:
+        return TransferError("has another file than before")
+    answer = f"answered {error.code} {error.reason}"
+    if error.code in (408, 429) or error.code >= 500:
+        return TransferError(answer, retry_after(error.headers))
+    return MirrorError(answer)
 
 
 def connection_error(error: Exception) -> MirrorError | TransferError:

@@ -19,7 +19,7 @@ from aidgn.data.download.connection import (
     connection_error,
     open_url,
     parse_integer,
-    retry_after,
+    status_error,
     validator_of,
 )
 from aidgn.errors import AidgnError, amount
@@ -148,10 +148,7 @@ def receive(url: str, file: File, part: Path, on_progress: OnProgress | None) ->
                 if file.digest and error.headers.get("Content-Range") == f"bytes */{done}":
                     return True
                 discard(part)
-                raise TransferError("has another file than before") from None
-            if error.code in (408, 429) or error.code >= 500:
-                raise TransferError(f"answered {error.code} {error.reason}", retry_after(error.headers)) from None
-            raise MirrorError(f"answered {error.code} {error.reason}") from None
+            raise status_error(error) from None
     except (OSError, http.client.HTTPException) as error:
         raise connection_error(error) from None
 
