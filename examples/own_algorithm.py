@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join, split
-from aidgn.algorithms.search_space import SearchSpace, log_uniform, uniform
+from aidgn.algorithms import COMMON, Algorithm, Minibatches, SearchSpace, join, log_uniform, split, uniform
 
 
 class SmoothNorms(Algorithm):
@@ -31,7 +30,7 @@ class SmoothNorms(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)  # one (x, y) per source domain; the network sees all of them at once
         z = self.features(x)
-        risk = cross_entropy(self.classifier(z), y, label_smoothing=self.number("smoothing"))
+        risk = cross_entropy(self.classifier(z), y, label_smoothing=self.hparams.smoothing)
         norms = torch.stack([domain.norm(dim=1).mean() for domain in split(z, minibatches)])
         penalty = norms.log().var()
-        return {"loss": risk + self.number("norm_weight") * penalty, "risk": risk, "penalty": penalty}
+        return {"loss": risk + self.hparams.norm_weight * penalty, "risk": risk, "penalty": penalty}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aidgn.cli import app
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, UnknownNameError
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, trackers, train
 
@@ -62,7 +62,7 @@ def tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}, purge_orphaned_data=False)
     events.Reload()
-    text = events.Tensors("run")
+    text = events.Tensors("run/text_summary")
     assert len(text) == 1 and b"| batch_size | 4 |" in text[0].tensor_proto.string_val[0]
     return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
@@ -250,8 +250,9 @@ def test_the_switch_of_the_command_line(tmp_path: Path) -> None:
 def test_an_unknown_or_absent_tracker_is_said_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(AidgnError, match=r"--track wandbb is not one of .* Did you mean wandb"):
+    with pytest.raises(UnknownNameError) as caught:
         train(SPEC, tmp_path, device="cpu", trackers=["wandbb"])
+    assert caught.value.name == "wandbb" and "wandb" in caught.value.known
     monkeypatch.setattr(trackers.MLflow, "package", "no_such_package")
     with pytest.raises(AidgnError, match=r"pip install 'aidgn\[trackers\]'"):
         train(SPEC, tmp_path, device="cpu", trackers=["mlflow"])

@@ -1,7 +1,7 @@
-"""Trackers: a run's records shown elsewhere too, in TensorBoard, Weights & Biases or MLflow.
+"""Trackers show the records of a run in TensorBoard, Weights & Biases or MLflow.
 
-A tracker is told of the run when it starts, then of each record, then of the end. It works in a thread of its own, so
-that nothing it does stops or slows the run; if it fails, log.txt says so once.
+A tracker gets the run when it starts, then each record, then the end. It works in a separate thread, so that it cannot
+stop or slow the run. If it fails, log.txt says so once.
 """
 
 import importlib.util
@@ -18,80 +18,77 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol
 
-from aidgn.errors import AidgnError, did_you_mean
+from aidgn.errors import AidgnError, Interrupted, UnknownNameError
 from aidgn.files import write_text
 from aidgn.runs.folder import RunWriter
 
-PATIENCE = 10.0  # seconds the end of a run waits for its trackers
+PATIENCE = 10.0  # seconds that the end of a run waits for its trackers
 
 Record = Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """Write a class with these three methods to track runs in another way."""
+    """Interface of a tracker. Write a class with these three methods to track runs in another way."""
 
     def start(self, folder: Path, about: Mapping[str, Any], records: Sequence[Record]) -> None:
-        """The run of this folder starts, or goes on after `records`: each of these belongs to it exactly once,
-        whatever an earlier, killed part of the run has told."""
+        """Start a run, or continue it.
+
+        Args:
+            folder: Folder of the run.
+            about: Identity and hyper-parameters of the run.
+            records: Records so far. Each must show exactly once, whatever a killed part of the run has sent.
+        """
 
     def record(self, record: Record) -> None:
-        """A new record."""
+        """Add a record."""
 
-    def end(self, how: str) -> None:
-        """The run is "finished", "interrupted" or "failed"."""
+    def end(self, status: str) -> None:
+        """End the run, which is "finished", "interrupted" or "failed"."""
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The numbers of a record: accuracies as accuracy/<domain>/<split>, everything else under its own name."""
+    """Return the numbers of a record: accuracies as accuracy/<domain>/<split>, the others by their names."""
     values = {}
     for name, value in record.items():
         if isinstance(value, int | float) and name != "step":
-            if found := re.fullmatch(r"env(\d+)_(in|out)_acc", name):
-                domain = re.sub(r"[^\w .-]", "_", record["args"]["domains"][int(found[1])])
-                name = f"accuracy/{domain}/{found[2]}"
+            if match := re.fullmatch(r"env(\d+)_(in|out)_acc", name):
+                domain = re.sub(r"[^\w .-]", "_", record["args"]["domains"][int(match[1])])
+                name = f"accuracy/{domain}/{match[2]}"
             values[name] = float(value)
     return values
 
 
 class TensorBoard:
-    """RUN/tensorboard/: `tensorboard --logdir RUNS` shows them. The file is written anew when a run goes on."""
+    """RUN/tensorboard/, which `tensorboard --logdir RUNS` shows. A continued run writes its file again."""
 
     package = "tensorboard"
 
     def start(self, folder: Path, about: Mapping[str, Any], records: Sequence[Record]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from torch.utils.tensorboard import SummaryWriter
 
         for path in (folder / "tensorboard").glob("events.out.tfevents.*"):
             path.unlink()
-        self.writer = EventFileWriter(str(folder / "tensorboard"))
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
         rows = "\n".join(f"| {name} | {value} |" for name, value in about.items())
-        table = TensorProto(dtype="DT_STRING", string_val=[f"| | |\n|-|-|\n{rows}".encode()])
-        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        self.add(0, [Summary.Value(tag="run", tensor=table, metadata=metadata)])
+        self.writer.add_text("run", f"| | |\n|-|-|\n{rows}", 0)
         for record in records:
             self.record(record)
 
     def record(self, record: Record) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        self.add(record["step"], [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(record).items()])
-
-    def add(self, step: int, values: list[Any]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        self.writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        for name, value in scalars(record).items():
+            self.writer.add_scalar(name, value, record["step"])
         self.writer.flush()
 
-    def end(self, how: str) -> None:
+    def end(self, status: str) -> None:
         self.writer.close()
 
 
 class WandB:
-    """A run of the project $WANDB_PROJECT, or aidgn. Offline ($WANDB_MODE=offline) its files are in RUN/wandb, written
-    anew when a run goes on; online the server says up to which step it knows the run."""
+    """A run of the project $WANDB_PROJECT, or aidgn.
+
+    Offline ($WANDB_MODE=offline) the files are in RUN/wandb, and a continued run writes them again. Online the server
+    says up to which step it has the run.
+    """
 
     package = "wandb"
 
@@ -104,7 +101,7 @@ class WandB:
             shutil.rmtree(path, ignore_errors=True)
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "aidgn"),
-            id=_kept_id(folder / "wandb.id", uuid.uuid4().hex),
+            id=_stored_id(folder / "wandb.id"),
             name=folder.name,
             config=dict(about),
             dir=str(folder),
@@ -112,7 +109,7 @@ class WandB:
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
         )
-        self.known = self.run.starting_step  # the next one: steps before it are there
+        self.known = self.run.starting_step  # first step that the server lacks
         for record in records:
             self.record(record)
 
@@ -120,39 +117,41 @@ class WandB:
         if record["step"] >= self.known:
             self.run.log(scalars(record), step=record["step"])
 
-    def end(self, how: str) -> None:
-        self.run.finish(exit_code=0 if how == "finished" else 1)
+    def end(self, status: str) -> None:
+        self.run.finish(exit_code=0 if status == "finished" else 1)
 
 
 class MLflow:
-    """A run of the experiment $MLFLOW_EXPERIMENT_NAME, or aidgn, at $MLFLOW_TRACKING_URI; where there is none, in
-    mlruns/ beside the run folders. What the store has already is not told again."""
+    """A run of the experiment $MLFLOW_EXPERIMENT_NAME, or aidgn, at $MLFLOW_TRACKING_URI.
+
+    Without that address the store is mlruns/, in the folder of runs. Records that the store has are not sent again.
+    """
 
     package = "mlflow"
 
     def start(self, folder: Path, about: Mapping[str, Any], records: Sequence[Record]) -> None:
-        where = os.environ.get("MLFLOW_TRACKING_URI")
-        if not where:
-            where = (folder.parent / "mlruns").resolve().as_uri()
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # version 3 wants to be asked twice
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            uri = (folder.parent / "mlruns").resolve().as_uri()
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # version 3 refuses without
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        self.client = MlflowClient(where)
-        kept = folder / "mlflow.id"
+        self.client = MlflowClient(uri)
+        id_file = folder / "mlflow.id"
         try:
-            self.id = self.client.get_run(kept.read_text().strip()).info.run_id
+            self.id = self.client.get_run(id_file.read_text().strip()).info.run_id
             self.client.update_run(self.id, status="RUNNING")
         except (OSError, MlflowException):  # not tracked yet, or removed from there
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "aidgn")
-            with suppress(MlflowException):  # it is there
+            with suppress(MlflowException):  # it exists
                 self.client.create_experiment(name)
             experiment = self.client.get_experiment_by_name(name)
             if experiment is None:
-                raise RuntimeError(f"experiment {name} cannot be made") from None
+                raise RuntimeError(f"experiment {name} cannot be created") from None
             self.id = self.client.create_run(experiment.experiment_id, run_name=folder.name).info.run_id
-            write_text(kept, self.id + "\n")
+            write_text(id_file, self.id + "\n")
             self.client.log_batch(self.id, params=[Param(key, str(value)[:500]) for key, value in about.items()])
         self.known: dict[str, set[int]] = {}
         for record in records:
@@ -161,7 +160,8 @@ class MLflow:
     def record(self, record: Record) -> None:
         from mlflow.entities import Metric
 
-        now, new = int(1000 * time.time()), []
+        now = int(1000 * time.time())
+        new = []
         for name, value in scalars(record).items():
             if name not in self.known:
                 self.known[name] = {point.step for point in self.client.get_metric_history(self.id, name)}
@@ -169,9 +169,9 @@ class MLflow:
                 new.append(Metric(name, value, now, record["step"]))
         self.client.log_batch(self.id, metrics=new)
 
-    def end(self, how: str) -> None:
-        status = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}[how]
-        self.client.set_terminated(self.id, status=status)
+    def end(self, status: str) -> None:
+        statuses = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+        self.client.set_terminated(self.id, status=statuses[status])
 
 
 TRACKERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow]] = {
@@ -182,87 +182,98 @@ TRACKERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow]] = {
 
 
 def find_tracker(name: str) -> type[TensorBoard] | type[WandB] | type[MLflow]:
+    """Return the tracker of this name; an error if its package is not installed."""
     if name not in TRACKERS:
-        raise AidgnError(f"--track {name} is not one of {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
+        raise UnknownNameError("tracker", name, TRACKERS, f"Trackers are {', '.join(TRACKERS)}.")
     if importlib.util.find_spec(TRACKERS[name].package) is None:
         raise AidgnError(
-            f"--track {name} needs {TRACKERS[name].package}, which is not installed: pip install 'aidgn[trackers]'."
+            f"Tracking by {name} needs the package {TRACKERS[name].package}: pip install 'aidgn[trackers]'."
         )
     return TRACKERS[name]
 
 
-_last: dict[str, threading.Thread] = {}  # of each kind of tracker, in this process
+_last_threads: dict[str, threading.Thread] = {}  # by the name of the tracker, in this process
 
 
 class Tracking:
-    """The trackers of one run, by name or of one's own, each in its thread."""
+    """The trackers of one run, each in a thread.
+
+    Args:
+        trackers: Names, or trackers.
+        folder: Folder of the run.
+    """
 
     def __init__(self, trackers: Sequence[str | Tracker], folder: RunWriter):
-        self.trackers: list[Tracker] = [
-            find_tracker(each)() if isinstance(each, str) else each for each in dict.fromkeys(trackers)
-        ]
+        self.trackers: list[Tracker] = []
+        for tracker in dict.fromkeys(trackers):
+            self.trackers.append(find_tracker(tracker)() if isinstance(tracker, str) else tracker)
         self.folder = folder
-        self.work: list[tuple[str, threading.Thread, SimpleQueue[Record | str]]] = []
+        self.threads: list[tuple[threading.Thread, SimpleQueue[Record | str]]] = []
         self.warned: set[str] = set()
 
     def __enter__(self) -> "Tracking":
         return self
 
     def start(self, about: Mapping[str, Any]) -> None:
-        """The run starts, or goes on after the records in its folder."""
+        """Start the run, or continue it after the records in its folder."""
         records = self.folder.records if self.trackers else []
         for tracker in self.trackers:
-            name, queue = type(tracker).__name__, SimpleQueue[Record | str]()
-            if name in _last and _last[name].is_alive():
+            name = type(tracker).__name__
+            if name in _last_threads and _last_threads[name].is_alive():
                 self.warn(name, "it still hangs since an earlier run")
                 continue
-            _last[name] = thread = threading.Thread(
-                target=self.follow, args=(tracker, name, queue, about, records), name=name, daemon=True
+            queue = SimpleQueue[Record | str]()
+            thread = threading.Thread(
+                target=self._follow, args=(tracker, queue, about, records), name=name, daemon=True
             )
             thread.start()
-            self.work.append((name, thread, queue))
+            _last_threads[name] = thread
+            self.threads.append((thread, queue))
 
-    def follow(
+    def _follow(
         self,
         tracker: Tracker,
-        name: str,
         queue: "SimpleQueue[Record | str]",
         about: Mapping[str, Any],
         records: Sequence[Record],
     ) -> None:
+        """Pass records on until a status comes."""
         try:
             tracker.start(self.folder.path, about, records)
-            while not isinstance(news := queue.get(), str):
-                tracker.record(news)
-            tracker.end(news)
-        except BaseException as error:  # libraries exit, too
-            self.warn(name, f"{type(error).__name__}: {error}")
+            while not isinstance(message := queue.get(), str):
+                tracker.record(message)
+            tracker.end(message)
+        except BaseException as error:  # libraries raise SystemExit, too
+            self.warn(type(tracker).__name__, f"{type(error).__name__}: {error}")
 
     def record(self, record: Record) -> None:
-        for _, _, queue in self.work:
+        for _, queue in self.threads:
             queue.put(record)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        how = "finished" if kind is None else "interrupted" if getattr(error, "exit_code", 2) == 130 else "failed"
-        for _, _, queue in self.work:
-            queue.put(how)
-        until = time.monotonic() + PATIENCE
-        for name, thread, _ in self.work:
-            thread.join(max(until - time.monotonic(), 0))
+        status = "finished"
+        if error is not None:
+            status = "interrupted" if isinstance(error, Interrupted) else "failed"
+        for _, queue in self.threads:
+            queue.put(status)
+        deadline = time.monotonic() + PATIENCE
+        for thread, _ in self.threads:
+            thread.join(max(deadline - time.monotonic(), 0))
             if thread.is_alive():
-                self.warn(name, f"it has not answered for {PATIENCE:g} s")
+                self.warn(thread.name, f"it has not answered for {PATIENCE:g} s")
 
-    def warn(self, name: str, why: str) -> None:
+    def warn(self, name: str, reason: str) -> None:
+        """Say in log.txt, once, that a tracker has stopped."""
         if name not in self.warned:
             self.warned.add(name)
-            with suppress(AidgnError):  # a full disk is the run's to report
-                self.folder.log(f"warning: tracking by {name} stopped: {' '.join(why.split())[:500]}")
+            with suppress(AidgnError):  # the run reports a full disk
+                self.folder.log(f"warning: tracking by {name} stopped: {' '.join(reason.split())[:500]}")
 
 
-def _kept_id(path: Path, new: str) -> str:
-    """The id in this file, or the new one, kept there."""
+def _stored_id(path: Path) -> str:
+    """Return the id in a file, which is written first if it does not exist."""
     if not path.exists():
-        write_text(path, new + "\n")
+        write_text(path, uuid.uuid4().hex + "\n")
     return path.read_text().strip()
