@@ -68,7 +68,7 @@ def describe_command(command: click.Command, name: str) -> str:
     usage = " ".join([name, *command.collect_usage_pieces(context)])
     parts = [f"{heading} `{name}`", paragraph(command.help), f"```text\n{usage}\n```"]
     helps = [parameter.get_help_record(context) for parameter in command.params]
-    rows = [[f"`{option}`", text] for option, text in filter(None, helps)]
+    rows = [[f"`{option}`", text] for option, text in filter(None, helps) if text]
     if rows:
         parts.append(table(["option", ""], rows))
     if command.epilog:
@@ -102,10 +102,25 @@ def signature_and_docstring(name: str) -> str:
     signature = re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", signature).replace("(self, ", "(")
     if len(signature) > 80:
         signature = re.sub(r", (?=\*{0,2}\w+: |\*, )", ",\n    ", signature)
-    return (
-        f"### `{name}`\n\n```python\n{name.rpartition('.')[2]}{signature}\n```\n\n"
-        f"```text\n{inspect.getdoc(documented)}\n```"
-    )
+    call = f"```python\n{name.rpartition('.')[2]}{signature}\n```"
+    return f"### `{name}`\n\n{call}\n\n{docstring_to_markdown(inspect.getdoc(documented) or '')}"
+
+
+def docstring_to_markdown(docstring: str) -> str:
+    """Format the sections of a Google-style docstring; keep the text before them as it is."""
+    text, *sections = re.split(r"^(Args|Returns|Raises|Examples?):\n", docstring, flags=re.MULTILINE)
+    parts = [f"```text\n{text.strip()}\n```"]
+    for title, body in zip(sections[::2], sections[1::2], strict=True):
+        body = inspect.cleandoc(body)
+        if title == "Args":
+            entries = re.split(r"^(\*{0,2}\w+): ", body, flags=re.MULTILINE)[1:]
+            rows = [[f"`{name}`", escape(text)] for name, text in zip(entries[::2], entries[1::2], strict=True)]
+            parts.append(table(["argument", ""], rows))
+        elif title.startswith("Example"):
+            parts.append(f"```pycon\n{body}\n```")
+        else:
+            parts.append(f"{title}: {escape(body)}")
+    return "\n\n".join(parts)
 
 
 def dependencies() -> str:
@@ -128,5 +143,12 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def paragraph(text: str | None) -> str:
-    """Give help text as Markdown, where <domain> is not an HTML tag."""
-    return inspect.cleandoc(text or "").replace("\b\n", "").replace("<", "&lt;")
+    """Give help text as Markdown."""
+    paragraphs = inspect.cleandoc(text or "").replace("\b\n", "").split("\n\n")
+    return "\n\n".join(map(escape, paragraphs))
+
+
+def escape(text: str) -> str:
+    """Join lines, and keep <domain> from being an HTML tag outside of code."""
+    parts = " ".join(text.split()).split("`")
+    return "`".join(part if position % 2 else part.replace("<", "&lt;") for position, part in enumerate(parts))
