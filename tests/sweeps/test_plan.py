@@ -77,9 +77,9 @@ def test_a_hyper_parameter_is_set_for_those_that_have_it() -> None:
     ]
     specs = plan_runs(["digits"], ["ERM", "VREx"], targets=["ink"], trials=1, hyper_parameters={"vrex_lambda": [3, 4]})
     assert [spec.hyper_parameters.get("vrex_lambda") for spec in specs] == [None, 10, 3, 4]
-    with pytest.raises(AidgnError, match="no hyper-parameter vrex_lambda. ERM has"):
+    with pytest.raises(AidgnError, match="no hyper-parameter vrex_lambda"):
         plan_runs(["digits"], ["ERM"], hyper_parameters={"vrex_lambda": 3})
-    with pytest.raises(AidgnError, match="no hyper-parameter vrex_lambda. ERM has"):  # said of this algorithm alone
+    with pytest.raises(AidgnError, match="no hyper-parameter vrex_lambda"):  # said of this algorithm alone
         plan_runs(["digits"], ["ERM", "VREx"], hyper_parameters={"ERM": {"vrex_lambda": 3}})
 
 
