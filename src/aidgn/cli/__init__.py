@@ -1,4 +1,4 @@
-"""The command line. Each command parses, calls and prints; heavy imports happen when a command runs."""
+"""The command line. Each command parses, calls a function and prints; heavy imports happen when a command runs."""
 
 import codecs
 import errno
@@ -26,9 +26,27 @@ from aidgn.cli.status import status
 from aidgn.cli.sweep import sweep
 from aidgn.cli.table import table
 from aidgn.cli.train import train
-from aidgn.errors import AidgnError, did_you_mean
+from aidgn.errors import AidgnError, ParameterError, did_you_mean
 
-CONTINUED = ("demo", "train", "sweep", "adapt", "fit", "data download", "data prepare")  # others start anew
+COMMANDS: tuple[click.Command, ...] = (
+    demo,
+    train,
+    sweep,
+    status,
+    table,
+    report,
+    adapt,
+    features,
+    diagnose,
+    fit,
+    predict,
+    export,
+    serve,
+    algorithms,
+    data,
+)
+CONTINUED = ("demo", "train", "sweep", "adapt", "fit", "data download", "data prepare")  # others start from scratch
+PIPE_CLOSED = 128 + signal.SIGPIPE  # exit code of a process that SIGPIPE ended
 
 
 class Group(click.Group):
@@ -47,13 +65,14 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # nobody reads any more (| head): as if the signal had ended it; click would say 1
+        except BrokenPipeError:  # the reader has ended (| head); click would exit with 1
             discard_output()
-            sys.exit(141)
+            sys.exit(PIPE_CLOSED)
 
 
 @click.group(
     cls=Group,
+    commands={str(command.name): command for command in COMMANDS},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with `aidgn demo`. Every command explains itself with --help.",
 )
@@ -62,34 +81,9 @@ def app() -> None:
     """Train image classifiers that hold up on domains they never saw, and measure that honestly."""
 
 
-for command in (
-    demo,
-    train,
-    sweep,
-    status,
-    table,
-    report,
-    adapt,
-    features,
-    diagnose,
-    fit,
-    predict,
-    export,
-    serve,
-    algorithms,
-    data,
-):
-    app.add_command(command)
-
-
 def main() -> None:
-    """Run the command line; a user's mistake is one message and exit code 2, Ctrl-C is 130."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as some daemons have it
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "legible")):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)  # file names may hold bytes that are no text
+    """Run the command line. A user's mistake is one message and exit code 2, Ctrl-C is 130."""
+    prepare_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's & ignores it
         for number in (signal.SIGINT, signal.SIGALRM):
             signal.signal(number, interrupt)
@@ -97,45 +91,67 @@ def main() -> None:
         try:
             app(standalone_mode=False)
         finally:
-            if signal.setitimer(signal.ITIMER_REAL, 0)[0]:  # there is an interrupt that was put off
+            if signal.setitimer(signal.ITIMER_REAL, 0)[0]:  # an interrupt was postponed
                 raise KeyboardInterrupt
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except AidgnError as error:
-        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        click.echo(f"Error: {said}" if error.exit_code == 2 else said, err=True)
+        text = "\n".join([describe_error(error), *getattr(error, "__notes__", ())])
+        click.echo(f"Error: {text}" if error.exit_code == 2 else text, err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        goes_on = " ".join(sys.argv[1:3]).startswith(CONTINUED)
-        click.echo(f"Interrupted{'; the same command continues' if goes_on else ''}.", err=True)
+        continues = " ".join(sys.argv[1:3]).startswith(CONTINUED)
+        click.echo(f"Interrupted{'; the same command continues' if continues else ''}.", err=True)
         sys.exit(130)
     except OSError as error:
+        # Only standard output gets here: files are written with an error that says which file it is.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # Files are written with an error of their own, so that this is what the command prints.
         click.echo(
-            "Error: The disk is full: standard output could not be written. Free some space and run the same "
-            "command again.",
+            "Error: The disk is full: standard output could not be written. Free some space and run the same command "
+            "again.",
             err=True,
         )
         discard_output()
         sys.exit(2)
 
 
+def describe_error(error: AidgnError) -> str:
+    """Return the message, with the command-line option instead of the parameter that an error names."""
+    if not isinstance(error, ParameterError):
+        return str(error)
+    options = {param.name: param.opts[0] for command in COMMANDS for param in command.params}
+    flag = options.get(error.parameter, error.parameter)
+    return str(error).replace(error.parameter, flag, 1)
+
+
+def prepare_streams() -> None:
+    """Open streams that are closed, as some daemons start programs, and accept every file name."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "legible")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)  # file names may hold bytes that are not text
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C, put off while something is imported: NumPy and PyTorch would swallow it, make another error of it or end
-    the process. A second one meanwhile is not."""
+    """Handle Ctrl-C, but postpone it while a module is imported.
+
+    NumPy and PyTorch would swallow it, turn it into another error or end the process. A second Ctrl-C is not
+    postponed.
+    """
     again = number == signal.SIGINT and signal.getitimer(signal.ITIMER_REAL)[0]
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     if frame is None or again:
         raise KeyboardInterrupt
-    signal.setitimer(signal.ITIMER_REAL, 0.01)  # its signal calls this again
+    signal.setitimer(signal.ITIMER_REAL, 0.01)  # its signal calls this function again
 
 
 def legible(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Bytes that are no text as they are; of letters that standard output's encoding has not, their codes."""
+    """Keep bytes that are not text; write letters that standard output cannot encode as their codes."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeEncodeError:
@@ -146,5 +162,5 @@ codecs.register_error("legible", legible)
 
 
 def discard_output() -> None:
-    """What is left of it goes nowhere at exit."""
+    """Discard buffered output at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
