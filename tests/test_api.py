@@ -131,6 +131,40 @@ def test_list_of_algorithms() -> None:
     assert aidgn.list_algorithms() == list(ALGORITHMS)
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> aidgn.SweepResult:
+    out = tmp_path_factory.mktemp("sweep")
+    aidgn.train("digits", target="ink", algorithm="ERM", out=out, trial=5, **QUICK)  # does not belong to the sweep
+    options = {**QUICK, "workers": 1, "targets": ["ink", "chalk"], "trials": 1, "kappa": 20}
+    return aidgn.sweep(["digits"], ["ERM", "AIDGN"], out=out, **options)
+
+
+def test_sweep_trains_every_combination(runs: aidgn.SweepResult) -> None:
+    done = {(run.algorithm, *run.best.unseen) for run in runs.runs}
+    assert done == {(name, target) for name in ("ERM", "AIDGN") for target in ("ink", "chalk")}
+    assert len(runs.folders) == 4 and not runs.failures
+    assert {run.records[0]["hparams"].get("kappa") for run in runs.runs} == {None, 20}
+    assert len(runs.records) == sum(len(run.records) for run in runs.runs)
+    assert "4 runs finished" in repr(runs)
+
+
+def test_sweep_table_has_the_selected_accuracies(runs: aidgn.SweepResult) -> None:
+    expected = {(run.algorithm, *run.best.unseen): run.best.accuracy for run in runs.runs}
+    selected = {(row["algorithm"], row["target_name"]): row["accuracy"] for row in aidgn.select(runs.records)}
+    assert selected == expected
+    accuracy = f"{100 * expected['ERM', 'ink']:.1f}"
+    assert accuracy in str(runs.table("digits")) and accuracy in runs._repr_html_()
+    with pytest.raises(UnknownNameError):
+        runs.table("PACS")
+
+
+def test_sweep_continues(runs: aidgn.SweepResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aidgn.sweeps.launchers.local.LocalLauncher.run", None)  # nothing is left to train
+    options = {**QUICK, "workers": 1, "targets": ["ink"], "trials": 1}
+    again = aidgn.sweep(["digits"], ["ERM"], out=runs.folder, **options)
+    assert [run.best.unseen for run in again.runs] == [["ink"]]
+
+
 def test_fit_from_python(tmp_path: Path) -> None:
     sentences: list[str] = []
     options = {**QUICK, "out": tmp_path / "out", "report": False, "workers": 1, "on_message": sentences.append}
@@ -153,7 +187,7 @@ def test_fit_checks_options_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [aidgn.train, aidgn.fit, aidgn.list_algorithms], ids=lambda function: function.__name__
+    "function", [aidgn.train, aidgn.sweep, aidgn.fit, aidgn.list_algorithms], ids=lambda function: function.__name__
 )
 def test_example_in_docstring(function: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import doctest

@@ -12,12 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aidgn.api import RunResult, list_algorithms, train
+    from aidgn.api import list_algorithms, sweep, train
     from aidgn.data import load_dataset
     from aidgn.errors import AidgnError
     from aidgn.fitting import FitResult, fit
     from aidgn.inference import load_model
     from aidgn.objective import AngularClassifier, aidgn_loss
+    from aidgn.results import RunResult, SweepResult
     from aidgn.runs.spec import RunSpec
     from aidgn.selection import load_records, select
 
@@ -29,6 +30,7 @@ __all__ = [
     "FitResult",
     "RunResult",
     "RunSpec",
+    "SweepResult",
     "__version__",
     "aidgn_loss",
     "fit",
@@ -37,6 +39,7 @@ __all__ = [
     "load_model",
     "load_records",
     "select",
+    "sweep",
     "train",
 ]
 
@@ -44,8 +47,9 @@ _MODULES = {
     "AidgnError": "errors",
     "AngularClassifier": "objective",
     "FitResult": "fitting",
-    "RunResult": "api",
+    "RunResult": "results",
     "RunSpec": "runs.spec",
+    "SweepResult": "results",
     "aidgn_loss": "objective",
     "fit": "fitting",
     "list_algorithms": "api",
@@ -53,6 +57,7 @@ _MODULES = {
     "load_model": "inference",
     "load_records": "selection",
     "select": "selection",
+    "sweep": "api",
     "train": "api",
 }
 

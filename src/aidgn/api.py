@@ -1,25 +1,22 @@
-"""The functions at the top of the package, which train and return results that notebooks display."""
+"""The functions at the top of the package that train."""
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aidgn.algorithms import ALGORITHMS, find
-from aidgn.errors import AidgnError, UnknownNameError
-from aidgn.inference import load_model
-from aidgn.progress import RunDisplay
-from aidgn.runs.records import Record, RunRecords, domain_names
+from aidgn.errors import UnknownNameError
+from aidgn.progress import RunDisplay, SweepDisplay
+from aidgn.results import RunResult, SweepResult
+from aidgn.runs.run_id import sweep_key
 from aidgn.runs.spec import RunSpec
-from aidgn.selection import read_runs
+from aidgn.sweeps.launchers.base import RETRIES, Launcher
+from aidgn.sweeps.launchers.local import LocalLauncher
+from aidgn.sweeps.plan import SweepPlan
+from aidgn.sweeps.sweep import Sweep
 from aidgn.training import train as train_run
-
-if TYPE_CHECKING:
-    import pandas
-
-    from aidgn.inference.model import Model
+from aidgn.training.featurizer import choose_device, choose_precision
 
 
 def list_algorithms() -> list[str]:
@@ -31,100 +28,6 @@ def list_algorithms() -> list[str]:
         True
     """
     return list(ALGORITHMS)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Accuracies of a run at one step.
-
-    Args:
-        step: Updates done.
-        validation: Mean accuracy on the validation images of the source domains.
-        accuracies: Accuracy on each domain: on the validation images of a source domain, and on the 80 % of an unseen
-            domain's images that the protocol evaluates.
-        unseen: Names of the unseen domains.
-    """
-
-    step: int
-    validation: float
-    accuracies: Mapping[str, float]
-    unseen: Sequence[str]
-
-    @property
-    def accuracy(self) -> float:
-        """The mean accuracy on the unseen domains; that on validation images if the run was trained on all domains."""
-        accuracies = [self.accuracies[name] for name in self.unseen]
-        return sum(accuracies) / len(accuracies) if accuracies else self.validation
-
-    def __str__(self) -> str:
-        unseen = [f"{name} (unseen) {self.accuracies[name]:.1%}" for name in self.unseen]
-        return ", ".join([*unseen, f"validation {self.validation:.1%} at step {self.step}"])
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A trained run.
-
-    Args:
-        folder: Where the run is stored.
-    """
-
-    folder: Path
-
-    @cached_property
-    def _run(self) -> RunRecords:
-        return read_runs(self.folder).runs[0]
-
-    @property
-    def dataset(self) -> str:
-        """The name of the data set."""
-        return str(self._run.args["dataset"])
-
-    @property
-    def algorithm(self) -> str:
-        """The name of the algorithm in tables."""
-        return str(self._run.args["algorithm"])
-
-    @property
-    def records(self) -> list[Record]:
-        """One dictionary per evaluation."""
-        return self._run.records()
-
-    @cached_property
-    def best(self) -> Evaluation:
-        """The evaluation that training-domain validation selects."""
-        validation, position = self._run.select()
-        record = self._run.record(position)
-        names = domain_names(self._run.args)
-        targets = self._run.targets
-        accuracies = {
-            name: record[f"env{domain}_{'in' if domain in targets else 'out'}_acc"] for domain, name in enumerate(names)
-        }
-        return Evaluation(record["step"], validation, accuracies, [names[domain] for domain in targets])
-
-    def model(self, device: str = "auto", algorithm: str | None = None) -> "Model":
-        """Load the model of the selected step.
-
-        Args:
-            device: cuda, cuda:1 or cpu.
-            algorithm: path/to/file.py:Class if the algorithm is a custom one.
-        """
-        return load_model(self.folder, device, algorithm)
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return the records as a data frame with one row per evaluation."""
-        return to_pandas(self.records)
-
-    def __repr__(self) -> str:
-        return f"<Run of {self.algorithm} on {self.dataset}: {self.best}; {self.folder}>"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (name, "unseen" if name in self.best.unseen else "seen, validation images", f"{accuracy:.1%}")
-            for name, accuracy in self.best.accuracies.items()
-        ]
-        caption = f"{self.algorithm} on {self.dataset}, step {self.best.step}: {self.folder}"
-        return html_table(caption, ("Domain", "", "Accuracy"), rows)
 
 
 def train(
@@ -182,6 +85,94 @@ def train(
     return RunResult(folder)
 
 
+def sweep(
+    datasets: Sequence[str],
+    algorithms: Sequence[str],
+    *,
+    out: str | Path = "runs",
+    workers: int | None = None,
+    launcher: Launcher | None = None,
+    retries: int = RETRIES,
+    retry_failed: bool = False,
+    data_dir: str | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    trackers: Sequence[str] = (),
+    progress: bool = True,
+    **options: Any,
+) -> SweepResult:
+    """Train every algorithm on every data set with every domain unseen once. Finished runs are not repeated.
+
+    Args:
+        datasets: Names of data sets, or folders.
+        algorithms: Names of algorithms, or path/to/file.py:Class.
+        out: Folder of the sweep; `aidgn status` and `aidgn sweep` read it too.
+        workers: Runs that are trained at a time on this machine; by default one per GPU, on the CPU one per core, or
+            one for large images.
+        launcher: Where to train, such as `aidgn.sweeps.launchers.slurm.SlurmLauncher()`, in place of `workers`.
+        retries: How often a run that fails is tried again before it is set aside.
+        retry_failed: Whether to try again the runs that an earlier call set aside.
+        data_dir: Where data sets are.
+        device: cuda, cuda:1 or cpu.
+        precision: Arithmetic of the network: bfloat16, tf32 or float32.
+        trackers: Names of trackers that show the records: tensorboard, wandb, mlflow.
+        progress: Whether to show progress.
+        options: What to train, as fields of `SweepPlan` (`targets`, `trials`, `draws`, `steps`, ...), and
+            hyper-parameters of the algorithms; a list of values is varied.
+
+    Returns:
+        The sweep, with `table()`, `records`, `failures` and `to_pandas()`.
+
+    Example:
+        >>> import aidgn
+        >>> runs = aidgn.sweep(["digits"], ["ERM"], targets=["ink"], trials=1, steps=20, device="cpu", workers=1)
+        >>> len(runs.runs)
+        1
+    """
+    settings, hyper_parameters = split_options(options, SweepPlan, algorithms)
+    settings["targets"] = tuple(settings.get("targets", ()))
+    launcher = launcher or LocalLauncher(workers)
+    launcher.check()
+    if isinstance(launcher, LocalLauncher):
+        precision = choose_precision(precision, choose_device(device))
+    plan = SweepPlan(
+        datasets=tuple(datasets),
+        algorithms=tuple(algorithms),
+        hyper_parameters=hyper_parameters,
+        precision=precision,
+        **settings,
+    )
+    with RunDisplay(progress) as decoding:
+        runs = Sweep.prepare(
+            [plan],
+            out,
+            data_dir=data_dir,
+            precision=None if precision == "auto" else precision,
+            on_prepare=lambda done, total: decoding.update("decoding images", done, total),
+        )
+    runs.check()
+    runs.refresh(retries)
+    numbers = runs.numbers("left", "running", *(["failed"] if retry_failed else []))
+    with SweepDisplay([runs.specs[number] for number in numbers], runs.count("done"), progress) as display:
+        runs.train(
+            launcher,
+            retries=retries,
+            retry_failed=retry_failed,
+            data_dir=data_dir,
+            on_event=display.update,
+            device=device,
+            precision=precision,
+            trackers=trackers,
+        )
+    keys = {runs.runs[number].key for number in runs.numbers("done")}
+    names = [name for name in runs.folder.run_folders() if sweep_key(runs.folder.identity(name)) in keys]
+    return SweepResult(
+        runs.folder.path,
+        [runs.folder.path / name for name in names],
+        {str(run): error for run, error in runs.errors().items()},
+    )
+
+
 def split_options(
     given: Mapping[str, Any], options: type[Any], algorithms: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -206,36 +197,3 @@ def split_options(
                 f"Options: {', '.join(known)}. Hyper-parameters of {', '.join(algorithms)}: {', '.join(spaces)}.",
             )
     return settings, hyper_parameters
-
-
-def to_pandas(records: Iterable[Record]) -> "pandas.DataFrame":
-    """Return a data frame with a row per record: run, step, accuracies, terms of the objective, hyper-parameters."""
-    try:
-        import pandas
-    except ImportError:
-        raise AidgnError("to_pandas needs pandas, which is not installed: pip install pandas.") from None
-    rows = []
-    for record in records:
-        args = record["args"]
-        names = domain_names(args)
-        rows.append(
-            {
-                "dataset": args["dataset"],
-                "algorithm": args["algorithm"],
-                "target": ", ".join(names[target] if names else str(target) for target in args["test_envs"]),
-                "trial": args["trial_seed"],
-                "draw": args["hparams_seed"],
-                **{name: value for name, value in record.items() if not isinstance(value, dict)},
-                **{f"hparams.{name}": value for name, value in record["hparams"].items()},
-            }
-        )
-    return pandas.DataFrame(rows)
-
-
-def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Compose a table for notebooks."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )

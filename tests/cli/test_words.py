@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from aidgn.cli import app, main
+from aidgn.cli import app, describe_error, main
 from aidgn.cli.display import SweepDisplay, rate
 from aidgn.cli.options import parse_settings
 from aidgn.cli.sweep import finished_tables, print_end
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, ParameterError
 from aidgn.inference.output import PredictionRow, format_csv
 from aidgn.report.table_formats import Cell, Row, Table, to_terminal
 from aidgn.serve import name_model
@@ -87,21 +87,34 @@ def test_steps_of_an_earlier_call_are_no_speed(capsys: pytest.CaptureFixture[str
     assert "85%, 0 steps/s, starting" in capsys.readouterr().err
 
 
-def test_the_demos_page_names_its_folder_where_it_holds_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_does_not_mix_runs_of_other_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = []
+    written = []
 
     def write(folders: list[str], out: Path, **_: object) -> Path:
-        given.append(folders)
+        written.append(folders)
         return out
 
     monkeypatch.setattr("aidgn.report.page.write_report", write)
-    for steps in ("2", "3"):
-        said = CliRunner().invoke(app, ["demo", "--steps", steps, "--trials", "1"], catch_exceptions=False).output
-    assert given[0] == ["runs/demo"] and len(given[1]) == 8
-    assert "  aidgn algorithms AIDGN --small\n" in said  # whose defaults it used
+    arguments = ["demo", "--trials", "1", "--steps"]
+    output = CliRunner().invoke(app, [*arguments, "2"], catch_exceptions=False).output
+    assert written == [["runs/demo"]]
+    assert "  aidgn algorithms AIDGN --small\n" in output  # has the defaults that the demo uses
+    error = CliRunner().invoke(app, [*arguments, "3"]).exception
+    assert isinstance(error, AidgnError) and "steps 2 (here 3)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ParameterError("eval_every", 0, "a whole number"), "--eval-every is 0; expected a whole number."),
+        (ParameterError("evaluate_source_in", 2, "true"), "--eval-in is 2; expected true."),
+        (ParameterError("kappa", -1, "a number"), "kappa is -1; expected a number."),
+        (AidgnError("eval_every"), "eval_every"),
+    ],
+)
+def test_errors_name_the_option(error: AidgnError, text: str) -> None:
+    assert describe_error(error) == text
 
 
 def test_a_report_says_what_it_cannot_show_and_how_it_is_made_again(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.custom import is_custom
-from aidgn.api import RunResult, html_table, split_options
+from aidgn.api import split_options
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
@@ -23,6 +23,7 @@ from aidgn.fitting.plan import choose_image_size, plan_fit
 from aidgn.fitting.store import FitFolder
 from aidgn.inference import load_model
 from aidgn.progress import RunDisplay, SweepDisplay
+from aidgn.results import RunResult, html_table
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.options import RunOptions
 from aidgn.runs.spec import RunSpec

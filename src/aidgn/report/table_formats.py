@@ -128,6 +128,12 @@ class Table:
         for row, marks in zip(self.rows, self.marks(), strict=True):
             yield row, [self.cell_text(row, cell, mark) for cell, mark in zip(row.cells, marks, strict=True)]
 
+    def __str__(self) -> str:
+        return to_markdown(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
 
 def to_terminal(table: Table) -> str:
     """Format with the terminal's codes for bold and underlined; as wide as needed if the output is no terminal."""
