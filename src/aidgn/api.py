@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.algorithms import ALGORITHMS, find
+from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import UnknownNameError
 from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.results import RunResult, SweepResult
@@ -16,7 +17,6 @@ from aidgn.sweeps.launchers.local import LocalLauncher
 from aidgn.sweeps.plan import SweepPlan
 from aidgn.sweeps.sweep import Sweep
 from aidgn.training import train as train_run
-from aidgn.training.featurizer import choose_device, choose_precision
 
 
 def list_algorithms() -> list[str]:
@@ -169,7 +169,7 @@ def sweep(
     return SweepResult(
         runs.folder.path,
         [runs.folder.path / name for name in names],
-        {str(run): error for run, error in runs.errors().items()},
+        {str(run): error for run, error in runs.errors()},
     )
 
 
