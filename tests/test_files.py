@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aidgn.files import StorageError, write_text, written_at_last
+from aidgn.files import FolderLock, StorageError, write_text, written_at_last
 
 
 def test_a_pipe_is_written_not_replaced(tmp_path: Path) -> None:
@@ -57,3 +57,39 @@ def test_what_is_written_for_long_is_there_in_the_end_to_the_last_byte(tmp_path:
         file.write("other")
         raise KeyError
     assert path.read_bytes() == text.encode(errors="surrogateescape") and [*path.parent.iterdir()] == [path]
+
+
+def test_one_lock_at_a_time_or_several_shared(tmp_path: Path) -> None:
+    first, second = FolderLock(tmp_path / "new" / "lock"), FolderLock(tmp_path / "new" / "lock")
+    with first:
+        assert not second.try_acquire()
+    assert second.try_acquire()
+    second.acquire(shared=True)
+    assert not first.try_acquire()
+    first.acquire(shared=True)
+    second.release()
+    first.release()
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from aidgn.files import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+print(lock.try_acquire(), flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "True\n"
+        assert not FolderLock(tmp_path / "lock").try_acquire()
+        process.kill()
+    assert FolderLock(tmp_path / "lock").try_acquire()
+
+
+def test_a_link_is_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(StorageError):
+        FolderLock(tmp_path / "lock").acquire()
+    assert not (tmp_path / "victim").exists()

@@ -88,19 +88,58 @@ def for_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def lock(file: IO[Any], folder: Path, wait: bool, shared: bool = False) -> bool:
-    """Hold `folder` by this open file in it, until it is closed, alone or with others that share it; False if another
-    process does and `wait` is not."""
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError as error:  # Lustre, say, mounted without it
-        raise StorageError(
-            f"{folder} cannot be locked ({error.strerror}), without which two could write to it "
-            "at once. Choose a folder on another file system, or mount this one with flock."
-        ) from None
-    return True
+class FolderLock:
+    """A lock between processes on a folder. It ends with the process that holds it, however that ends.
+
+    Args:
+        path: The file in the folder that stands for the lock. It is created and stays.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.file: IO[Any] | None = None
+
+    def acquire(self, *, shared: bool = False) -> None:
+        """Wait for the lock; with `shared`, hold it together with other processes that share it."""
+        self._flock(fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+    def try_acquire(self) -> bool:
+        """Take the lock unless another process holds it; say whether it was taken."""
+        try:
+            self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def __enter__(self) -> "FolderLock":
+        if self.file is None:
+            self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _flock(self, operation: int) -> None:
+        try:
+            if self.file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.file = open_no_link(self.path, "a")
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+        try:
+            fcntl.flock(self.file, operation)
+        except BlockingIOError:
+            raise
+        except OSError as error:  # some file systems, such as Lustre mounted without flock
+            raise StorageError(
+                f"{self.path.parent} cannot be locked ({error.strerror}), so two processes could write to it at once. "
+                "Choose a folder on another file system, or mount this one with flock."
+            ) from None
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -6,7 +6,6 @@ source validation data. The target's labels only measure.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,7 @@ from aidgn.analysis.extraction import (
 from aidgn.analysis.features import Features, open_run
 from aidgn.data.loader import DeviceImageStore
 from aidgn.errors import AidgnError, UnknownNameError
-from aidgn.files import lock, open_no_link, storage_error, write_text
+from aidgn.files import FolderLock, write_text
 from aidgn.inference.model import load_model
 from aidgn.novelty import predicts_by_classifier
 from aidgn.runs.folder import RunFolder
@@ -147,7 +146,7 @@ class Results:
             }
             for number, (settings, source, target) in enumerate(measured)
         ]
-        with _locked(self.run.adaptation):  # another process may have measured other methods meanwhile
+        with FolderLock(self.run.adaptation_lock):  # another process may have measured other methods meanwhile
             others = [line for line in read_adaptation(self.run.path, self.model) if line["method"] != method]
             order = {name: place for place, name in enumerate(ORDER)}  # a later version may know more methods
             self.lines = sorted(others + new, key=lambda line: order.get(line["method"], len(order)))
@@ -239,15 +238,3 @@ def _check_predictions(network: Algorithm) -> None:
         raise AidgnError(
             f"{network.name()} overrides `predict`: adapting the classifier would not adapt its predictions."
         )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keep other processes from a run's adaptation.jsonl."""
-    try:
-        file = open_no_link(path.with_name(f".{path.name}.lock"), "a")
-    except OSError as error:
-        raise storage_error(path, error) from None
-    with file:
-        lock(file, path.parent, wait=True)
-        yield

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from aidgn.data.dataset import Dataset
 from aidgn.data.decode_pool import content_digest, decode_all
 from aidgn.data.images import largest_slot, longest_side
 from aidgn.errors import AidgnError, ParameterError, amount, plural
-from aidgn.files import lock, open_no_link, storage_error
+from aidgn.files import FolderLock, storage_error
 
 SAMPLED_HEADERS = 128  # images whose headers tell the slot size at first
 COMMIT_SECONDS = 0.5
@@ -210,9 +209,10 @@ class ImageCache:
         former = Path(self.root, ".aidgn-cache")
         if not self.index_path.exists() and former.is_dir():
             log.warning("%s is no longer used and can be deleted: decoded images are in %s.", former, self.folder)
+        lock = FolderLock(self.folder / f"lock-{self.limit}")
+        self._wait_for_lock(lock)
         try:
-            with open_no_link(self.folder / f"lock-{self.limit}", "a") as lock_file:
-                self._wait_for_lock(lock_file)
+            with lock:
                 decoded = self._decode_missing(suspects)
                 index = CacheIndex.load(self.index_path)
         except OSError as error:
@@ -221,9 +221,9 @@ class ImageCache:
             raise AidgnError(f"{self.folder} was changed while images were stored there. Run the same command again.")
         return index, decoded
 
-    def _wait_for_lock(self, lock_file: IO[str]) -> None:
+    def _wait_for_lock(self, lock: FolderLock) -> None:
         """Take the lock; while another process decodes, show its progress."""
-        while not lock(lock_file, self.folder, wait=False):
+        while not lock.try_acquire():
             with suppress(OSError):
                 stored = count_stored(self.index_path)
                 if stored is not None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import lock, open_no_link, storage_error, write_text
+from aidgn.files import FolderLock, open_no_link, storage_error, write_text
 from aidgn.runs import names
 from aidgn.runs.checkpoints import read_state, write_state, write_weights
 from aidgn.runs.metadata import RunMetadata
@@ -59,6 +59,7 @@ class RunFolder:
         self.log_file = self.path / names.LOG
         self.features = self.path / names.FEATURES
         self.adaptation = self.path / names.ADAPTATION
+        self.adaptation_lock = self.path / f".{names.ADAPTATION}.lock"
         self.diagnosis = self.path / names.DIAGNOSIS
         self.figures = self.path / "figures"
         self.export = self.path / "export"
@@ -152,18 +153,14 @@ class RunWriter(RunFolder):
         if not self.enabled:
             yield
             return
-        path = self.path / ".lock"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = open_no_link(path, "a")
-        except OSError as error:
-            raise storage_error(self.path, error) from None
-        with file:
-            if not lock(file, self.path, wait=False) or not path.exists():  # removed by another process, see below
-                raise Busy(
-                    f"Another process is training this run: {self.path} is locked. "
-                    "Wait for it, or stop it, and run the same command again to continue."
-                )
+        lock = FolderLock(self.path / ".lock")
+        if not lock.try_acquire() or not lock.path.exists():  # another process may have removed it, see below
+            lock.release()
+            raise Busy(
+                f"Another process is training this run: {self.path} is locked. "
+                "Wait for it, or stop it, and run the same command again to continue."
+            )
+        with lock:
             try:
                 yield
             except Exception as error:
@@ -174,8 +171,8 @@ class RunWriter(RunFolder):
                 raise
             finally:
                 with suppress(OSError):
-                    if list(self.path.iterdir()) == [path]:
-                        path.unlink()
+                    if list(self.path.iterdir()) == [lock.path]:
+                        lock.path.unlink()
                         self.path.rmdir()
 
     def check_identity(self, identity: Mapping[str, Any]) -> None:

@@ -10,13 +10,13 @@ The run folders alone decide which runs are done.
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aidgn.errors import AidgnError, short
-from aidgn.files import lock, open_no_link, storage_error, write_text
+from aidgn.files import FolderLock, write_text
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.run_id import sweep_key
 from aidgn.sweeps.journal import History, history
@@ -85,23 +85,15 @@ class SweepFolder:
         write_text(self.yaml, yaml)
         write_text(self.json, json.dumps({"retries": retries, "runs": runs}) + "\n")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from changing the plan."""
-        try:
-            self.json.parent.mkdir(parents=True, exist_ok=True)
-            file = open_no_link(self.json.parent / "lock", "a")
-        except OSError as error:
-            raise storage_error(self.path, error) from None
-        with file:
-            lock(file, self.path, wait=True)
-            yield
+    def locked(self) -> FolderLock:
+        """Return the lock that keeps other processes from changing the plan."""
+        return FolderLock(self.json.parent / "lock")
 
     def join(self) -> bool:
         """Mark this process as at work here, as long as this object exists. Return whether no other process is."""
-        self._at_work = open_no_link(self.json.parent / "at-work", "a")
-        alone = lock(self._at_work, self.path, wait=False)
-        lock(self._at_work, self.path, wait=True, shared=True)
+        self._at_work = FolderLock(self.json.parent / "at-work")
+        alone = self._at_work.try_acquire()
+        self._at_work.acquire(shared=True)
         return alone
 
     def statuses(self, runs: Sequence[PlannedRun], retries: int) -> list[RunStatus]:

@@ -4,8 +4,7 @@ import importlib.util
 import json
 import shutil
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +17,7 @@ from aidgn.data.download.mirrors import SOURCES, Mirror, Source
 from aidgn.data.registry import DatasetInfo, get_info, normalize_name
 from aidgn.data.validate import compare_counts
 from aidgn.errors import AidgnError, some
-from aidgn.files import lock, open_no_link, write_text
+from aidgn.files import FolderLock, write_text
 
 SHOWN = 8  # differences in a message
 LARGEST_LISTING = 10_000_000  # bytes
@@ -55,7 +54,11 @@ def download(
         return folder
     with translate_os_errors(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
-    with locked(downloads.with_suffix(".lock"), lambda: say(f"Another process is downloading {info.name}; waiting.")):
+    lock = FolderLock(downloads.with_suffix(".lock"))
+    if not lock.try_acquire():
+        say(f"Another process is downloading {info.name}; waiting.")
+        lock.acquire()
+    with lock:
         if folder := find_existing(info, data_dir, say):
             return folder
         failures = []
@@ -105,18 +108,6 @@ def find_source(name: str, sources: Mapping[str, Source] | None) -> Source:
             return source
     info = get_info(name)  # an error if there is none
     raise AidgnError(f"{info.name} comes with the package: there is nothing to download.")
-
-
-@contextmanager
-def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Let one process at a time into this block; the lock ends with its process."""
-    with translate_os_errors(path):
-        file = open_no_link(path, "w")
-    with file:
-        if not lock(file, path.parent, wait=False):
-            on_wait()
-            lock(file, path.parent, wait=True)
-        yield
 
 
 def find_existing(info: DatasetInfo, data_dir: Path, say: Callable[[str], None]) -> Path | None:
