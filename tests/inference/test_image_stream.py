@@ -22,7 +22,7 @@ from PIL import Image
 from aidgn.data.decode_pool import FEW
 from aidgn.errors import AidgnError
 from aidgn.inference import image_stream as streaming
-from aidgn.inference.image_stream import ASKED, CHUNK, ImageLike, pin, streamed
+from aidgn.inference.image_stream import CHUNK, QUEUED_CHUNKS, ImageLike, pin, streamed
 
 SLOT, BATCH = 16, 40
 
@@ -161,7 +161,7 @@ def test_broken_files_are_told_in_the_same_words(
     (tmp_path / "half.png").write_bytes(Path(paths[0]).read_bytes()[:60])
     wrong = [str(tmp_path / name) for name in ("missing.png", "empty.png", "half.png")]
     # More broken ones in a row than there is room for images.
-    images = [*paths[:30], *wrong, *paths[30:50], *[wrong[0]] * (ASKED * 4 * CHUNK), *paths[50:], wrong[1]]
+    images = [*paths[:30], *wrong, *paths[30:50], *[wrong[0]] * (QUEUED_CHUNKS * 4 * CHUNK), *paths[50:], wrong[1]]
     outcomes = []
     for few in (FEW, 1 << 30):
         monkeypatch.setattr(streaming, "FEW", few)

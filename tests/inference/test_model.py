@@ -317,7 +317,7 @@ def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
     refused(tmp_path, "holds 1 run: .*copy")
     refused(run / "run.json", "is not a model")
     (tmp_path / "model.onnx").touch()
-    refused(tmp_path / "model.onnx", "give the model.safetensors .* beside it")
+    refused(tmp_path / "model.onnx", "give the model.safetensors")
     (tmp_path / "lone").mkdir()
     shutil.copy(run / "model.safetensors", tmp_path / "lone")
     refused(tmp_path / "lone", "no run.json")
@@ -355,7 +355,7 @@ def test_run_json_that_does_not_fit(change: dict[str, object] | None, words: str
     ("change", "words"),
     [
         ({"algorithm": ["ERM"]}, "identity.algorithm is"),
-        ({"hyper_parameters": {"featurizer": 1}}, "AIDGN has no hyper-parameter featurizer"),
+        ({"hyper_parameters": {"featurizer": 1}}, "no hyper-parameter featurizer"),
     ],
 )
 def test_an_identity_that_nobody_has(change: dict[str, object], words: str, copy: Path) -> None:

@@ -1,5 +1,8 @@
-"""Any images in their order, decoded ahead of their use: by threads or, where they are many files, by worker processes,
-which no interpreter lock holds up, into memory that they share with this one."""
+"""Decode images ahead of their use, in order.
+
+Threads decode a few images. Worker processes, which no interpreter lock slows down, decode many files into memory that
+they share with this process.
+"""
 
 import mmap
 import os
@@ -26,17 +29,17 @@ from aidgn.data.decode_pool import CHUNK, FEW, decode_into, receive_reply, send_
 from aidgn.data.images import read_shrunk, to_rgb, turn_upright
 from aidgn.errors import AidgnError
 
-DECODED_TOGETHER = 4  # images that a thread takes at a time
-ASKED = 4  # times CHUNK images that a worker has before it: what both pipes hold, so that nobody waits for the other
-LONGEST = 1024  # letters of a name, for the same reason
+IMAGES_PER_THREAD = 4  # images that a thread takes at a time
+QUEUED_CHUNKS = 4  # chunks queued per worker; they fit into the pipe buffers, so there is no deadlock
+LONGEST_NAME = 1024  # characters, for the same reason
 ImageLike = str | Path | Image.Image | np.ndarray | Tensor
-Decoded = np.ndarray | AidgnError  # pixels [h, w, 3] as the cache stores them, or what is wrong with the image
+Decoded = np.ndarray | AidgnError  # pixels [h, w, 3] as in the cache, or the error in the image
 OnBroken = Callable[[ImageLike, AidgnError], None]
-loading = threading.Lock()  # a lazily opened image may be in a list twice
+loading = threading.Lock()  # a list may hold a lazily opened image twice
 
 
 class Pixels(list[np.ndarray]):
-    """Decoded images [h, w, 3]. If processes decoded them all they lie in rows of `memory` [.., slot, slot, 3]."""
+    """Decoded images [h, w, 3]. If processes decoded all of them, they lie in rows of `memory` [.., slot, slot, 3]."""
 
     def __init__(self, images: Iterable[np.ndarray], memory: np.ndarray | None = None, rows: Sequence[int | None] = ()):
         super().__init__(images)
@@ -44,7 +47,7 @@ class Pixels(list[np.ndarray]):
         self.rows = [row for row in rows if row is not None]
 
     def consecutive(self) -> Iterator[tuple[int, int, int]]:
-        """From which image to which they lie behind each other, and the row of the first of these."""
+        """Yield (start, stop, row) of images that lie in consecutive rows, from `row` on."""
         breaks = [0, *(i for i in range(1, len(self)) if self.rows[i] != self.rows[i - 1] + 1), len(self)]
         return ((start, stop, self.rows[start]) for start, stop in pairwise(breaks))
 
@@ -52,27 +55,34 @@ class Pixels(list[np.ndarray]):
 def streamed(
     images: Iterable[ImageLike], slot: int, batch_size: int, on_broken: OnBroken | None = None, pinned: bool = False
 ) -> Generator[tuple[list[ImageLike], Pixels], None, None]:
-    """Images and their pixels, a batch at a time; the pixels may change once the next batch is asked for.
+    """Yield images and their pixels batch by batch. The pixels may change when the next batch is requested.
 
-    What cannot be read is left out and told to `on_broken`; without it, it is an error. pinned: a GPU is to read the
-    memory that processes write to."""
-    rest, first = iter(images), list[ImageLike]()
+    Args:
+        images: The images.
+        slot: Longest side of decoded images; larger ones are shrunk.
+        batch_size: Number of images in a batch.
+        on_broken: Receives each image that cannot be read, and the error. By default the error is raised.
+        pinned: Let a GPU read the shared memory directly.
+    """
+    rest = iter(images)
+    first: list[ImageLike] = []
     for image in rest:
         first.append(image)
         if len(first) == FEW or not isinstance(image, str | Path):
             break
-    many_files, rest = len(first) == FEW and isinstance(first[-1], str | Path), chain(first, rest)
+    many_files = len(first) == FEW and isinstance(first[-1], str | Path)
+    rest = chain(first, rest)
     with ExitStack() as stack:
         decoders: Threads | Workers = Threads(stack, slot, batch_size)
         if many_files and usable_cores() > 1 and hasattr(os, "memfd_create"):
-            with suppress(OSError):  # memory that cannot be shared, no more processes: threads will do
+            with suppress(OSError):  # without shared memory or more processes, threads decode
                 decoders = Workers(stack, slot, batch_size, pinned)
         waiting: deque[tuple[list[ImageLike], Callable[[], list[Decoded]]]] = deque()
         kept: list[ImageLike] = []
         pixels: list[np.ndarray] = []
         number = 0
         while True:
-            while decoders.room(len(waiting)) and (part := list(islice(rest, decoders.together))):
+            while decoders.room(len(waiting)) and (part := list(islice(rest, decoders.chunk_size))):
                 waiting.append((part, decoders.submit(part)))
             if not waiting:
                 break
@@ -95,13 +105,14 @@ def streamed(
 
 
 class Threads:
-    """They need no start, and take images of every kind."""
+    """Decode in threads, which start at once and take images of every type."""
 
-    together = DECODED_TOGETHER
+    chunk_size = IMAGES_PER_THREAD
 
     def __init__(self, stack: ExitStack, slot: int, batch_size: int):
-        self.slot, self.ahead = slot, max(2 * batch_size // self.together, 2 * usable_cores())
-        self.pool = ThreadPoolExecutor(usable_cores())  # decoders release the interpreter lock, if not all the time
+        self.slot = slot
+        self.ahead = max(2 * batch_size // self.chunk_size, 2 * usable_cores())
+        self.pool = ThreadPoolExecutor(usable_cores())  # decoders release the interpreter lock most of the time
         stack.callback(self.pool.shutdown, wait=False, cancel_futures=True)
 
     def room(self, waiting: int) -> bool:
@@ -114,19 +125,20 @@ class Threads:
         return Pixels(pixels)
 
     def release(self, count: int) -> None:
-        """Pixels are freed by themselves."""
+        """Do nothing: Python frees the pixels."""
 
 
 class Worker:
-    """A process with what it has been asked and what it has answered, both in the order of the questions."""
+    """A process with its queued tasks and its replies, both in order."""
 
     def __init__(self, process: subprocess.Popen, connection: Connection):
-        self.process, self.connection = process, connection
-        self.asked: deque[list[str]] = deque()
-        self.answers: deque[list] = deque()
+        self.process = process
+        self.connection = connection
+        self.queued: deque[list[str]] = deque()
+        self.replies: deque[list] = deque()
 
-    def ask(self, store: int, slot: int, rows: list[int], files: list[str]) -> None:
-        self.asked.append(files)
+    def send(self, store: int, slot: int, rows: list[int], files: list[str]) -> None:
+        self.queued.append(files)
         try:
             send_task(self.connection, decode_into, store, slot, rows, files)
         except ConnectionError:
@@ -134,26 +146,26 @@ class Worker:
 
     def receive(self) -> None:
         try:
-            self.answers.append(receive_reply(self.connection))
+            self.replies.append(receive_reply(self.connection))
         except (EOFError, ConnectionError):
             raise self.ended() from None
-        self.asked.popleft()
+        self.queued.popleft()
 
     def ended(self) -> AidgnError:
-        return worker_died(self.process, self.asked[0] if self.asked else ())
+        return worker_died(self.process, self.queued[0] if self.queued else ())
 
 
 class Workers:
-    """They write into rows of a file without a name that lives in memory, mapped here: gone whatever happens."""
+    """Decode in processes that write into rows of an anonymous file in memory, which vanishes with its last user."""
 
-    together = CHUNK
+    chunk_size = CHUNK
 
     def __init__(self, stack: ExitStack, slot: int, batch_size: int, pinned: bool):
         cores, ahead = usable_cores(), 2 * batch_size
-        if pinned:  # a GPU is fast: leave a core to the thread that feeds it, and let one late worker not hold up all
+        if pinned:  # a GPU is fast: leave a core to the thread that feeds it, and absorb a late worker
             cores, ahead = cores - cores // 16, 4 * batch_size
-        rows = batch_size + max(ahead, 2 * cores * self.together)  # a batch in use, the others ahead
-        # In turn, so that the images of a batch mostly lie behind each other.
+        rows = batch_size + max(ahead, 2 * cores * self.chunk_size)  # a batch in use and the images ahead
+        # Rows are used in turn, so that the images of a batch mostly lie in consecutive rows.
         self.slot, self.free, self.lent = slot, deque(range(rows)), deque[int | None]()
         self.store = os.memfd_create("aidgn")
         stack.callback(os.close, self.store)
@@ -170,29 +182,29 @@ class Workers:
     def room(self, waiting: int) -> bool:
         for connection, _ in self.ready.poll(0):
             self.workers[connection].receive()
-        return len(self.free) >= self.together and len(self.idlest().asked) < ASKED
+        return len(self.free) >= self.chunk_size and len(self.idlest().queued) < QUEUED_CHUNKS
 
     def idlest(self) -> Worker:
-        return min(self.workers.values(), key=lambda worker: len(worker.asked))
+        return min(self.workers.values(), key=lambda worker: len(worker.queued))
 
     def submit(self, part: list[ImageLike]) -> Callable[[], list[Decoded]]:
-        if not all(isinstance(image, str | Path) and len(str(image)) <= LONGEST for image in part):
+        if not all(isinstance(image, str | Path) and len(str(image)) <= LONGEST_NAME for image in part):
             return partial(self.decoded_here, part)
         worker, rows = self.idlest(), [self.free.popleft() for _ in part]
-        worker.ask(self.store, self.slot, rows, [str(image) for image in part])
+        worker.send(self.store, self.slot, rows, [str(image) for image in part])
         return partial(self.decoded_by, worker, rows)
 
     def decoded_here(self, part: list[ImageLike]) -> list[Decoded]:
-        """Where an image in memory or a very long name is among them."""
+        """Decode a chunk with an image in memory or a very long name."""
         found = decode(part, self.slot)
         self.lent.extend(None for each in found if isinstance(each, np.ndarray))
         return found
 
     def decoded_by(self, worker: Worker, rows: list[int]) -> list[Decoded]:
-        while not worker.answers:
+        while not worker.replies:
             worker.receive()
         found: list[Decoded] = []
-        for row, each in zip(rows, worker.answers.popleft(), strict=True):
+        for row, each in zip(rows, worker.replies.popleft(), strict=True):
             if isinstance(each, str):
                 self.free.append(row)
                 found.append(AidgnError(each))
@@ -203,28 +215,28 @@ class Workers:
         return found
 
     def given(self, pixels: list[np.ndarray]) -> Pixels:
-        if self.pin is not None:  # now, while the workers decode the batches behind the first
+        if self.pin is not None:  # late, while the workers decode the batches after the first
             self.pin()
             self.pin = None
         return Pixels(pixels, self.memory, [*islice(self.lent, len(pixels))])
 
     def release(self, count: int) -> None:
-        """The first `count` pixels that were given out are not needed any more."""
+        """Reuse the rows of the first `count` images that were handed out."""
         self.free.extend(row for row in (self.lent.popleft() for _ in range(count)) if row is not None)
 
 
 def pin(stack: ExitStack, memory: np.ndarray) -> None:
-    """Have the GPU read memory by itself until the stack ends; where that is refused it is given copies."""
+    """Let the GPU read memory directly until the stack ends; if the driver refuses, it receives copies."""
     runtime, portable = torch.cuda.cudart(), 1  # for every GPU
     if runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, portable) == runtime.cudaError.success:
         stack.callback(runtime.cudaHostUnregister, memory.ctypes.data)
         return
-    with suppress(RuntimeError):  # the refusal stays behind: whatever the GPU is given next would raise it
+    with suppress(RuntimeError):  # clear the error, which the next GPU call would raise
         torch.ones(1, device="cuda")
 
 
 def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | AidgnError]:
-    """Pixels [h, w, 3] of upright images, each side shrunk to at most `slot`; an error in the place of a broken one."""
+    """Decode images upright, with sides of at most `slot`; broken images give an error in their place."""
     found: list[np.ndarray | AidgnError] = []
     for image in images:
         try:
@@ -242,7 +254,7 @@ def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | AidgnErr
 
 
 def upright(image: ImageLike) -> Image.Image:
-    """An image that is in memory in mode RGB, upright as `read_image` gives that of a file."""
+    """Convert an image in memory to mode RGB, upright as `read_image` does with files."""
     if isinstance(image, Image.Image):
         try:
             with loading:

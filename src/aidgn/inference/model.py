@@ -1,4 +1,4 @@
-"""A trained run as a classifier of any images: prepared exactly as in its evaluation, decoded ahead of the network."""
+"""Load the model of a trained run and classify images, prepared exactly as in its evaluation."""
 
 import glob
 import logging
@@ -40,20 +40,29 @@ log = logging.getLogger("aidgn")
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What the model says of N images."""
+    """Predictions for N images.
 
-    labels: list[str]  # the most probable class of each
-    probabilities: np.ndarray  # float64 [N, C], in the order of `classes`
+    Attributes:
+        labels: The most probable class of each image.
+        probabilities: float64 [N, C], in the order of `classes`.
+        classes: Names of the classes.
+        logits: float32 [N, C], on the CPU.
+        features: float32 [N, n], on the CPU: input of the classifier.
+        warnings: For each image the difference from the training images, or None; None if the model cannot warn.
+    """
+
+    labels: list[str]
+    probabilities: np.ndarray
     classes: list[str]
-    logits: Tensor  # float32 [N, C], on the CPU
-    features: Tensor  # float32 [N, n], on the CPU: what the classifier sees
-    warnings: list[str | None] | None = None  # what is unlike the training images; None: this model cannot tell
+    logits: Tensor
+    features: Tensor
+    warnings: list[str | None] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def top(self, k: int) -> list[list[tuple[str, float]]]:
-        """The k most probable classes of each image with their probabilities, most probable first."""
+        """Return the k most probable classes of each image with their probabilities, most probable first."""
         order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
         values = np.take_along_axis(self.probabilities, order, axis=1)
         return [
@@ -63,10 +72,12 @@ class Prediction:
 
 
 class Model:
-    """A trained network with its classes. An image is a path, a PIL image, an array [H, W, 3] or [H, W] of uint8, or a
-    tensor [3, H, W] of uint8; numbers with a fraction go from 0 to 1 and are rounded to 8 bits.
+    """A trained network with its classes, from `load_model`.
 
-    Algorithms that describe a domain by the images beside an image (ARM, MTL) do so with consecutive images given."""
+    An image is a path, a PIL image, an array [H, W, 3] or [H, W] of uint8, or a tensor [3, H, W] of uint8. Numbers with
+    a fraction go from 0 to 1 and are rounded to 8 bits. Algorithms that describe a domain by neighbouring images (ARM,
+    MTL) use consecutive images.
+    """
 
     def __init__(
         self,
@@ -79,10 +90,14 @@ class Model:
         novelty: Novelty | None = None,
         false_alarms: float = RATE,
     ):
-        self.novelty, self.false_alarms = novelty, false_alarms
         self.network = network.to(device).eval()
-        self.algorithm, self.classes, self.domains = algorithm, classes, domains
-        self.image_size, self.device = image_size, device
+        self.algorithm = algorithm
+        self.classes = classes
+        self.domains = domains
+        self.image_size = image_size
+        self.device = device
+        self.novelty = novelty
+        self.false_alarms = false_alarms
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
         self.batch_size = eval_batch_size(network, device)
         if device.type == "cuda":
@@ -90,77 +105,82 @@ class Model:
             backbones.freeze_folded(network, torch.bfloat16 if precision == "bfloat16" else torch.float32)
         self.vectors = None if novelty is None or novelty.weight is None else torch.as_tensor(novelty.weight).to(device)
         self.uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.in_flight = 0 if self.uploads is None else 2  # batches that a GPU has to do while results are read
+        self.in_flight = 0 if self.uploads is None else 2  # batches queued on the GPU while results are read
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Prediction:
-        """Label and probabilities of one image or of many."""
-        found = [outputs for _, outputs in self.computed(as_list(images))]
+        """Predict labels and probabilities of one or many images."""
+        parts = [outputs for _, outputs in self.compute_batches(as_list(images))]
         none = torch.empty(0, dtype=torch.float64)
         empty = Outputs(torch.empty(0, self.network.num_features), torch.empty(0, len(self.classes)), none, none)
-        return self.prediction(Outputs(*(torch.cat(parts) for parts in zip(*(found or [empty]), strict=True))))
+        return self.prediction(Outputs(*(torch.cat(tensors) for tensors in zip(*(parts or [empty]), strict=True))))
 
     def logits(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
-        """Logits [N, C], float32 on the CPU."""
+        """Return logits [N, C], float32 on the CPU."""
         return self.predict(images).logits
 
-    def prediction(self, found: "Outputs") -> Prediction:
-        probabilities = softmax(found.logits.numpy())
+    def prediction(self, outputs: "Outputs") -> Prediction:
+        """Turn outputs of the network into a prediction."""
+        probabilities = softmax(outputs.logits.numpy())
         if not np.isfinite(probabilities).all():
             raise AidgnError(
                 f"The {self.algorithm} model gives NaN or infinite outputs: its weights are damaged or its "
                 "training diverged. Copy the model from its source again, or train again."
             )
-        warnings = (
-            None
-            if self.novelty is None
-            else self.novelty.warnings_of(found.norms.numpy(), found.angles.numpy(), self.false_alarms)
-        )
+        warnings = None
+        if self.novelty is not None:
+            warnings = self.novelty.warnings_of(outputs.norms.numpy(), outputs.angles.numpy(), self.false_alarms)
         return Prediction(
             [self.classes[c] for c in probabilities.argmax(1)],
             probabilities,
             self.classes,
-            found.logits,
-            found.features,
+            outputs.logits,
+            outputs.features,
             warnings,
         )
 
     def batches(
         self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
     ) -> Iterator[tuple[list[ImageLike], Prediction]]:
-        """Images and what the model says of them, a batch at a time, while the next are decoded: for more images than
-        memory holds. What cannot be read is left out and told to `on_broken`; without it, it is an error."""
-        with closing(self.computed(images, on_broken)) as found:
-            for kept, outputs in found:
-                yield kept, self.prediction(outputs)
+        """Yield images and their predictions batch by batch, for more images than memory holds.
 
-    def computed(
+        Args:
+            images: The images. The next ones are decoded while the network computes.
+            on_broken: Receives each image that cannot be read, and the error. By default the error is raised.
+        """
+        with closing(self.compute_batches(images, on_broken)) as batches:
+            for readable, outputs in batches:
+                yield readable, self.prediction(outputs)
+
+    def compute_batches(
         self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
     ) -> Generator[tuple[list[ImageLike], "Outputs"], None, None]:
-        """Images with what the network says of them; a GPU already has the next batch when one is given out."""
-        launched: deque[tuple[list[ImageLike], PendingBatch]] = deque()
+        """Yield images with their outputs; a GPU already has the next batch then."""
+        pending: deque[tuple[list[ImageLike], PendingBatch]] = deque()
         on_gpu = self.uploads is not None
         with closing(streamed(images, self.slot, self.batch_size, on_broken, pinned=on_gpu)) as batches:
             for kept, pixels in batches:
                 try:
-                    launched.append((kept, self.launch(pixels)))
-                    if len(launched) > self.in_flight:
-                        kept, oldest = launched.popleft()
+                    pending.append((kept, self.launch(pixels)))
+                    if len(pending) > self.in_flight:
+                        kept, oldest = pending.popleft()
                         yield kept, oldest.outputs()
                 finally:
                     if self.uploads is not None:  # the next batch may overwrite the pixels; the core is not kept busy
                         self.uploads.record_event(torch.cuda.Event(blocking=True)).synchronize()
-        for kept, oldest in launched:
+        for kept, oldest in pending:
             yield kept, oldest.outputs()
 
     @torch.no_grad()
     def launch(self, pixels: Sequence[np.ndarray]) -> "PendingBatch":
-        """Give decoded images to the device, which computes what evaluation does; a GPU is not waited for. It may read
-        the pixels until `uploads` is done."""
+        """Queue decoded images on the device, with the arithmetic of evaluation.
+
+        This does not wait for a GPU, which may read the pixels until `uploads` is done.
+        """
         sizes = np.array([image.shape[:2] for image in pixels], np.int32)
         exact_fit = bool((sizes == self.image_size).all())
         largest = int(sizes.max())
         if (sizes == sizes[0]).all():
-            sizes = sizes[:1]  # they are all resized alike
+            sizes = sizes[:1]  # all are resized alike
         with torch.cuda.stream(self.uploads):  # while the GPU computes the batch before
             x = self.upload(pixels, largest)
             geometry = to_device(torch.from_numpy(np.tile(sizes, 2)), self.device)
@@ -171,15 +191,17 @@ class Model:
             geometry.record_stream(stream)
         x = clean(x[:, :largest, :largest], geometry, self.image_size, exact_fit=exact_fit)
         features, logits = outputs(self.network, x)
-        found = Outputs(features.float(), logits.float(), *norms_and_angles(features, logits, self.vectors))
-        found = Outputs(*(each.to("cpu", non_blocking=True) for each in found))
-        return PendingBatch(
-            found, None if self.uploads is None else stream.record_event(torch.cuda.Event(blocking=True))
-        )
+        on_device = (features.float(), logits.float(), *norms_and_angles(features, logits, self.vectors))
+        results = Outputs(*(tensor.to("cpu", non_blocking=True) for tensor in on_device))
+        done = None if self.uploads is None else stream.record_event(torch.cuda.Event(blocking=True))
+        return PendingBatch(results, done)
 
     def upload(self, pixels: Sequence[np.ndarray], largest: int) -> Tensor:
-        """Slots on the device, with each image to the upper left; from where worker processes wrote them, if they did:
-        copying takes this thread longer than all else it does for a batch."""
+        """Copy images into slots on the device, each in the upper left corner.
+
+        Images that worker processes decoded are copied from the shared memory: another copy in between would take this
+        thread longer than everything else it does for a batch.
+        """
         if self.uploads is not None and isinstance(pixels, Pixels) and pixels.memory is not None:
             memory = torch.from_numpy(pixels.memory)
             x = memory.new_empty(len(pixels), *memory.shape[1:], device=self.device)
@@ -192,12 +214,12 @@ class Model:
         return to_device(slots, self.device)
 
     def forward(self, pixels: Sequence[np.ndarray]) -> "Outputs":
-        """What the network says of decoded images, as evaluation computes it."""
+        """Compute the outputs for decoded images, with the arithmetic of evaluation."""
         return self.launch(pixels).outputs()
 
 
 class Outputs(NamedTuple):
-    """Of N images, on the CPU."""
+    """Outputs of the network for N images, on the CPU."""
 
     features: Tensor  # float32 [N, n]
     logits: Tensor  # float32 [N, C]
@@ -206,43 +228,49 @@ class Outputs(NamedTuple):
 
 
 class PendingBatch(NamedTuple):
-    """A batch that the device has been given."""
+    """A batch queued on the device."""
 
-    found: Outputs  # once it is done
+    results: Outputs  # valid once `done` has happened
     done: torch.cuda.Event | None
 
     def outputs(self) -> Outputs:
         if self.done is not None:
             self.done.synchronize()
-        return self.found
+        return self.results
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Along axis 1, in float64. PyTorch's wakes a thread on every core, and each waits 10 ms for more to do: a fifth of
-    all that predicting from files costs."""
+    """Compute the softmax along axis 1 in float64.
+
+    PyTorch's softmax wakes a thread on every core, and each waits 10 ms for more work: a fifth of the cost of
+    predicting from files.
+    """
     logits = logits.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # of infinite logits: not a number, as PyTorch has it
-        shares = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
-        return shares / shares.sum(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # infinite logits give NaN, as in PyTorch
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+        return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
 def as_list(images: ImageLike | Iterable[ImageLike]) -> Iterable[ImageLike]:
-    """One image as a list of one; an array or tensor of four dimensions is many."""
+    """Put a single image into a list; an array or tensor of four dimensions holds many."""
     if isinstance(images, np.ndarray | Tensor):
         return [images] if images.ndim < 4 else images
     if isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable):
-        return [images]  # what is no image is said when it is read
+        return [images]  # reading reports a wrong type
     return images
 
 
 def find_images(names: Iterable[str], ignored: list[str] | None = None) -> list[str]:
-    """Image files: those named, those below the folders named, sorted, and those that match a pattern. Other files
-    there are added to `ignored`.
+    """List image files.
 
-    A name that is nothing of this stays, so that reading it says what is wrong."""
+    Args:
+        names: Files, folders (searched at any depth) and patterns. A name that does not exist stays in the list, so
+            that reading it reports the error.
+        ignored: Receives the other files in the folders and among the matches.
+    """
     files: list[str] = []
     ignored = [] if ignored is None else ignored
     for name in names:
@@ -266,12 +294,16 @@ def find_images(names: Iterable[str], ignored: list[str] | None = None) -> list[
 def load_model(
     path: str | Path, device: str = "auto", algorithm: str | None = None, false_alarms: float = RATE
 ) -> Model:
-    """The model of a finished run: its folder (the selected step), model.safetensors or last.safetensors in it, the
-    .safetensors file that `aidgn export` made of it, or the folder of `aidgn fit`.
+    """Load the model of a finished run.
 
-    algorithm: path/to/file.py:Class for a run of an algorithm of your own. It is asked for, not remembered, because
-    loading a model must not run code that whoever made the folder chose.
-    false_alarms: the share of images like those of the sources that get a warning."""
+    Args:
+        path: The folder of the run (for the selected step), model.safetensors or last.safetensors in it, the
+            .safetensors file that `aidgn export` made, or the folder of `aidgn fit`.
+        device: auto, cpu, cuda or cuda:N.
+        algorithm: path/to/file.py:Class of a custom algorithm. The run does not remember it, because loading a model
+            must not run code that the author of the folder chose.
+        false_alarms: Share of images like those of the training domains that get a warning.
+    """
     path = find_model(path)
     weights = RunFolder(path).model if path.is_dir() else path
     tensors, metadata = read_weights(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
@@ -287,29 +319,31 @@ def load_model(
     stride_first = identity["weights"] not in ("none", "hub") and run.stride_first
     if stride_first is None:
         raise DamagedMetadata(run.path, "it has no stride_first")
-    # The arithmetic of the run; that of a GPU would be slow on a CPU.
+    # The arithmetic of the run, unless it ran on a GPU: that would be slow on a CPU.
     same = where.type != "cpu" or run.device.endswith("CPU")
     precision = choose_precision((run.precision if same else "") or "float32", where)
 
-    kind = find_algorithm(about, name, identity.get("source"), algorithm)
-    net = backbones.create(backbone, weights="none", in_channels=3 + kind.extra_channels, freeze_bn=pretrained)
+    algorithm_type = find_algorithm(about, name, identity.get("source"), algorithm)
+    net = backbones.create(
+        backbone, weights="none", in_channels=3 + algorithm_type.extra_channels, freeze_bn=pretrained
+    )
     if stride_first:
         backbones.set_stride_first(net)
     backbones.fold(net)
     featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
-    hyper_parameters = resolve(name, kind.search_space, {**identity["hyper_parameters"]})
-    network = kind(featurizer, len(classes), len(run.sources), **hyper_parameters)
+    hyper_parameters = resolve(name, algorithm_type.search_space, {**identity["hyper_parameters"]})
+    network = algorithm_type(featurizer, len(classes), len(run.sources), **hyper_parameters)
 
     if metadata.get("algorithm", label) != label:
         raise AidgnError(
             f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
             "they are not of the same run."
         )
-    faults = backbones.find_mismatch(tensors, network.state_dict())
-    if faults:
+    mismatch = backbones.find_mismatch(tensors, network.state_dict())
+    if mismatch:
         raise AidgnError(
             f"{weights} does not fit {about}, which describes {label} with {backbone} and "
-            f"{len(classes)} classes: {faults}. They are not of the same run, or one was changed."
+            f"{len(classes)} classes: {mismatch}. They are not of the same run, or one was changed."
         )
     network.load_state_dict(tensors, strict=False)
     novelty = load_novelty(weights, network, metadata)
@@ -317,14 +351,14 @@ def load_model(
 
 
 def find_model(path: str | Path) -> Path:
-    """Where a model is: the folder that `aidgn fit` made holds it as `model`."""
+    """Return the path of a model: `aidgn fit` puts it into the folder `model`."""
     path = Path(path)
     inner = RunFolder(path / "model").exists and not RunFolder(path).exists
     return path / "model" if inner else path
 
 
 def load_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) -> Novelty | None:
-    """What is usual for the selected step's weights; None for others, and for runs that were trained before this."""
+    """Read the norms and angles of validation images, which exist for the weights of the selected step."""
     if "run" in metadata:
         exported = metadata.get("novelty")
         return None if exported is None else Novelty.from_dict(exported, class_vectors(network.classifier))
@@ -345,12 +379,12 @@ def find_run(path: Path, weights: Path) -> RunFolder:
         raise AidgnError(f"The model {path} does not exist: {expected}.")
     if weights.suffix == ".onnx":
         raise AidgnError(
-            f"{path} is for other programs; here give the {run.model.name} that `aidgn export` wrote beside it."
+            f"{path} is for other programs; here give the {run.model.name} that `aidgn export` wrote next to it."
         )
     if weights.suffix != ".safetensors":
         raise AidgnError(f"{path} is not a model: {expected}.")
     if not run.exists:
-        places = "runs/*", "*", "*/model"  # the last: several of `aidgn fit`
+        places = "runs/*", "*", "*/model"  # the last: models of `aidgn fit`
         runs = next(filter(None, (RunFolder.find(path, place) for place in places)), [])
         if runs:
             raise AidgnError(f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0]}.")
@@ -370,17 +404,17 @@ def find_run(path: Path, weights: Path) -> RunFolder:
 
 
 def find_algorithm(about: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:
-    """The class of a run's algorithm; one of the user's own (it has a `source`) must be given."""
+    """Find the class of a run's algorithm; the caller must name the file of a custom one, which has a `source`."""
     if source is not None and given is None:
         raise AidgnError(
-            f"{about} describes a run of {name}, an algorithm of your own: say where its class is, with "
+            f"{about} describes a run of {name}, a custom algorithm: name its file with "
             f"--algorithm path/to/file.py:{name} (load_model(..., algorithm=...))."
         )
-    if given is None and name not in ALGORITHMS:  # `find` would take a path to code for a name
-        raise AidgnError(f"{about} describes a run of {name}, which is no algorithm of this version of aidgn.")
-    kind = find(given or name)
-    if kind.name() != name:
+    if given is None and name not in ALGORITHMS:  # `find` would load a path to code
+        raise AidgnError(f"{about} describes a run of {name}, which this version of aidgn does not have.")
+    algorithm_type = find(given or name)
+    if algorithm_type.name() != name:
         raise AidgnError(f"{about} describes a run of {name}, not of {given}.")
-    if source is not None and source != source_of(kind):
+    if source is not None and source != source_of(algorithm_type):
         log.warning("%s has changed since the run was trained; predictions may differ.", given)
-    return kind
+    return algorithm_type
