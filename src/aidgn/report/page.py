@@ -13,13 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import aidgn
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError, some
 from aidgn.files import for_json, write_text
 from aidgn.report import reproduce as rerun
+from aidgn.report.page_answer import Answer, make_answer
 from aidgn.report.page_data import (
     MANY_RUNS,
     adaptation,
@@ -33,7 +32,7 @@ from aidgn.report.page_data import (
     with_paper,
 )
 from aidgn.report.paper import dataset_order, paper_order
-from aidgn.report.table import Trials, average_over_targets, have_same_trials, in_order, tables
+from aidgn.report.table import Trials, in_order, tables
 from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.packed import SUFFIX as PACKED
@@ -57,7 +56,7 @@ class Result:
     tables: list[Table]
     paper_notes: list[list[str]]  # per table, [] where the paper has no numbers for it
     accuracies: dict[str, dict[RowName, Trials]]  # by data set
-    answers: dict[str, str] = field(default_factory=dict)  # by data set
+    answers: dict[str, Answer | None] = field(default_factory=dict)  # by data set
 
     @property
     def short_title(self) -> str:
@@ -156,7 +155,7 @@ def write_report(
         datasets=payload["datasets"],
         results=results,
         notes=notes,
-        question=_question(records),
+        source_count=_source_count(records),
         facts=_facts(records, finished),
         views=latent.views,
         told=latent.told,
@@ -196,6 +195,8 @@ def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -
     environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
         re.findall(r"[^\s_./-]{0,11}[\s_./-]|[^\s_./-]{1,12}", name)
     )
+    environment.filters["listed"] = _listed
+    environment.filters["count"] = _count
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html.j2").render(
         **context,
@@ -279,14 +280,6 @@ def _count(number: int) -> str:
     return COUNTS[number] if number < len(COUNTS) else str(number)
 
 
-def _trials(number: int) -> str:
-    return f"{_count(number)} trial" + "s" * (number != 1)
-
-
-def _part(number: int, of: int) -> str:
-    return f"{_count(number) if number else 'none'} of {_count(of)}"
-
-
 def _title(records: Records) -> str:
     found = _datasets(records)
     algorithms = list(dict.fromkeys(name for entry in found for name in entry["algorithms"]))
@@ -297,26 +290,10 @@ def _title(records: Records) -> str:
     return f"{_listed(algorithms)} on unseen domains of {_listed([entry['name'] for entry in found])}"
 
 
-def _question(records: Records) -> str:
-    found = _datasets(records)
-    methods = (
-        "each of these algorithms"
-        if len({name for entry in found for name in entry["algorithms"]}) > 1
-        else "this algorithm"
-    )
-    one = found[0]
-    if len(found) > 1:
-        return (
-            "Trained on some domains of a data set and shown another for the first time: how many of its images "
-            f"does {methods} still classify rightly?"
-        )
-    number = len(one["domains"])
-    sources = number - min((len(run.targets) for run in records.runs if run.targets), default=0)
-    return (
-        f"The data set {one['name']} shows the same classes in {_count(number)} domains: "
-        f"{_listed(one['domains'])}. Trained on {_count(sources)} of them and shown another for the first time, "
-        f"how many of its images does {methods} still classify rightly?"
-    )
+def _source_count(records: Records) -> int:
+    """The largest number of source domains of a run with a target."""
+    targets = min((len(run.targets) for run in records.runs if run.targets), default=0)
+    return len(names_of(records.runs[0])) - targets
 
 
 def _facts(records: Records, finished: Records) -> list[tuple[str, str]]:
@@ -329,7 +306,7 @@ def _facts(records: Records, finished: Records) -> list[tuple[str, str]]:
     facts = [
         ("Runs", f"{len(finished.runs)} of {total} finished" if len(finished.runs) < total else str(total)),
         ("Trials", str(len(trials))),
-        *([("BatchSampler", str(len(draws)))] if len(draws) > 1 else []),
+        *([("Draws", str(len(draws)))] if len(draws) > 1 else []),
     ]
     if steps:
         facts.append(("Steps", str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"))
@@ -366,79 +343,9 @@ def _results(records: Records, finished: Records) -> tuple[list[Result], list[st
         for table in shown:
             drop_untargeted(table, records)
         result = Result(method, shown, extra, accuracies)
-        result.answers = {
-            entry["name"]: _answer(entry, accuracies.get(entry["name"], {})) for entry in _datasets(finished)
-        }
+        for entry in _datasets(finished):
+            by_row = accuracies.get(entry["name"], {})
+            by_algorithm = {name: by_row[RowName(name)] for name in entry["algorithms"] if RowName(name) in by_row}
+            result.answers[entry["name"]] = make_answer(entry["domains"], by_algorithm)
         results.append(result)
     return results, notes
-
-
-def _answer(entry: Mapping[str, Any], accuracies: Mapping[RowName, Trials]) -> str:
-    """The result in words: whose average in the table is highest, and how much it is ahead of the next in the trials
-    that both have, and whether in every one."""
-    of = {name: accuracies[RowName(name)] for name in entry["algorithms"] if RowName(name) in accuracies}
-    if not of:
-        return ""
-    targets = sorted({target for trials in of.values() for target in trials})
-    names = entry["domains"]
-    means = {
-        name: {target: 100 * float(np.mean(list(trials[target].values()))) for target in targets}
-        for name, trials in of.items()
-        if trials.keys() == {*targets}
-    }
-    if not means:
-        return "No algorithm has a result for every target yet, so nothing is averaged."
-    best, *others = sorted(means, key=lambda name: -sum(means[name].values()))
-    where = (
-        f"on average over {_count(len(targets))} unseen domains"
-        if len(targets) > 1
-        else f"on {names[targets[0]]}, which it never saw"
-    )
-    text = f"{best} classifies {sum(means[best].values()) / len(targets):.1f} % of the images rightly {where}"
-    over = f" ({_trials(len(of[best][targets[0]])) if have_same_trials(of[best]) else 'whose trials differ'})."
-    if others:
-        text += _ahead(best, others[0], of, over)
-    else:
-        text += over
-        if len(targets) > 1:
-            low, high = (chosen(targets, key=means[best].__getitem__) for chosen in (min, max))
-            text += (
-                f" It ranges from {means[best][low]:.1f} % on {names[low]} to {means[best][high]:.1f} % on "
-                f"{names[high]}."
-            )
-    if absent := [name for name in of if name not in means]:
-        text += (
-            f" {_listed(absent)} {'lacks' if len(absent) == 1 else 'lack'} some of these domains, and so "
-            f"{'has' if len(absent) == 1 else 'have'} no average to compare."
-        )
-    return text
-
-
-def _ahead(best: str, second: str, of: Mapping[str, Trials], over: str) -> str:
-    """How `best` compares with `second`, in the trials that have every target of both; `over` says which trials the
-    average of `best` is over, where these are not all."""
-    targets = sorted(of[best])
-    mine, theirs = (average_over_targets(of[name], targets) for name in (best, second))
-    both = sorted(mine.keys() & theirs.keys())
-    if not both:
-        return (
-            f"{over} It has no trial with all domains in common with {second}, the next in the table, so the two "
-            "cannot be compared yet."
-        )
-    differences = [100 * (mine[trial] - theirs[trial]) for trial in both]
-    more = float(np.mean(differences))
-    if have_same_trials(of[best], of[second]):
-        text = f", {more:.1f} points more than {second}." if more >= 0.05 else f", no more than {second}."
-    else:
-        apart = f"{abs(more):.1f} points {'ahead of' if more > 0 else 'behind'}" if abs(more) >= 0.05 else "level with"
-        text = f"{over} In the {_trials(len(both))} that both have, it is {apart} {second}, the next in the table."
-    if len(both) > 1:
-        ahead = sum(difference > 0 for difference in differences)
-        in_all = "in every trial" if ahead == len(both) else f"in {_part(ahead, len(both))} trials"
-        text += f" It is ahead {in_all}; the difference is {min(differences):+.1f} to {max(differences):+.1f} points."
-    else:
-        text += " One trial cannot tell a difference of the algorithms from chance."
-    if len(targets) > 1:
-        wins = sum(sum(of[best][target][trial] - of[second][target][trial] for trial in both) > 0 for target in targets)
-        text += f" Domain by domain it is ahead on {_part(wins, len(targets))}."
-    return text
