@@ -83,7 +83,7 @@ def test_mistakes(here: Path) -> None:
         (("table", "runs", "--adaptation"), "None of the 4 runs in runs has been adapted. `aidgn adapt runs`"),
         (("table", "runs", "--adaptation", "--selection", "oracle"), "--selection oracle does not go with"),
         (("table", "runs", "--parquet", "all.csv"), "--parquet all.csv"),
-        (("table", "runs", "--csv", "all.parquet"), "--parquet writes that form"),
+        (("table", "runs", "--csv", "all.parquet"), "--parquet"),
         (("adapt", erm, "--method", "tent", "--device", "cpu"), "BatchNorm2d"),
     ):
         assert words in mistake(*arguments)
