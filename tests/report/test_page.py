@@ -562,7 +562,7 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
     make_run(sweep, images, "ERM", 1, 0, draw=3, with_features=False, **defaults)
     own = make_run(sweep, images, "Own", 0, 0, with_features=False, tau=0.123456789)
     about = json.loads((own / "run.json").read_text())
-    about["identity"]["augment_validation"] = True
+    about["identity"] |= {"augment_validation": True, "schedule": "cosine", "warmup": 3}
     (own / "run.json").write_text(json.dumps(about))
     note, *lines = rerun.commands(read_runs(sweep).runs, "my runs")
     assert note == "# the sweep below also trains runs missing here"  # other draws
@@ -574,6 +574,7 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
     assert {swept[i + 1] for i, part in enumerate(swept) if part == "--set"} == {"batch_size=4"}
     assert single[3:9] == ["--algorithm", "Own", "--target", "day", "--trial", "0"]
     assert "tau=0.123456789" in single and "--augment-validation" in single and "--augment-validation" not in swept
+    assert "--schedule cosine --warmup 3" in " ".join(single) and "--schedule" not in swept
 
 
 def test_commands_say_where_they_train_more_than_these_runs(tmp_path: Path, images: Path) -> None:

@@ -14,6 +14,7 @@ from aidgn.data.registry import DATASETS, SMALL_SIDE
 from aidgn.errors import short
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.options import run_options
 from aidgn.runs.records import RunRecords
 from aidgn.runs.run_id import folder_name
 
@@ -212,33 +213,33 @@ def _weights(identity: Mapping[str, Any]) -> str:
     return f"{stem}.safetensors" if stem and len(digest) == 8 else known
 
 
-def _options(made: RunMetadata) -> tuple[str, ...]:
-    """Options other than --set, in the words of the command line, where they are not what the data set and the
-    device give anyway."""
+def _options(metadata: RunMetadata) -> tuple[str, ...]:
+    """Return command-line options other than --set whose values differ from those of the data set and the device."""
     from aidgn import backbones
 
-    identity = made.identity
-    entry = DATASETS.get(identity["dataset"])
+    identity = metadata.identity
+    info = DATASETS.get(identity["dataset"])
     small = (identity.get("image_size") or 224) <= SMALL_SIDE
-    backbone = backbones.SMALL if small else backbones.DEFAULT
-    usual = {
-        "eval_every": entry.eval_every if entry else None,
-        "image_size": entry.image_size if entry else 224,
-        "backbone": backbone,
+    defaults = {
+        "eval_every": info.eval_every if info else None,
+        "image_size": info.image_size if info else 224,
+        "backbone": backbones.SMALL if small else backbones.DEFAULT,
         "weights": "none" if identity.get("backbone") == backbones.SMALL else "hub",
-        "precision": "float32" if made.device.endswith("CPU") else "bfloat16",
     }
+    values = {**identity, "skip_broken": bool(metadata.skipped)}
+    if identity.get("weights"):
+        values["weights"] = _weights(identity)
+    if identity.get("train_only"):  # `aidgn fit --quick` chooses these
+        for name in ("train_only", "eval_every", "skip_broken"):
+            values.pop(name, None)
     options = []
-    for key in ("steps", "eval_every", "image_size", "backbone", "weights", "average", "precision"):
-        value = _weights(identity) if key == "weights" and identity.get(key) else identity.get(key)
-        if key == "eval_every" and identity.get("train_only"):
-            continue  # `aidgn fit` goes by the steps
-        if value is not None and value != usual.get(key):
-            options += [f"--{key.replace('_', '-')}", str(value)]
-    if identity.get("augment_validation"):
-        options.append("--augment-validation")
-    if made.skipped and not identity.get("train_only"):
-        options.append("--skip-broken")
+    for option in run_options():
+        value = values.get(option.name)
+        if value is not None and value != defaults.get(option.name, option.default):
+            options += [option.command_line] if option.type is bool else [option.command_line, str(value)]
+    precision = identity.get("precision")
+    if precision not in (None, "float32" if metadata.device.endswith("CPU") else "bfloat16"):
+        options += ["--precision", str(precision)]
     return tuple(options)
 
 
