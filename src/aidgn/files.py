@@ -8,9 +8,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StorageError(AidgnError):
@@ -154,3 +157,16 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StorageError(f"{path} cannot be written ({error.strerror}). Make it writable, or choose another folder.")
     return StorageError(f"{path} could not be written: {error.strerror or error}.")
+
+
+def check_finite(path: Path, tensors: "Mapping[str, Tensor]") -> None:
+    """Refuse weights that are NaN or infinite."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = tensor.aminmax()  # both are NaN if any value is; isfinite() takes 25 times as long
+        if not (low.isfinite() and high.isfinite()):
+            raise AidgnError(
+                f"{path} cannot be used: {name} holds NaN or infinite values. The file is damaged, or the "
+                "training that wrote it diverged; use another file, or train again."
+            )

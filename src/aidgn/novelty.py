@@ -1,5 +1,8 @@
-"""Is an image unlike anything the model was trained on? Its feature's norm and its angle to the predicted class's
-direction, against those of source images that were set aside, as a conformal p-value."""
+"""Recognise images unlike anything the model was trained on, with a conformal p-value.
+
+It compares the norm of an image's feature and the angle to the predicted class's vector with those of source images
+that were set aside. This module is at the top level because training writes these values and inference reads them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +16,7 @@ from torch import Tensor
 from aidgn.algorithms import Algorithm
 from aidgn.errors import AidgnError
 
-RATE = 0.01  # of false alarms: the share of images like the sources' that get a warning
+RATE = 0.01  # share of images like the sources' that get a warning (false alarms)
 MOST = 4000  # images kept; with them a rate of 1 % is 1 +- 0.16 %
 LARGEST = 1e30  # a norm for what is infinite
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from aidgn.backbones.small import SMALL
 from aidgn.errors import AidgnError, ParameterError, some
-from aidgn.runs.checkpoints import check_finite
+from aidgn.files import check_finite
 
 HUB_SECONDS = 10.0  # time for the hub's first answer
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")

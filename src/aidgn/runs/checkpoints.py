@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError
-from aidgn.files import atomic_write, write_text
+from aidgn.files import atomic_write, check_finite, write_text
 from aidgn.runs import names
 
 if TYPE_CHECKING:
@@ -96,19 +96,6 @@ def _read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any], bool]
         raise _damaged(path, "its content does not match its checksum")
     check_finite(path, tensors)
     return tensors, metadata, digest is not None
-
-
-def check_finite(path: Path, tensors: "Mapping[str, Tensor]") -> None:
-    """Refuse weights that are NaN or infinite."""
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        low, high = tensor.aminmax()  # both are NaN if any value is; isfinite() takes 25 times as long
-        if not (low.isfinite() and high.isfinite()):
-            raise AidgnError(
-                f"{path} cannot be used: {name} holds NaN or infinite values. The file is damaged, or the "
-                "training that wrote it diverged; use another file, or train again."
-            )
 
 
 def _weights_digest(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
