@@ -326,16 +326,15 @@ def _unfinished(records: Records) -> list[str]:
 
 
 def _results(records: Records, finished: Records) -> tuple[list[Result], list[str]]:
-    """By each way of selecting that these runs allow; and why not by the others."""
-    results: list[Result] = []
-    notes: list[str] = []
+    """Tabulate the runs by each selection method that they allow; and say why training-domain validation fails."""
+    results, notes = [], []
     for method in METHODS if finished.runs else ():
         try:
             shown, extra = with_paper(partial(tables, finished, method, "sd"))
             accuracies: dict[str, dict[RowName, Trials]] = {}
             for row in select(finished, method):
-                of = accuracies.setdefault(row["dataset"], {}).setdefault(RowName(row["algorithm"]), {})
-                of.setdefault(row["target"], {})[row["trial"]] = row["accuracy"]
+                trials = accuracies.setdefault(row["dataset"], {}).setdefault(RowName(row["algorithm"]), {})
+                trials.setdefault(row["target"], {})[row["trial"]] = row["accuracy"]
         except AidgnError as error:
             if method == "training":  # what the others need, most sweeps are not made for
                 notes.append(str(error))
