@@ -103,6 +103,9 @@ def sweep(
 ) -> SweepResult:
     """Train every algorithm on every data set with every domain unseen once. Finished runs are not repeated.
 
+    Worker processes train the runs. They import the script that calls this function, so call it below
+    `if __name__ == "__main__":` in a script; a notebook needs no such line.
+
     Args:
         datasets: Names of data sets, or folders.
         algorithms: Names of algorithms, or path/to/file.py:Class.

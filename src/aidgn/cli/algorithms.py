@@ -6,7 +6,7 @@ import click
 
 
 @click.command(
-    short_help="The algorithms and their hyper-parameters.",
+    short_help="List the algorithms and their hyper-parameters.",
     epilog="""\b
 Examples:
   aidgn algorithms
@@ -16,7 +16,7 @@ Examples:
 @click.argument("name", required=False)
 @click.option("--small", is_flag=True, help="Show the defaults for images of 28 to 64 pixels instead of 224.")
 def algorithms(name: str | None, small: bool) -> None:
-    """The list of algorithms; with NAME, its objective, hyper-parameters and search space."""
+    """List the algorithms, or show the objective, hyper-parameters and search space of NAME."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -28,7 +28,7 @@ def algorithms(name: str | None, small: bool) -> None:
     console = wide_console(120)
     if name is None:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for head in ("name", "what it does", "paper", "own hyper-parameters"):
+        for head in ("name", "what it does", "paper", "hyper-parameters"):
             table.add_column(head, overflow="fold")
         for algorithm in ALGORITHMS.values():
             table.add_row(
@@ -39,8 +39,8 @@ def algorithms(name: str | None, small: bool) -> None:
             )
         console.print(table)
         console.print(
-            f"\nAll have {', '.join(COMMON)} too. `aidgn algorithms NAME` shows the objective and search.\n"
-            "One of your own is named by where it is, path/to/file.py:Class, here as in training.",
+            f"\nAll have {', '.join(COMMON)} too. `aidgn algorithms NAME` shows the objective and search space.\n"
+            "NAME can be an algorithm in a file of yours: path/to/file.py:Class.",
             highlight=False,
         )
         return

@@ -8,7 +8,7 @@ from aidgn.cli.options import hyper_parameter_options, run_options
 
 
 @click.command(
-    short_help="Your own pictures: what to expect on a new domain, and the model.",
+    short_help="Make a model from your own pictures and estimate its accuracy on a new domain.",
     epilog="""\b
 Examples:
   aidgn fit photos/

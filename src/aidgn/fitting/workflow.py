@@ -124,7 +124,8 @@ def fit(
     """Make a classifier from images and estimate its accuracy on a domain it never saw.
 
     Inspects the images, trains with each domain unseen once to estimate the accuracy there, compares with ERM, and
-    trains the better of the two on all domains. The same call continues an interrupted one.
+    trains the better of the two on all domains. The same call continues an interrupted one. In a script, call it below
+    `if __name__ == "__main__":`, because worker processes import the script.
 
     Args:
         folder: Folder ROOT/<domain>/<class>/<image>, or the name of a data set.

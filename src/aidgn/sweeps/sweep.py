@@ -15,14 +15,12 @@ from aidgn.algorithms import find
 from aidgn.data import Dataset, get_info
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
-from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import AidgnError
 from aidgn.runs.options import run_options
 from aidgn.runs.run_id import sweep_key
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import last_line, reset_failures
 from aidgn.sweeps.launchers.base import RETRIES, Launcher, OnEvent
-from aidgn.sweeps.launchers.local import LocalLauncher
 from aidgn.sweeps.plan import MUST_MATCH, SweepPlan
 from aidgn.sweeps.plan_file import read_plans, write_plans
 from aidgn.sweeps.store import Cell, PlannedRun, RunStatus, SweepFolder, list_runs
@@ -291,59 +289,6 @@ class Sweep:
             **training,
         )
         self.refresh(retries)
-
-
-def sweep(
-    datasets: Sequence[str],
-    algorithms: Sequence[str],
-    out: str | Path = "runs",
-    *,
-    launcher: Launcher | None = None,
-    retries: int = RETRIES,
-    retry_failed: bool = False,
-    device: str = "auto",
-    precision: str = "auto",
-    data_dir: str | None = None,
-    trackers: Sequence[str] = (),
-    on_event: OnEvent = lambda *_: None,
-    **options: Any,
-) -> Sweep:
-    """Train every algorithm on every data set with every domain unseen once; continue if some runs are done.
-
-    Args:
-        datasets: Names of data sets, or folders.
-        algorithms: Names of algorithms, or path/to/file.py:Class.
-        out: Folder of the sweep.
-        launcher: Where to train, by default in worker processes of this machine.
-        retries: How often a run that fails is tried again before it is set aside.
-        retry_failed: Try the runs that were set aside earlier, too.
-        device: cuda, cuda:1 or cpu.
-        precision: Arithmetic of the network.
-        data_dir: Where data sets are.
-        trackers: Names of trackers that show the records.
-        on_event: Called with the number of a run, the kind of event and its value; see `launchers.base`.
-        options: Further fields of `SweepPlan`: targets, trials, draws, hyper_parameters, steps and so on.
-    """
-    launcher = launcher or LocalLauncher()
-    launcher.check()
-    if isinstance(launcher, LocalLauncher):
-        precision = choose_precision(precision, choose_device(device))
-    plan = SweepPlan(tuple(datasets), tuple(algorithms), precision=precision, **options)
-    known = None if precision == "auto" else precision
-    made = Sweep.prepare([plan], out, data_dir=data_dir, precision=known)
-    made.check()
-    made.refresh(retries)
-    made.train(
-        launcher,
-        retries=retries,
-        retry_failed=retry_failed,
-        data_dir=data_dir,
-        on_event=on_event,
-        device=device,
-        precision=precision,
-        trackers=trackers,
-    )
-    return made
 
 
 def stop_if_all_fail(on_event: OnEvent) -> OnEvent:
