@@ -247,7 +247,7 @@ def test_an_own_algorithm_is_shown_as_it_is_written(aidgn: Aidgn, tmp_path: Path
         (("train", "digits", "--target", "ink", "--set", "gamma"), "NAME=VALUE"),
         (("train", "digits", "--target", "ink", "--set", "gama=1"), "Did you mean gamma"),
         (("train", "digits", "--target", "ink", "--algorithm", "aidng"), "Did you mean"),
-        (("train", "digits", "--target", "ink", "--device", "cuda:77"), "--device cuda:77"),
+        (("train", "digits", "--target", "ink", "--device", "cuda:77"), "--device is cuda:77"),
         (("train", "nowhere/", "--target", "ink"), "nowhere"),
         (("table", "nowhere"), "nowhere"),
         (("algorithms", "ERN"), "Did you mean ERM"),
