@@ -39,8 +39,9 @@ from aidgn.cli.predict import _as_csv
 from aidgn.data.cache import usable_cores
 from aidgn.data.images import read_shrunk
 from aidgn.devices import choose_device, choose_precision
+from aidgn.inference.image_files import find_images
 from aidgn.inference.image_stream import Pixels, pin
-from aidgn.inference.model import Model, PendingBatch, find_images
+from aidgn.inference.model import Model, PendingBatch
 from aidgn.novelty import MOST, Novelty
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer
 

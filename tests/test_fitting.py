@@ -18,7 +18,7 @@ from aidgn.fitting.estimate import choose_algorithm, compare, is_clear_differenc
 from aidgn.fitting.plan import choose_image_size, plan_fit
 from aidgn.fitting.store import FitFolder
 from aidgn.fitting.workflow import check_same_images
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model
 from aidgn.training import train
 
 DIGITS = load_dataset("digits")

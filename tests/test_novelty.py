@@ -12,7 +12,7 @@ from scipy.stats import binom
 from aidgn.data import load_dataset
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
-from aidgn.inference.model import Model, load_model
+from aidgn.inference import Model, load_model
 from aidgn.novelty import MOST, Novelty
 from aidgn.training import RunSpec, train
 

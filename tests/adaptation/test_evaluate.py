@@ -26,7 +26,7 @@ from aidgn.data.cache import prepare
 from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model
 from aidgn.runs.names import ADAPTATION
 from aidgn.training import RunSpec, train
 

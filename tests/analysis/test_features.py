@@ -19,7 +19,7 @@ from aidgn.analysis.features import Features
 from aidgn.cli import app
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from aidgn import backbones
 from aidgn.data.decode_pool import FEW
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model
 from aidgn.training import RunSpec, train
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]

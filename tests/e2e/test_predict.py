@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from aidgn.data import load_dataset
-from aidgn.inference import output
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model, output
 from aidgn.training import RunSpec, train
 
 Aidgn = Callable[..., subprocess.CompletedProcess]

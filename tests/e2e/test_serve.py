@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 
 from aidgn.data import load_dataset
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model
 from aidgn.training import RunSpec, train
 
 DIGITS = load_dataset("digits")

@@ -19,8 +19,9 @@ from aidgn import backbones
 from aidgn.data import load_dataset
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
+from aidgn.inference import Model, find_images, load_model
 from aidgn.inference import image_stream as streaming
-from aidgn.inference.model import Model, find_images, load_model, softmax
+from aidgn.inference.prediction import softmax
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
 
@@ -387,7 +388,7 @@ def test_own_algorithm_is_asked_for(
 def test_loading_a_model_imports_no_compiler(run: Path) -> None:
     """It would take a second at the start of every prediction."""
     script = (
-        f"import sys; from aidgn.inference.model import load_model; load_model({str(run)!r}, 'cpu'); "
+        f"import sys; from aidgn.inference import load_model; load_model({str(run)!r}, 'cpu'); "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from aidgn.cli import app
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
+from aidgn.inference import load_model
 from aidgn.inference.export import export
-from aidgn.inference.model import load_model
 from aidgn.runs.checkpoints import (
     DamagedFile,
     read_novelty,

@@ -18,7 +18,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from aidgn.data import load_dataset
-from aidgn.inference.model import Model, load_model
+from aidgn.inference import Model, load_model
 from aidgn.serve.app import create_app
 from aidgn.serve.engine import DECODED, DECODERS, Engine, Limits
 from aidgn.serve.neighbors import LatentSpace
@@ -93,7 +93,7 @@ def test_what_the_model_says(client: TestClient, model: Model, space: LatentSpac
         np.testing.assert_allclose(list(found["probabilities"].values()), wanted.probabilities[number], atol=1e-6)
         assert found["probability"] == max(found["probabilities"].values())
         assert wanted.warnings is not None and (found["warning"] is None) == (wanted.warnings[number] is None)
-        place, near = space.around(wanted.features[number].numpy())
+        place, near = space.locate(wanted.features[number].numpy())
         assert found["position"] == pytest.approx(place, abs=1e-4) and len(found["nearest"]) == 6
         first = found["nearest"][0]
         assert first["distance"] == pytest.approx(near[0][1], abs=1e-5)

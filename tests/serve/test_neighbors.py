@@ -13,9 +13,9 @@ from aidgn.analysis.extraction import extract_features
 from aidgn.data import load_dataset
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
+from aidgn.inference import load_model
 from aidgn.inference.export import export
-from aidgn.inference.model import load_model
-from aidgn.serve.neighbors import LatentSpace, latent_space, spread
+from aidgn.serve.neighbors import LatentSpace, build_latent_space, sample_evenly
 from aidgn.training import RunSpec, train
 
 DIGITS = load_dataset("digits")
@@ -30,12 +30,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def space(run: Path) -> LatentSpace:
-    return latent_space(run, load_model(run, "cpu"), 120)
+    return build_latent_space(run, load_model(run, "cpu"), 120)
 
 
 def test_nearest_have_the_smallest_angles(space: LatentSpace) -> None:
     feature = np.random.default_rng(0).random(space.directions.shape[1]).astype(np.float32)
-    place, near = space.around(feature)
+    place, near = space.locate(feature)
     z = feature.astype(np.float64)
     distances = [
         1 - sum(a * b for a, b in zip(z, w, strict=True)) / np.sqrt((z**2).sum() * (w**2).sum())
@@ -45,22 +45,22 @@ def test_nearest_have_the_smallest_angles(space: LatentSpace) -> None:
     assert [index for index, _ in near] == order.tolist()
     np.testing.assert_allclose([distance for _, distance in near], np.sort(distances)[:6], atol=1e-5)
     weights = np.array([1 / (distances[i] + 1e-6) for i in order[:5]])
-    np.testing.assert_allclose(place, (weights[:, None] * space.places[order[:5]]).sum(0) / weights.sum(), atol=1e-3)
+    np.testing.assert_allclose(place, (weights[:, None] * space.positions[order[:5]]).sum(0) / weights.sum(), atol=1e-3)
 
 
 def test_a_training_image_lies_where_it_lies(space: LatentSpace, run: Path) -> None:
     features = load_model(run, "cpu").predict(DIGITS.pixels[space.rows[:10]]).features.numpy()
     for index, feature in enumerate(features):
-        place, near = space.around(3 * feature)  # the norm plays no part
+        place, near = space.locate(3 * feature)  # the norm plays no part
         assert near[0][1] < 1e-5
         if near[1][1] > 1e-3:
             assert near[0][0] == index
-            np.testing.assert_allclose(place, space.places[index], atol=0.02)
+            np.testing.assert_allclose(place, space.positions[index], atol=0.02)
 
 
 def test_only_images_that_were_trained_on_of_all_kinds_alike(space: LatentSpace) -> None:
-    assert len(space.rows) == len(set(space.rows.tolist())) == 120 and space.places.shape == (120, 2)
-    assert space.places.min() >= 0 and space.places.max() <= 1
+    assert len(space.rows) == len(set(space.rows.tolist())) == 120 and space.positions.shape == (120, 2)
+    assert space.positions.min() >= 0 and space.positions.max() <= 1
     inside = set()
     for domain in range(4):
         everywhere = DIGITS.indices(domain)
@@ -69,7 +69,7 @@ def test_only_images_that_were_trained_on_of_all_kinds_alike(space: LatentSpace)
         )
     assert set(space.rows.tolist()) <= inside
     assert set(Counter(zip(space.domains.tolist(), space.labels.tolist(), strict=True)).values()) == {4}
-    rare = spread(np.array([0] * 50 + [1] * 10), np.zeros(60, np.int64), [0], 0, 10)
+    rare = sample_evenly(np.array([0] * 50 + [1] * 10), np.zeros(60, np.int64), [0], 0, 10)
     assert Counter((rare >= 50).tolist()) == {False: 5, True: 5}
 
 
@@ -88,12 +88,12 @@ def test_kept_features_are_used_and_those_of_another_model_are_not(
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     kept = extract_features(copy, device="cpu")
     model = load_model(copy, "cpu")
-    more = latent_space(copy, model, 50)
-    assert len(more.rows) > 1000 and len(more.places) == 50
+    more = build_latent_space(copy, model, 50)
+    assert len(more.rows) > 1000 and len(more.positions) == 50
     wanted = kept.features[more.rows] / np.linalg.norm(kept.features[more.rows], axis=1, keepdims=True)
     np.testing.assert_allclose(more.directions, wanted, atol=1e-6)
     replace(kept, model="0" * 64, features=kept.features * 0).save(copy / "features.npz")
-    again = latent_space(copy, model, 120)
+    again = build_latent_space(copy, model, 120)
     np.testing.assert_allclose(again.directions, space.directions, atol=1e-5)
 
 
@@ -120,14 +120,14 @@ def test_folders_exported_files_and_missing_data(tmp_path: Path) -> None:
     shutil.move(export(run, tmp_path / "out", onnx=False).files[0], file)
     model = load_model(file, "cpu")
     with pytest.raises(AidgnError, match="not found"):
-        latent_space(file, model, 100)
-    space = latent_space(file, model, 100, tmp_path / "photos")
+        build_latent_space(file, model, 100)
+    space = build_latent_space(file, model, 100, tmp_path / "photos")
     assert len(space.rows) == 26 and set(space.domains.tolist()) == {0, 1}  # two sources, 16 less a fifth each
     assert space.thumbnail(3)
     (tmp_path / "photos").rename(tmp_path / "moved")
     with pytest.raises(AidgnError, match="--data"):
-        latent_space(run, model, 100)
-    assert len(latent_space(run, model, 100, tmp_path / "moved").rows) == 26
+        build_latent_space(run, model, 100)
+    assert len(build_latent_space(run, model, 100, tmp_path / "moved").rows) == 26
     (tmp_path / "moved" / "a" / "dark" / "0.png").unlink()
     with pytest.raises(AidgnError, match="not those that"):
-        latent_space(run, model, 100, tmp_path / "moved")
+        build_latent_space(run, model, 100, tmp_path / "moved")

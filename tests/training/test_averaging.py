@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from aidgn.errors import UnknownNameError
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model
 from aidgn.runs.checkpoints import read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, trainer

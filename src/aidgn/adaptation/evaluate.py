@@ -31,7 +31,7 @@ from aidgn.analysis.features import Features, open_run
 from aidgn.data.loader import DeviceImageStore
 from aidgn.errors import AidgnError, UnknownNameError
 from aidgn.files import FolderLock, write_text
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model
 from aidgn.novelty import predicts_by_classifier
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.reader import read_adaptation

@@ -22,7 +22,7 @@ from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import clean
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
-from aidgn.inference.model import load_model
+from aidgn.inference import load_model
 from aidgn.novelty import outputs
 from aidgn.runs.metadata import RunMetadata
 from aidgn.training.evaluation import index_batches

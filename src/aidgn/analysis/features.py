@@ -12,7 +12,7 @@ import numpy as np
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
-from aidgn.inference.model import find_run
+from aidgn.inference.loading import find_run
 from aidgn.runs.folder import RunFolder
 
 VERSION = 1

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aidgn.inference.model import Prediction
+from aidgn.inference.prediction import Prediction
 
 
 class PredictionRow(NamedTuple):

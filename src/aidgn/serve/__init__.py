@@ -11,17 +11,18 @@ if missing:
     raise AidgnError(f"`aidgn serve` needs {' and '.join(missing)}, not installed here: pip install 'aidgn[serve]'.")
 
 from aidgn.serve.app import create_app, load_app, name_model  # noqa: E402 (the check comes first)
-from aidgn.serve.engine import Limits, RequestError  # noqa: E402
-from aidgn.serve.neighbors import LatentSpace, latent_space  # noqa: E402
+from aidgn.serve.engine import Limits  # noqa: E402
+from aidgn.serve.errors import RequestError  # noqa: E402
+from aidgn.serve.neighbors import LatentSpace, build_latent_space  # noqa: E402
 from aidgn.serve.server import is_loopback, listen, run_server  # noqa: E402
 
 __all__ = [
     "LatentSpace",
     "Limits",
     "RequestError",
+    "build_latent_space",
     "create_app",
     "is_loopback",
-    "latent_space",
     "listen",
     "load_app",
     "name_model",

@@ -1,39 +1,33 @@
-"""The web application: routes, limits and access. Every error is a JSON object with a message."""
+"""The web application: its routes, and the requests that they answer."""
 
 import asyncio
-import base64
-import hashlib
-import ipaddress
-import re
 import shutil
-import socket
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import FormData, Headers, MutableHeaders, UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aidgn.errors import AidgnError
-from aidgn.inference.model import Model, find_model, load_model
+from aidgn.inference import Model, find_model, load_model
 from aidgn.runs.folder import RunFolder
-from aidgn.serve.engine import Engine, Limits, RequestError
-from aidgn.serve.neighbors import LatentSpace, latent_space
+from aidgn.serve.access import SameOriginMiddleware, content_security_policy
+from aidgn.serve.engine import Engine, Limits
+from aidgn.serve.errors import RequestError, on_failure, on_http_error, on_request_error
+from aidgn.serve.form import read_form
+from aidgn.serve.neighbors import LatentSpace, build_latent_space
 from aidgn.serve.schema import schema
 
 PAGE = Path(__file__).with_name("page.html")
-MIN_RATE = 10_000  # bytes per second of a request body
-BODY_GRACE = 5.0  # seconds before the rate counts
 
 
 def create_app(
@@ -49,7 +43,7 @@ def create_app(
 
     Args:
         model: From `aidgn.load_model`.
-        space: Training images for the map and the nearest neighbours, from `latent_space`.
+        space: Training images for the map and the nearest neighbours, from `build_latent_space`.
         limits: What requests may ask for.
         name: Name of the model on the page.
         host: Name or address of the server.
@@ -104,7 +98,7 @@ def load_app(
     note = None
     if map_images:
         try:
-            space = latent_space(path, loaded, map_images, data, on_progress)
+            space = build_latent_space(path, loaded, map_images, data, on_progress)
         except AidgnError as error:
             if data is not None:
                 raise
@@ -148,7 +142,7 @@ class Server:
             async with asyncio.timeout(self.limits.seconds), AsyncExitStack() as cleanup:
                 self.waiting += 1
                 try:
-                    form = await self.read_form(request)
+                    form = await read_form(request, self.limits)
                     cleanup.push_async_callback(form.close)
                     received = True
                     await self.turn.acquire()  # after reading, so that slow senders keep nobody waiting
@@ -173,52 +167,6 @@ class Server:
         errors = [image["error"]["status"] for image in images if "error" in image]
         status = errors[0] if len(errors) == len(images) else 200
         return JSONResponse({"images": images, "seconds": round(time.monotonic() - began, 3)}, status)
-
-    async def read_form(self, request: Request) -> FormData:
-        """Read the files of a request within its limits; large files go to disk."""
-        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise RequestError(
-                415, "Send the pictures as multipart/form-data, each as a part `images`: curl -F images=@photo.jpg ..."
-            )
-        most = self.limits.megabytes * 1_000_000
-        too_large = RequestError(
-            413, f"The request is larger than {self.limits.megabytes} MB. Send fewer or smaller pictures."
-        )
-
-        async def stream() -> AsyncGenerator[bytes, None]:
-            began = time.monotonic()
-            received = 0
-            parts = aiter(request.stream())
-            while received <= 2 * most:  # read on beyond the limit, so that the sender gets to see the answer
-                allowed = began + BODY_GRACE + received / MIN_RATE - time.monotonic()
-                try:
-                    async with asyncio.timeout(allowed):
-                        part = await anext(parts, None)
-                except TimeoutError:
-                    message = f"The request arrives at less than {MIN_RATE // 1000} kB per second."
-                    raise RequestError(408, message) from None
-                if part is None:
-                    break
-                received += len(part)
-                if received <= most:
-                    yield part
-            if received > most:
-                raise too_large
-
-        if int(request.headers.get("content-length") or 0) > 2 * most:
-            raise too_large
-        body = stream()
-        try:
-            return await MultiPartParser(request.headers, body, max_files=self.limits.images, max_fields=10).parse()
-        except (MultiPartException, ValueError) as error:
-            async for _ in body:
-                pass
-            message = str(getattr(error, "message", error))
-            if "Too many files" in message:
-                raise RequestError(
-                    413, f"A request may have {self.limits.images} pictures. Send them in several."
-                ) from None
-            raise RequestError(422, f"The request is not valid multipart/form-data: {message}") from None
 
     async def classify(self, form: FormData) -> list[dict[str, Any]]:
         uploads = [value for key, value in form.multi_items() if isinstance(value, UploadFile)]
@@ -253,7 +201,7 @@ class Server:
         model, space = self.model, self.space
         points = None
         if space is not None:
-            rows = zip(space.places, space.labels, space.domains, strict=False)
+            rows = zip(space.positions, space.labels, space.domains, strict=False)
             points = [
                 [round(float(x), 4), round(float(y), 4), int(label), int(domain)] for (x, y), label, domain in rows
             ]
@@ -284,105 +232,3 @@ class Server:
 
     async def health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok", "working": self.working, "waiting": self.waiting})
-
-
-# Access -------------------------------------------------------------------------------------------------------------
-
-
-class SameOriginMiddleware:
-    """Answer requests of our own page and of programs, and forbid other pages to use the answers.
-
-    A foreign page can make a browser send requests to this server, under a foreign name (DNS rebinding) or under ours
-    (cross-site requests). Host reveals the first: it must be an address or a name of this machine. Origin and
-    Sec-Fetch-Site reveal the second.
-    """
-
-    def __init__(self, app: ASGIApp, host: str, policy: str):
-        self.app = app
-        self.names = {"localhost", host.lower(), socket.gethostname().lower()}
-        self.headers = {
-            "Content-Security-Policy": policy,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cross-Origin-Resource-Policy": "same-origin",
-            "Cross-Origin-Opener-Policy": "same-origin",
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for key, value in self.headers.items():
-                    headers[key] = value
-                headers.setdefault("Cache-Control", "no-store")
-            await send(message)
-
-        reason = self.find_objection(scope, Headers(scope=scope))
-        if reason:
-            await error_response(403, reason)(scope, receive, send_with_headers)
-        else:
-            await self.app(scope, receive, send_with_headers)
-
-    def find_objection(self, scope: Scope, headers: Headers) -> str | None:
-        given = headers.get("host", "")
-        name = re.sub(r":\d*$", "", given).strip("[]").lower()
-        if name not in self.names and not is_address(name):
-            return "Use the address of this server or the name of its machine, not another name."
-        if headers.get("origin", f"{scope['scheme']}://{given}") != f"{scope['scheme']}://{given}":
-            return "Pages of other sites may not use this server."
-        if scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            return "Pages of other sites may not use this server."
-        return None
-
-
-def is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def content_security_policy(page: str) -> str:
-    """Return a policy that allows only the page's own style and script, and no requests to other servers."""
-
-    def digest(tag: str) -> str:
-        [content] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-    return (
-        f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; img-src 'self' "
-        "blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
-# Errors ---------------------------------------------------------------------------------------------------------------
-
-
-def error_response(status: int, message: str) -> JSONResponse:
-    headers = {"Retry-After": "3"} if status in (429, 503) else None
-    return JSONResponse({"error": {"status": status, "message": message}}, status, headers)
-
-
-def on_request_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(error.status, error.message)
-
-
-def on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return error_response(
-        error.status_code,
-        {
-            404: "There is nothing here; /api/schema lists all paths.",
-            405: f"{request.method} is not possible here; /api/schema lists the methods.",
-        }.get(error.status_code, error.detail),
-    )
-
-
-def on_failure(_: Request, error: Exception) -> Response:
-    return error_response(500, f"The server failed ({type(error).__name__}). Its terminal shows the error.")

@@ -20,6 +20,7 @@ from aidgn.data.images import FORMAT_NAMES, open_image
 from aidgn.errors import AidgnError
 from aidgn.inference import image_stream
 from aidgn.inference.model import Model
+from aidgn.serve.errors import RequestError
 from aidgn.serve.neighbors import LatentSpace
 
 DECODERS = 2
@@ -27,8 +28,8 @@ DECODED = 64
 BATCH = 32  # pictures that go through the network together
 LARGE = 4_000_000  # pixels; decoded one after the other
 # Modes that need few bytes per pixel on their way to RGB. Other modes, such as transparency, have a lower limit.
-LEAN = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
-OTHERS = 1 / 4  # share of the pixel limit for other modes
+LEAN_MODES = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
+OTHER_MODES_SHARE = 1 / 4  # share of the pixel limit for other modes
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,6 @@ class Limits:
     requests: int = 8  # at a time
     waiting: int = 64  # requests being read or waiting for their turn; more get status 429
     megapixels: int = 64  # of a picture
-
-
-class RequestError(Exception):
-    """A request that the server refuses.
-
-    Args:
-        status: HTTP status of the answer.
-        message: Reason, as a sentence.
-    """
-
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class Engine:
@@ -92,7 +79,7 @@ class Engine:
         try:
             with open_image(path) as image:
                 pixels = image.width * image.height
-                lean = image.mode in LEAN and "transparency" not in image.info
+                lean = image.mode in LEAN_MODES and "transparency" not in image.info
                 size = f"{image.width:,} x {image.height:,}"
         except Image.UnidentifiedImageError:
             if not path.stat().st_size:
@@ -105,7 +92,7 @@ class Engine:
             pixels, lean, size = 1 << 62, True, "by far"
         except Exception as error:  # decoders fail on damaged files with exceptions of every kind
             raise RequestError(422, f"This picture is damaged: {str(error) or type(error).__name__}.") from None
-        most = self.limits.megapixels * (1 if lean else OTHERS)
+        most = self.limits.megapixels * (1 if lean else OTHER_MODES_SHARE)
         if pixels > most * 1e6:
             raise RequestError(
                 413,
@@ -155,7 +142,7 @@ class Engine:
                 "nearest": [],
             }
             if self.space is not None:
-                answer["position"], near = self.space.around(prediction.features[i].numpy())
+                answer["position"], near = self.space.locate(prediction.features[i].numpy())
                 answer["nearest"] = [
                     {
                         "index": index,

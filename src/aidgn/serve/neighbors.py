@@ -1,4 +1,4 @@
-"""Training images as the model sees them: a map of them in two dimensions, and which are nearest to a new picture."""
+"""Training images in the model's feature space: a map in two dimensions, and the nearest ones to a new picture."""
 
 import io
 from collections.abc import Callable
@@ -15,130 +15,157 @@ from aidgn.data import Dataset
 from aidgn.data.images import read_shrunk
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
-from aidgn.inference.export import images_of
-from aidgn.inference.model import Model
+from aidgn.inference import Model
+from aidgn.inference.export import find_training_images
 from aidgn.runs.checkpoints import read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
 
-MOST = 20_000  # training images that a picture is compared with
-NEAREST = 6  # of these are shown
-AMID = 5  # training images on the map that a picture is put amid
-THUMBNAIL = 128  # pixels
-LARGEST = 2 << 30  # bytes of a feature file that is read; of a larger one a few features are computed sooner
+MAX_COMPARED = 20_000  # training images that a picture is compared with
+MIN_COMPARED = 10
+SHOWN_NEIGHBORS = 6
+POSITION_NEIGHBORS = 5  # training images on the map that determine the position of a picture
+THUMBNAIL_SIDE = 128  # pixels
+MAX_FEATURES_BYTES = 2 << 30  # reading a larger feature file takes longer than computing some features
 
 
 @dataclass(frozen=True, eq=False)
 class LatentSpace:
-    """Directions z / |z| of N training images; the first M of them, from all classes and domains alike, have a place
-    on the map: t-SNE of the directions."""
+    """Features of N training images, evenly from all classes and domains. The first M have a position on the map.
 
-    directions: np.ndarray  # float32 [N, n], of length 1
-    labels: np.ndarray  # int64 [N]
-    domains: np.ndarray  # int64 [N]
-    places: np.ndarray  # float64 [M, 2], from 0 to 1
-    rows: np.ndarray  # int64 [N]: which images of the data set they are
-    dataset: Dataset | None  # None: their pictures are not here
+    Attributes:
+        directions: Features divided by their norms, float32 [N, n].
+        labels: Class of each image, int64 [N].
+        domains: Domain of each image, int64 [N].
+        positions: t-SNE of the directions, float64 [M, 2], from 0 to 1.
+        rows: Index of each image in the data set, int64 [N].
+        dataset: The data set; None if the images are not available.
+    """
 
-    def around(self, feature: np.ndarray) -> tuple[list[float], list[tuple[int, float]]]:
-        """Where a picture lies on the map, and the nearest training images with their cosine distances.
+    directions: np.ndarray
+    labels: np.ndarray
+    domains: np.ndarray
+    positions: np.ndarray
+    rows: np.ndarray
+    dataset: Dataset | None
 
-        t-SNE has no place for new points; the picture goes amid the nearest images on the map, weighed by 1 / distance,
-        so that a training image lies where it lies."""
-        distances = 1 - self.directions @ unit(feature[None])[0]
-        near = nearest(distances[: len(self.places)], AMID)
-        weights = 1 / (np.maximum(distances[near], 0) + 1e-6)
-        place = (self.places[near] * (weights / weights.sum())[:, None]).sum(0)
-        best = nearest(distances, NEAREST)
-        return place.tolist(), [(int(i), max(float(distances[i]), 0.0)) for i in best]
+    def locate(self, feature: np.ndarray) -> tuple[list[float], list[tuple[int, float]]]:
+        """Return the position of a picture on the map, and its nearest training images with their cosine distances.
+
+        t-SNE has no position for new points. The position is the mean of those of the nearest images on the map,
+        weighted by 1 / distance, so that a training image keeps its own.
+        """
+        distances = 1 - self.directions @ normalize(feature[None])[0]
+        neighbors = find_smallest(distances[: len(self.positions)], POSITION_NEIGHBORS)
+        weights = 1 / (np.maximum(distances[neighbors], 0) + 1e-6)
+        position = (self.positions[neighbors] * (weights / weights.sum())[:, None]).sum(0)
+        shown = find_smallest(distances, SHOWN_NEIGHBORS)
+        return position.tolist(), [(int(i), max(float(distances[i]), 0.0)) for i in shown]
 
     def thumbnail(self, index: int) -> bytes | None:
-        """A small PNG of a training image; None if it is not here any more."""
-        return (
-            None
-            if self.dataset is None or not 0 <= index < len(self.rows)
-            else picture_of(self.dataset, int(self.rows[index]))
-        )
+        """Return a small PNG of a training image, or None if the image is not available."""
+        if self.dataset is None or not 0 <= index < len(self.rows):
+            return None
+        return make_thumbnail(self.dataset, int(self.rows[index]))
 
 
 @lru_cache(2048)
-def picture_of(dataset: Dataset, row: int) -> bytes | None:
+def make_thumbnail(dataset: Dataset, row: int) -> bytes | None:
+    """Return a small PNG of an image of a data set, or None if the image cannot be read."""
     if dataset.pixels is not None:
         picture = Image.fromarray(dataset.pixels[row])
     else:
         try:
-            picture, _ = read_shrunk(str(Path(str(dataset.root), dataset.files[row])), 2 * THUMBNAIL)
+            picture, _ = read_shrunk(str(Path(str(dataset.root), dataset.files[row])), 2 * THUMBNAIL_SIDE)
         except AidgnError:
             return None
-        picture.thumbnail((THUMBNAIL, THUMBNAIL))
+        picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     file = io.BytesIO()
     picture.save(file, "PNG")
     return file.getvalue()
 
 
-def latent_space(
+def build_latent_space(
     path: Path,
     model: Model,
     count: int,
     data: str | Path | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> LatentSpace:
-    """That of a run folder or an exported file, with `count` images on the map; an error says why there is none.
+    """Place training images on the map.
 
-    Features come from RUN/features.npz where it is of this model; otherwise those of `count` images are computed."""
-    report = on_progress or (lambda *_: None)
-    run = RunFolder(path if path.is_dir() else path.parent)
-    metadata = describe(path)
-    selected = path.is_dir() or path == run.model
-    kept = run.features
-    usable = selected and run.exists and kept.exists() and kept.stat().st_size < LARGEST
-    known = Features.load(kept) if usable else None
-    if known is not None and known.model != run.model_digest:
-        known = None
+    Features come from the run's features.npz if the file belongs to this model. Otherwise the features of `count`
+    images are computed.
+
+    Args:
+        path: Folder of a run, or an exported file.
+        model: Its model.
+        count: Number of images on the map.
+        data: Folder of the images, if they have moved.
+        on_progress: Receives a description, the number of images so far and their total.
+
+    Raises:
+        AidgnError: There are neither features nor enough images.
+    """
+    metadata = read_metadata(path)
+    saved = load_features(path)
     try:
-        dataset: Dataset | None = images_of(metadata, data)
+        dataset: Dataset | None = find_training_images(metadata, data)
     except AidgnError:
-        if known is None:
+        if saved is None:
             raise
         dataset = None
-    labels = dataset.labels if dataset else known.labels if known else np.empty(0, np.int64)
-    domains = dataset.domain_of if dataset else known.domains if known else np.empty(0, np.int64)
+    if dataset is not None:
+        labels, domains = dataset.labels, dataset.domain_of
+    else:
+        assert saved is not None
+        labels, domains = saved.labels, saved.domains
     sources = [metadata.domains.index(name) for name in metadata.sources]
-    rows = spread(labels, domains, sources, metadata.identity["trial"], MOST if known else count)
-    if known is not None:
-        features = known.features[rows]
+    rows = sample_evenly(labels, domains, sources, metadata.identity["trial"], MAX_COMPARED if saved else count)
+    if saved is not None:
+        features = saved.features[rows]
     else:
         assert dataset is not None
-        rows, features = compute(model, dataset, rows, report)
-    if len(rows) < 10:
+        rows, features = compute_features(model, dataset, rows, on_progress or (lambda *_: None))
+    if len(rows) < MIN_COMPARED:
         raise AidgnError(f"Only {len(rows)} training images can be read.")
-    directions = unit(features)
-    count = min(count, len(rows))
-    places = tsne(directions[:count], seed=0)
-    low, high = places.min(0), places.max(0)
-    return LatentSpace(
-        directions, labels[rows], domains[rows], (places - low) / np.maximum(high - low, 1e-9), rows, dataset
-    )
+    directions = normalize(features)
+    positions = tsne(directions[: min(count, len(rows))], seed=0)
+    low = positions.min(0)
+    high = positions.max(0)
+    positions = (positions - low) / np.maximum(high - low, 1e-9)
+    return LatentSpace(directions, labels[rows], domains[rows], positions, rows, dataset)
 
 
-def describe(path: Path) -> RunMetadata:
+def read_metadata(path: Path) -> RunMetadata:
     """Return the metadata of a run folder, of its weights, or of an exported file."""
-    folder = RunFolder(path if path.is_dir() else path.parent)
-    if path.is_file() and not folder.exists:
+    run = RunFolder(path if path.is_dir() else path.parent)
+    if path.is_file() and not run.exists:
         _, metadata = read_weights(path)
         if "run" not in metadata:
             raise AidgnError(f"{path} does not say what it was trained on.")
         return RunMetadata.from_dict(metadata["run"], path)
-    return open_run(folder.path).metadata
+    return open_run(run.path).metadata
 
 
-def spread(labels: np.ndarray, domains: np.ndarray, sources: list[int], trial: int, count: int) -> np.ndarray:
-    """Up to `count` images that the training saw: one of every class of every domain in turn, at random."""
-    inside = [np.flatnonzero(domains == domain) for domain in sources]
-    rows = np.concatenate(
-        [row[train_val_indices(len(row), trial, domain)[0]] for row, domain in zip(inside, sources, strict=True)]
-    )
-    rows = np.random.default_rng(0).permutation(rows)
+def load_features(path: Path) -> Features | None:
+    """Return the saved features of a run, if they belong to the model of its selected step."""
+    run = RunFolder(path if path.is_dir() else path.parent)
+    if not run.exists or path not in (run.path, run.model):
+        return None
+    if not run.features.exists() or run.features.stat().st_size >= MAX_FEATURES_BYTES:
+        return None
+    features = Features.load(run.features)
+    return features if features.model == run.model_digest else None
+
+
+def sample_evenly(labels: np.ndarray, domains: np.ndarray, sources: list[int], trial: int, count: int) -> np.ndarray:
+    """Return up to `count` random training images, one of every class of every domain in turn."""
+    per_domain = []
+    for domain in sources:
+        indices = np.flatnonzero(domains == domain)
+        per_domain.append(indices[train_val_indices(len(indices), trial, domain)[0]])
+    rows = np.random.default_rng(0).permutation(np.concatenate(per_domain))
     group = domains[rows] * (labels.max(initial=0) + 1) + labels[rows]
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
@@ -147,31 +174,32 @@ def spread(labels: np.ndarray, domains: np.ndarray, sources: list[int], trial: i
     return rows[np.argsort(turn, kind="stable")][:count]
 
 
-def compute(
-    model: Model, dataset: Dataset, rows: np.ndarray, report: Callable[[str, int, int], None]
+def compute_features(
+    model: Model, dataset: Dataset, rows: np.ndarray, on_progress: Callable[[str, int, int], None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Features of images of a data set, and which of them could be read."""
-    where: dict[str, int] = {}
+    """Compute features of images of a data set. Return the rows of the readable images and their features."""
     if dataset.pixels is not None:
         return rows, model.predict(dataset.pixels[rows]).features.numpy()
-    for row in rows.tolist():
-        where[str(Path(str(dataset.root), dataset.files[row]))] = row
-    read: list[int] = []
-    found: list[np.ndarray] = []
-    for paths, prediction in model.batches(list(where), lambda *_: None):
-        read += [where[str(path)] for path in paths]
-        found.append(prediction.features.numpy())
-        report("computing features", len(read), len(rows))
-    return np.array(read, np.int64), np.concatenate(found) if found else np.empty((0, 1), np.float32)
+    row_of = {str(Path(str(dataset.root), dataset.files[row])): row for row in rows.tolist()}
+    readable: list[int] = []
+    features: list[np.ndarray] = []
+    for paths, prediction in model.batches(list(row_of), lambda *_: None):
+        readable += [row_of[str(path)] for path in paths]
+        features.append(prediction.features.numpy())
+        on_progress("computing features", len(readable), len(rows))
+    if not features:
+        return np.empty(0, np.int64), np.empty((0, 1), np.float32)
+    return np.array(readable, np.int64), np.concatenate(features)
 
 
-def unit(features: np.ndarray) -> np.ndarray:
-    """Directions, float32; of a feature that is 0 or no number, 0."""
+def normalize(features: np.ndarray) -> np.ndarray:
+    """Divide features by their norms, in float32. NaN and infinity count as 0, and 0 stays 0."""
     z = np.nan_to_num(features.astype(np.float32), posinf=0.0, neginf=0.0)
     return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
 
 
-def nearest(distances: np.ndarray, count: int) -> np.ndarray:
+def find_smallest(distances: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the `count` smallest distances, smallest first."""
     count = min(count, len(distances))
-    some = np.argpartition(distances, count - 1)[:count]
-    return some[np.argsort(distances[some], kind="stable")]
+    smallest = np.argpartition(distances, count - 1)[:count]
+    return smallest[np.argsort(distances[smallest], kind="stable")]

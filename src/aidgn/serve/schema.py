@@ -1,85 +1,20 @@
-"""The JSON endpoint in OpenAPI 3.1, for people and for programs that make clients of it."""
+"""The description of the JSON endpoint in OpenAPI 3.1, for people and for generators of clients."""
 
 from dataclasses import asdict
 from typing import Any
 
 import aidgn
 from aidgn.data.images import FORMAT_NAMES
-from aidgn.serve.engine import OTHERS, Limits
+from aidgn.serve.engine import OTHER_MODES_SHARE, Limits
+
+TEXT = {"type": "string"}
+NUMBER = {"type": "number"}
+INTEGER = {"type": "integer"}
+PROBABILITY = {"type": "number", "minimum": 0, "maximum": 1}
 
 
 def schema(limits: Limits) -> dict[str, Any]:
-    """What GET /api/schema answers."""
-    number, text = {"type": "number"}, {"type": "string"}
-    share = {"type": "number", "minimum": 0, "maximum": 1}
-    error = {
-        "type": "object",
-        "required": ["status", "message"],
-        "properties": {"status": {"type": "integer"}, "message": text},
-    }
-    picture = {
-        "type": "object",
-        "required": ["name", "label", "probability", "probabilities", "warning", "position", "nearest"],
-        "description": "What the model says of a picture.",
-        "properties": {
-            "name": {**text, "description": "The file's name, as it was sent."},
-            "label": {**text, "description": "The most probable class."},
-            "probability": {**share, "description": "Its probability."},
-            "probabilities": {"type": "object", "additionalProperties": share, "description": "Of every class."},
-            "warning": {
-                "type": ["string", "null"],
-                "description": "Why the picture is unlike the training images; null: it is not, or the model "
-                "cannot tell.",
-            },
-            "position": {
-                "type": ["array", "null"],
-                "items": number,
-                "minItems": 2,
-                "maxItems": 2,
-                "description": "Its place on the map of training images, x and y from 0 to 1.",
-            },
-            "nearest": {
-                "type": "array",
-                "description": "The nearest training images, nearest first.",
-                "items": {
-                    "type": "object",
-                    "required": ["index", "class", "domain", "distance", "thumbnail"],
-                    "properties": {
-                        "index": {"type": "integer"},
-                        "class": text,
-                        "domain": text,
-                        "distance": {**number, "minimum": 0, "description": "1 - cosine of the angle of the features."},
-                        "thumbnail": {"type": ["string", "null"], "description": "Path of a small PNG on this server."},
-                    },
-                },
-            },
-        },
-    }
-    failure = {
-        "type": "object",
-        "required": ["name", "error"],
-        "description": "A file that is no usable picture.",
-        "properties": {"name": text, "error": error},
-    }
-    answer = {
-        "type": "object",
-        "required": ["images", "seconds"],
-        "properties": {
-            "images": {
-                "type": "array",
-                "items": {"oneOf": [picture, failure]},
-                "description": "One entry per file, in the order sent.",
-            },
-            "seconds": {**number, "description": "How long it took."},
-        },
-    }
-    refusal = {"type": "object", "required": ["error"], "properties": {"error": error}}
-
-    def json(description: str, content: dict[str, Any]) -> dict[str, Any]:
-        return {"description": description, "content": {"application/json": {"schema": content}}}
-
-    files_alone = "; if this is so of every file of a request, its answer has this status and a list `images`"
-    either = {"oneOf": [refusal, answer]}
+    """Return the answer to GET /api/schema."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -88,84 +23,30 @@ def schema(limits: Limits) -> dict[str, Any]:
             "description": "Pictures in, labels out. Example: curl -F images=@photo.jpg http://HOST/api/predict",
         },
         "paths": {
-            "/api/predict": {
-                "post": {
-                    "summary": "Classify pictures",
-                    "requestBody": {
-                        "required": True,
-                        "content": {
-                            "multipart/form-data": {
-                                "schema": {
-                                    "type": "object",
-                                    "required": ["images"],
-                                    "properties": {
-                                        "images": {
-                                            "type": "array",
-                                            "minItems": 1,
-                                            "maxItems": limits.images,
-                                            "items": {"type": "string", "format": "binary"},
-                                            "description": f"{FORMAT_NAMES} files, each as a part `images`.",
-                                        }
-                                    },
-                                }
-                            }
-                        },
-                    },
-                    "responses": {
-                        "200": json("At least one picture was classified.", answer),
-                        "403": json(
-                            "Asked for by a page of another site, or by a name this server is not known by.", refusal
-                        ),
-                        "408": json("The request was not complete in time.", refusal),
-                        "413": json(
-                            f"More than {limits.megabytes} MB or {limits.images} files, or a picture of more than "
-                            f"{limits.megapixels} million pixels ({limits.megapixels * OTHERS:g} million with "
-                            "transparency or 16-bit grey)" + files_alone + ".",
-                            either,
-                        ),
-                        "415": json(
-                            "The request is not multipart/form-data, or a file is not a picture" + files_alone + ".",
-                            either,
-                        ),
-                        "422": json("No file, a malformed request, or a damaged picture" + files_alone + ".", either),
-                        "429": json(
-                            "Too many requests are waiting; header Retry-After says when to come again.", refusal
-                        ),
-                        "503": json(f"No answer within {limits.seconds} seconds, or the server is stopping.", refusal),
-                    },
-                }
-            },
+            "/api/predict": {"post": describe_predict(limits)},
             "/api/model": {
                 "get": {
                     "summary": "Classes, domains, limits and the map of training images",
-                    "responses": {"200": json("The model.", {"type": "object"})},
+                    "responses": {"200": json_content("The model.", {"type": "object"})},
                 }
             },
             "/api/training/{index}": {
                 "get": {
                     "summary": "A small picture of a training image",
-                    "parameters": [{"name": "index", "in": "path", "required": True, "schema": {"type": "integer"}}],
+                    "parameters": [{"name": "index", "in": "path", "required": True, "schema": INTEGER}],
                     "responses": {
                         "200": {"description": "PNG.", "content": {"image/png": {}}},
-                        "404": json("There is none.", refusal),
+                        "404": json_content("There is no picture of this index.", ERROR),
                     },
                 }
             },
             "/api/health": {
                 "get": {
-                    "summary": "Whether the server is there, and how busy",
+                    "summary": "Whether the server runs, and its number of requests",
                     "responses": {
-                        "200": json(
-                            "It is.",
-                            {
-                                "type": "object",
-                                "required": ["status", "working", "waiting"],
-                                "properties": {
-                                    "status": {"const": "ok"},
-                                    "working": {"type": "integer"},
-                                    "waiting": {"type": "integer"},
-                                },
-                            },
+                        "200": json_content(
+                            "The server runs.",
+                            json_object({"status": {"const": "ok"}, "working": INTEGER, "waiting": INTEGER}),
                         )
                     },
                 }
@@ -173,3 +54,99 @@ def schema(limits: Limits) -> dict[str, Any]:
         },
         "x-limits": asdict(limits),
     }
+
+
+def describe_predict(limits: Limits) -> dict[str, Any]:
+    """Describe the request for predictions and its answers."""
+    images = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": limits.images,
+        "items": {"type": "string", "format": "binary"},
+        "description": f"{FORMAT_NAMES} files, each as a part `images`.",
+    }
+    form = {"multipart/form-data": {"schema": json_object({"images": images})}}
+    # With several files, the status is an error only if all files failed.
+    per_file = "; if this holds for every file of a request, the answer has this status and a list `images`."
+    error_or_images = {"oneOf": [ERROR, IMAGES]}
+    too_large = (
+        f"More than {limits.megabytes} MB or {limits.images} files, or a picture of more than {limits.megapixels} "
+        f"million pixels ({limits.megapixels * OTHER_MODES_SHARE:g} million with transparency or 16-bit grey){per_file}"
+    )
+    no_picture = f"The request is not multipart/form-data, or a file is not a picture{per_file}"
+    damaged = f"No file, a malformed request, or a damaged picture{per_file}"
+    return {
+        "summary": "Classify pictures",
+        "requestBody": {"required": True, "content": form},
+        "responses": {
+            "200": json_content("At least one picture was classified.", IMAGES),
+            "403": json_content("A page of another site sent the request, or the server's name was wrong.", ERROR),
+            "408": json_content("The request was not complete in time.", ERROR),
+            "413": json_content(too_large, error_or_images),
+            "415": json_content(no_picture, error_or_images),
+            "422": json_content(damaged, error_or_images),
+            "429": json_content("Too many requests are waiting. The header Retry-After gives the seconds.", ERROR),
+            "503": json_content(f"No answer within {limits.seconds} seconds, or the server is stopping.", ERROR),
+        },
+    }
+
+
+def json_content(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Describe a response in JSON."""
+    return {"description": description, "content": {"application/json": {"schema": content}}}
+
+
+def json_object(properties: dict[str, Any], description: str | None = None) -> dict[str, Any]:
+    """Describe an object with required properties."""
+    described = {} if description is None else {"description": description}
+    return {"type": "object", "required": list(properties), **described, "properties": properties}
+
+
+STATUS_AND_MESSAGE = json_object({"status": INTEGER, "message": TEXT})
+ERROR = json_object({"error": STATUS_AND_MESSAGE})
+NEIGHBOR = json_object(
+    {
+        "index": INTEGER,
+        "class": TEXT,
+        "domain": TEXT,
+        "distance": {**NUMBER, "minimum": 0, "description": "1 - cosine of the angle between the features."},
+        "thumbnail": {"type": ["string", "null"], "description": "Path of a small PNG on this server."},
+    }
+)
+PICTURE = json_object(
+    {
+        "name": {**TEXT, "description": "Name of the file, as sent."},
+        "label": {**TEXT, "description": "The most probable class."},
+        "probability": {**PROBABILITY, "description": "Probability of this class."},
+        "probabilities": {
+            "type": "object",
+            "additionalProperties": PROBABILITY,
+            "description": "Probability of every class.",
+        },
+        "warning": {
+            "type": ["string", "null"],
+            "description": "How the picture differs from the training images; null if it does not, or if the model "
+            "cannot tell.",
+        },
+        "position": {
+            "type": ["array", "null"],
+            "items": NUMBER,
+            "minItems": 2,
+            "maxItems": 2,
+            "description": "Position on the map of training images, x and y from 0 to 1.",
+        },
+        "nearest": {"type": "array", "description": "The nearest training images, nearest first.", "items": NEIGHBOR},
+    },
+    "The prediction for a picture.",
+)
+FAILURE = json_object({"name": TEXT, "error": STATUS_AND_MESSAGE}, "The error in a file that cannot be classified.")
+IMAGES = json_object(
+    {
+        "images": {
+            "type": "array",
+            "items": {"oneOf": [PICTURE, FAILURE]},
+            "description": "One entry per file, in the order sent.",
+        },
+        "seconds": {**NUMBER, "description": "Time from the start of the request to its answer."},
+    }
+)

@@ -1,0 +1,153 @@
+"""Find the model of a trained run, check its files, and load it."""
+
+import logging
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aidgn import backbones
+from aidgn.algorithms import ALGORITHMS, Algorithm, find
+from aidgn.algorithms.base import class_vectors
+from aidgn.algorithms.custom import source_of
+from aidgn.algorithms.search_space import resolve
+from aidgn.devices import choose_device, choose_precision
+from aidgn.errors import AidgnError, plural
+from aidgn.inference.model import Model
+from aidgn.novelty import RATE, Novelty
+from aidgn.runs.checkpoints import read_novelty, read_weights
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
+from aidgn.training.featurizer import Featurizer
+
+log = logging.getLogger("aidgn")
+
+
+def load_model(
+    path: str | Path, device: str = "auto", algorithm: str | None = None, false_alarms: float = RATE
+) -> Model:
+    """Load the model of a finished run.
+
+    Args:
+        path: The folder of the run (for the selected step), model.safetensors or last.safetensors in it, the
+            .safetensors file that `aidgn export` made, or the folder of `aidgn fit`.
+        device: auto, cpu, cuda or cuda:N.
+        algorithm: path/to/file.py:Class of a custom algorithm. The run does not remember it, because loading a model
+            must not run code that the author of the folder chose.
+        false_alarms: Share of images like those of the training domains that get a warning.
+    """
+    path = find_model(path)
+    weights = RunFolder(path).model if path.is_dir() else path
+    tensors, metadata = read_weights(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
+    if "run" in metadata:  # an exported file
+        run = RunMetadata.from_dict(metadata["run"], weights)
+    else:
+        run = find_run(path, weights).metadata
+    run.check_complete(*MODEL_NEEDS)
+    about, identity, classes = run.path, run.identity, run.classes
+    where = choose_device(device)
+    label, name, backbone = str(run.label), run.label.name, str(identity["backbone"])
+    pretrained = identity["weights"] != "none"
+    stride_first = identity["weights"] not in ("none", "hub") and run.stride_first
+    if stride_first is None:
+        raise DamagedMetadata(run.path, "it has no stride_first")
+    # The arithmetic of the run, unless it ran on a GPU: that would be slow on a CPU.
+    same = where.type != "cpu" or run.device.endswith("CPU")
+    precision = choose_precision((run.precision if same else "") or "float32", where)
+
+    algorithm_type = find_algorithm(about, name, identity.get("source"), algorithm)
+    net = backbones.create(
+        backbone, weights="none", in_channels=3 + algorithm_type.extra_channels, freeze_bn=pretrained
+    )
+    if stride_first:
+        backbones.set_stride_first(net)
+    backbones.fold(net)
+    featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
+    hyper_parameters = resolve(name, algorithm_type.search_space, {**identity["hyper_parameters"]})
+    network = algorithm_type(featurizer, len(classes), len(run.sources), **hyper_parameters)
+
+    if metadata.get("algorithm", label) != label:
+        raise AidgnError(
+            f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
+            "they are not of the same run."
+        )
+    mismatch = backbones.find_mismatch(tensors, network.state_dict())
+    if mismatch:
+        raise AidgnError(
+            f"{weights} does not fit {about}, which describes {label} with {backbone} and "
+            f"{len(classes)} classes: {mismatch}. They are not of the same run, or one was changed."
+        )
+    network.load_state_dict(tensors, strict=False)
+    novelty = load_novelty(weights, network, metadata)
+    return Model(network, label, classes, run.domains, run.image_size, where, novelty, false_alarms)
+
+
+def find_model(path: str | Path) -> Path:
+    """Return the path of a model: `aidgn fit` puts it into the folder `model`."""
+    path = Path(path)
+    inner = RunFolder(path / "model").exists and not RunFolder(path).exists
+    return path / "model" if inner else path
+
+
+def load_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) -> Novelty | None:
+    """Read the norms and angles of validation images, which exist for the weights of the selected step."""
+    if "run" in metadata:
+        exported = metadata.get("novelty")
+        return None if exported is None else Novelty.from_dict(exported, class_vectors(network.classifier))
+    run = RunFolder(weights.parent)
+    if weights.name != run.model.name or not run.novelty.exists():
+        return None
+    return Novelty.from_dict(read_novelty(run.novelty), class_vectors(network.classifier))
+
+
+def find_run(path: Path, weights: Path) -> RunFolder:
+    """Return the run that a model belongs to, after checking that there is a model."""
+    run = RunFolder(weights.parent)
+    expected = (
+        f"expected the folder of `aidgn fit` or of a finished run, {run.model.name} or {run.last.name} in it"
+        ", or what `aidgn export` made of it"
+    )
+    if not path.exists():
+        raise AidgnError(f"The model {path} does not exist: {expected}.")
+    if weights.suffix == ".onnx":
+        raise AidgnError(
+            f"{path} is for other programs; here give the {run.model.name} that `aidgn export` wrote next to it."
+        )
+    if weights.suffix != ".safetensors":
+        raise AidgnError(f"{path} is not a model: {expected}.")
+    if not run.exists:
+        places = "runs/*", "*", "*/model"  # the last: models of `aidgn fit`
+        runs = next(filter(None, (RunFolder.find(path, place) for place in places)), [])
+        if runs:
+            raise AidgnError(f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0]}.")
+        raise AidgnError(
+            f"{run} is not the folder of a run: it has no {run.metadata_file.name}, which describes the network; "
+            f"{expected}."
+        )
+    if not weights.exists():
+        curves = "It has no records yet either."
+        if run.records:
+            curves = f"`aidgn report {shlex.quote(str(run))}` shows its curves so far."
+        raise AidgnError(
+            f"The run {path} is not finished: it has no {weights.name} yet. {curves} The `aidgn train` "
+            "command that started it goes on with it."
+        )
+    return run
+
+
+def find_algorithm(about: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:
+    """Find the class of a run's algorithm; the caller must name the file of a custom one, which has a `source`."""
+    if source is not None and given is None:
+        raise AidgnError(
+            f"{about} describes a run of {name}, a custom algorithm: name its file with "
+            f"--algorithm path/to/file.py:{name} (load_model(..., algorithm=...))."
+        )
+    if given is None and name not in ALGORITHMS:  # `find` would load a path to code
+        raise AidgnError(f"{about} describes a run of {name}, which this version of aidgn does not have.")
+    algorithm_type = find(given or name)
+    if algorithm_type.name() != name:
+        raise AidgnError(f"{about} describes a run of {name}, not of {given}.")
+    if source is not None and source != source_of(algorithm_type):
+        log.warning("%s has changed since the run was trained; predictions may differ.", given)
+    return algorithm_type
