@@ -324,7 +324,11 @@ def test_card_of_a_quick_fit_and_strange_names(run: Path, tmp_path: Path) -> Non
     assert "Only the network's last stage and the classifier were trained" in card
     assert card.startswith("# a\\_b\\`c classifier")
     assert "on the domains \\<b\\>\\|x\\| \\*y\\*" in card and "Classes: \\# head, \\[x\\](http://y)." in card
-    assert "\n\n\n" not in card and "Per class" not in card and f"draw 0: lr {identity['hyper_parameters']['lr']:g}, " in card
+    assert (
+        "\n\n\n" not in card
+        and "Per class" not in card
+        and f"draw 0: lr {identity['hyper_parameters']['lr']:g}, " in card
+    )
 
 
 def test_a_full_disk_leaves_no_empty_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
