@@ -53,9 +53,9 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def commands() -> str:
     """Describe every command in the order of `aidgn --help`."""
-    from aidgn.cli import app
+    from aidgn.cli import COMMANDS, load_command
 
-    return "\n\n".join(describe_command(command, f"aidgn {name}") for name, command in app.commands.items())
+    return "\n\n".join(describe_command(load_command(name), f"aidgn {name}") for name in COMMANDS)
 
 
 def describe_command(command: click.Command, name: str) -> str:

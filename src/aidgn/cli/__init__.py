@@ -1,4 +1,4 @@
-"""The command line. Each command parses, calls a function and prints; heavy imports happen when a command runs."""
+"""The command line. Each command parses, calls a function and prints; its module is imported when it is used."""
 
 import codecs
 import errno
@@ -6,60 +6,60 @@ import io
 import os
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
 
 import click
+from click.shell_completion import CompletionItem
 
 import aidgn
-from aidgn.cli.adapt import adapt
-from aidgn.cli.algorithms import algorithms
-from aidgn.cli.data import data
-from aidgn.cli.demo import demo
-from aidgn.cli.diagnose import diagnose
-from aidgn.cli.export import export
-from aidgn.cli.features import features
-from aidgn.cli.fit import fit
-from aidgn.cli.predict import predict
-from aidgn.cli.report import report
-from aidgn.cli.serve import serve
-from aidgn.cli.status import status
-from aidgn.cli.sweep import sweep
-from aidgn.cli.table import table
-from aidgn.cli.train import train
 from aidgn.errors import AidgnError, ParameterError, did_you_mean
 
-COMMANDS: tuple[click.Command, ...] = (
-    demo,
-    train,
-    sweep,
-    status,
-    table,
-    report,
-    adapt,
-    features,
-    diagnose,
-    fit,
-    predict,
-    export,
-    serve,
-    algorithms,
-    data,
-)
+# The command NAME is the function NAME in the module aidgn.cli.NAME.
+COMMANDS = {
+    "demo": "Train, compare and report on handwritten digits, in a minute or two.",
+    "train": "Train one run; the same command continues it.",
+    "sweep": "Train many runs: algorithms, unseen domains, trials.",
+    "status": "Show how far a sweep is: done, running, failed, left, speed, time left.",
+    "table": "Show the results of runs, ours or DomainBed's, as a table.",
+    "report": "Write runs as one HTML page to send around.",
+    "adapt": "Adapt trained runs at test time: T3A, Tent.",
+    "features": "Write features, labels, domains and splits of a run to one open file.",
+    "diagnose": "Test angular invariance and norm shift: figures and numbers.",
+    "fit": "Make a model from your own pictures and estimate its accuracy on a new domain.",
+    "predict": "Classify images: labels, probabilities and warnings.",
+    "export": "Write a model as ONNX, safetensors and a model card.",
+    "serve": "Serve a model on a local page and a JSON endpoint.",
+    "algorithms": "List the algorithms and their hyper-parameters.",
+    "data": "List, check, download and prepare data sets.",
+}
 CONTINUED = ("demo", "train", "sweep", "adapt", "fit", "data download", "data prepare")  # others start from scratch
 PIPE_CLOSED = 128 + signal.SIGPIPE  # exit code of a process that SIGPIPE ended
 
 
 class Group(click.Group):
-    """A group that lists commands in the order people meet them and suggests the nearest name."""
+    """The group of `COMMANDS`, which imports a command when it is used; --help and completion stay fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        names = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return names + options
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            raise click.UsageError(f"There is no command {args[0]}.{did_you_mean(args[0], self.commands)}", ctx)
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"There is no command {args[0]}.{did_you_mean(args[0], COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -72,13 +72,18 @@ class Group(click.Group):
 
 @click.group(
     cls=Group,
-    commands={str(command.name): command for command in COMMANDS},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with `aidgn demo`. Every command explains itself with --help.",
 )
 @click.version_option(aidgn.__version__, prog_name="aidgn")
 def app() -> None:
     """Train image classifiers that hold up on domains they never saw, and measure that honestly."""
+
+
+def load_command(name: str) -> click.Command:
+    """Import a command of `COMMANDS`."""
+    command: click.Command = getattr(import_module(f"aidgn.cli.{name}"), name)
+    return command
 
 
 def main() -> None:
@@ -121,7 +126,7 @@ def describe_error(error: AidgnError) -> str:
     """Return the message, with the command-line option instead of the parameter that an error names."""
     if not isinstance(error, ParameterError):
         return str(error)
-    options = {param.name: param.opts[0] for command in COMMANDS for param in command.params}
+    options = {param.name: param.opts[0] for command in map(load_command, COMMANDS) for param in command.params}
     flag = options.get(error.parameter, error.parameter)
     return str(error).replace(error.parameter, flag, 1)
 

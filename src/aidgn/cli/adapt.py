@@ -14,7 +14,6 @@ NAMES = {name.lower(): name for name in METHODS}
 
 
 @click.command(
-    short_help="Test-time adaptation of trained runs: T3A, Tent.",
     epilog="""\b
 Examples:
   aidgn adapt runs/PACS-AIDGN-sketch-trial0-draw0-524de501

@@ -6,7 +6,6 @@ import click
 
 
 @click.command(
-    short_help="List the algorithms and their hyper-parameters.",
     epilog="""\b
 Examples:
   aidgn algorithms

@@ -14,7 +14,6 @@ MAX_WORKERS = 8
 
 
 @click.command(
-    short_help="Train, compare and report on handwritten digits, in a minute or two.",
     epilog="""\b
 Example:
   aidgn demo""",

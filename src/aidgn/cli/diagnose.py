@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Do angular invariance and norm shift hold here? Figures and numbers.",
     epilog="""\b
 Examples:
   aidgn diagnose runs/PACS-AIDGN-sketch-trial0-draw0-524de501

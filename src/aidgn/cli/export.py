@@ -4,7 +4,6 @@ import click
 
 
 @click.command(
-    short_help="A model as ONNX, safetensors and a model card.",
     epilog="""\b
 Examples:
   aidgn export runs/digits-AIDGN-chalk-trial0-draw0-524de501

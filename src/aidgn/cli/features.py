@@ -6,7 +6,6 @@ import click
 
 
 @click.command(
-    short_help="Features, labels, domains and splits of a run in one open file.",
     epilog="""\b
 Examples:
   aidgn features runs/PACS-AIDGN-sketch-trial0-draw0-524de501

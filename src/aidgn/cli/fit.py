@@ -8,7 +8,6 @@ from aidgn.cli.options import hyper_parameter_options, run_options
 
 
 @click.command(
-    short_help="Make a model from your own pictures and estimate its accuracy on a new domain.",
     epilog="""\b
 Examples:
   aidgn fit photos/

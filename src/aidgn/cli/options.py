@@ -9,7 +9,6 @@ import click
 
 from aidgn.errors import AidgnError
 from aidgn.runs import options as runs_options
-from aidgn.sweeps.launchers import LAUNCHERS
 
 Command = Callable[..., Any]
 
@@ -101,6 +100,8 @@ def add_options(options: Iterable[Callable[[Command], Command]]) -> Callable[[Co
 
 def launcher_options(function: Command) -> Command:
     """Add --launcher and the options of all launchers; the command receives the `launcher`."""
+    from aidgn.sweeps.launchers import LAUNCHERS
+
     declared: dict[str, runs_options.Option] = {}
     users: dict[str, list[str]] = {}
     for name, launcher in LAUNCHERS.items():

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Labels, probabilities and warnings of images.",
     epilog="""\b
 Examples:
   aidgn predict runs/digits-AIDGN-chalk-trial0-draw0-524de501 photo.jpg

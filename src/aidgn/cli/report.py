@@ -6,7 +6,6 @@ import click
 
 
 @click.command(
-    short_help="Runs as one HTML page to send around.",
     epilog="""\b
 Examples:
   aidgn report runs/

@@ -4,7 +4,6 @@ import click
 
 
 @click.command(
-    short_help="A local page and JSON endpoint for a model.",
     epilog="""\b
 Examples:
   aidgn serve runs/digits-AIDGN-chalk-trial0-draw0-524de501

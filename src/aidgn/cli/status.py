@@ -10,7 +10,6 @@ from aidgn.errors import AidgnError, plural
 
 
 @click.command(
-    short_help="How a sweep stands: done, running, failed, left, speed, time left.",
     epilog="""\b
 Examples:
   aidgn status runs/

@@ -20,7 +20,6 @@ CONFIRM_RUNS = 50  # more runs are confirmed first, if the time is unknown
 
 
 @click.command(
-    short_help="Train many runs: algorithms, unseen domains, trials.",
     epilog="""\b
 Examples:
   aidgn sweep PACS --algorithm AIDGN --algorithm ERM

@@ -8,7 +8,6 @@ from aidgn.errors import AidgnError
 
 
 @click.command(
-    short_help="Results of runs, ours or DomainBed's, as a table.",
     epilog="""\b
 Examples:
   aidgn table runs/

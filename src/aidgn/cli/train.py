@@ -9,7 +9,6 @@ from aidgn.errors import AidgnError, plural
 
 
 @click.command(
-    short_help="Train one run; the same command continues it.",
     epilog="""\b
 Examples:
   aidgn train digits --target chalk
