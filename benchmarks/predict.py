@@ -32,17 +32,18 @@ import torch
 from prepare import clocks, decode_only, generate
 from torch import Tensor, nn
 
-from aidgn import backbones, inference
+from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.base import class_vectors
-from aidgn.cli.predict import _as_csv
 from aidgn.data.cache import usable_cores
 from aidgn.data.images import read_shrunk
 from aidgn.devices import choose_device, choose_precision
+from aidgn.inference import model as inference_model
 from aidgn.inference.image_files import find_images
 from aidgn.inference.image_stream import Pixels, pin
 from aidgn.inference.model import Model, PendingBatch
-from aidgn.novelty import MOST, Novelty
+from aidgn.inference.output import format_csv, make_rows
+from aidgn.novelty import CALIBRATION_IMAGES, Novelty
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer
 
 
@@ -60,20 +61,20 @@ class Nothing(nn.Module):
 
 
 def make_model(backbone: str, size: int, device: torch.device) -> Model:
-    """A network of random weights; what is usual is made up, as much of it as a real model has."""
+    """Make a network of random weights, with as many random calibration features as a real model has."""
     if backbone == "none":
         torch.set_num_threads(1)
         net: nn.Module = Nothing()
-        inference.clean = lambda images, *_, **__: images[:, :1, :1].permute(0, 3, 1, 2)
+        inference_model.clean = lambda images, *_, **__: images[:, :1, :1].permute(0, 3, 1, 2)
     else:
         net = backbones.create(backbone, weights="none")
         backbones.fold(net)
     featurizer = Featurizer(net.to(memory_format=torch.channels_last), choose_precision("auto", device), compiled=False)
     network = find("AIDGN")(featurizer, 7, 3)
-    usual = Novelty.of(
-        torch.randn(MOST, network.num_features), torch.zeros(MOST, dtype=torch.long), class_vectors(network.classifier)
-    )
-    return Model(network, "AIDGN", list("abcdefg"), ["x", "y", "z"], size, device, usual)
+    features = torch.randn(CALIBRATION_IMAGES, network.num_features)
+    predicted = torch.zeros(CALIBRATION_IMAGES, dtype=torch.long)
+    novelty = Novelty.from_features(features, predicted, class_vectors(network.classifier))
+    return Model(network, "AIDGN", list("abcdefg"), ["x", "y", "z"], size, device, novelty)
 
 
 def in_memory(stack: ExitStack, model: Model, files: list[str]) -> Pixels:
@@ -141,14 +142,8 @@ def main() -> int:
         def everything() -> None:
             nonlocal feeding
             began = time.thread_time()
-            for names, found in model.batches(files):
-                _as_csv(
-                    [
-                        (str(name), best, warning or "")
-                        for name, best, warning in zip(names, found.top(1), found.warnings or [], strict=True)
-                    ],
-                    False,
-                )
+            for names, prediction in model.batches(files):
+                format_csv(make_rows(names, prediction, 1), False)
             feeding = min(feeding, time.thread_time() - began)
 
         paths = files[: options.images]

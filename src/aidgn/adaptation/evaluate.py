@@ -32,9 +32,9 @@ from aidgn.data.loader import DeviceImageStore
 from aidgn.errors import AidgnError, UnknownNameError
 from aidgn.files import FolderLock, write_text
 from aidgn.inference import load_model
-from aidgn.novelty import predicts_by_classifier
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.reader import read_adaptation
+from aidgn.training.evaluation import predicts_by_classifier
 
 BATCH_SIZE = 32
 

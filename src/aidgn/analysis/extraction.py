@@ -23,9 +23,8 @@ from aidgn.data.transforms import clean
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.inference import load_model
-from aidgn.novelty import outputs
 from aidgn.runs.metadata import RunMetadata
-from aidgn.training.evaluation import index_batches
+from aidgn.training.evaluation import compute_outputs, index_batches
 from aidgn.training.setup import load_images
 
 log = logging.getLogger("aidgn")
@@ -127,7 +126,7 @@ def compute_features(
     network.eval()
     transform = clean_transform(images)
     for row, (pixels, geometry, _) in zip(rows, images.batches(rows), strict=True):
-        z, logits = outputs(network, transform(pixels, geometry))
+        z, logits = compute_outputs(network, transform(pixels, geometry))
         yield row.numpy(), z.float(), logits.float()
 
 

@@ -151,7 +151,7 @@ def describe_warnings(model: "Model", warned: int, total: int) -> str:
             "Warnings about images unlike the training ones are not available: this model has no novelty.json, which "
             "training writes."
         )
-    rate = model.novelty.rate(model.false_alarms)
+    rate = model.novelty.false_alarm_rate(model.false_alarms)
     least = f" (the least that {len(model.novelty)} validation images allow)" if rate > model.false_alarms else ""
     return (
         f"{warned} with a warning, {warned / total:.1%}; of new images of the training domains {rate:.1%} get one by "

@@ -15,7 +15,7 @@ from aidgn.algorithms.search_space import resolve
 from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import AidgnError, plural
 from aidgn.inference.model import Model
-from aidgn.novelty import RATE, Novelty
+from aidgn.novelty import FALSE_ALARM_RATE, Novelty
 from aidgn.runs.checkpoints import read_novelty, read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
@@ -25,7 +25,7 @@ log = logging.getLogger("aidgn")
 
 
 def load_model(
-    path: str | Path, device: str = "auto", algorithm: str | None = None, false_alarms: float = RATE
+    path: str | Path, device: str = "auto", algorithm: str | None = None, false_alarms: float = FALSE_ALARM_RATE
 ) -> Model:
     """Load the model of a finished run.
 

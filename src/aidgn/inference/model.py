@@ -19,8 +19,8 @@ from aidgn.data.transforms import clean
 from aidgn.errors import AidgnError
 from aidgn.inference.image_stream import ImageLike, OnBroken, Pixels, streamed
 from aidgn.inference.prediction import Outputs, Prediction, softmax
-from aidgn.novelty import RATE, Novelty, norms_and_angles, outputs
-from aidgn.training.evaluation import eval_batch_size
+from aidgn.novelty import FALSE_ALARM_RATE, Novelty, norms_and_angles
+from aidgn.training.evaluation import compute_outputs, eval_batch_size
 
 
 class Model:
@@ -40,7 +40,7 @@ class Model:
         image_size: int,
         device: torch.device,
         novelty: Novelty | None = None,
-        false_alarms: float = RATE,
+        false_alarms: float = FALSE_ALARM_RATE,
     ):
         self.network = network.to(device).eval()
         self.algorithm = algorithm
@@ -80,7 +80,7 @@ class Model:
             )
         warnings = None
         if self.novelty is not None:
-            warnings = self.novelty.warnings_of(outputs.norms.numpy(), outputs.angles.numpy(), self.false_alarms)
+            warnings = self.novelty.warnings(outputs.norms.numpy(), outputs.angles.numpy(), self.false_alarms)
         return Prediction(
             [self.classes[c] for c in probabilities.argmax(1)],
             probabilities,
@@ -142,7 +142,7 @@ class Model:
             x.record_stream(stream)
             geometry.record_stream(stream)
         x = clean(x[:, :largest, :largest], geometry, self.image_size, exact_fit=exact_fit)
-        features, logits = outputs(self.network, x)
+        features, logits = compute_outputs(self.network, x)
         on_device = (features.float(), logits.float(), *norms_and_angles(features, logits, self.vectors))
         results = Outputs(*(tensor.to("cpu", non_blocking=True) for tensor in on_device))
         done = None if self.uploads is None else stream.record_event(torch.cuda.Event(blocking=True))

@@ -213,7 +213,7 @@ class Server:
                 "domains": model.domains,
                 "image_size": model.image_size,
                 "limits": asdict(self.limits),
-                "false_alarms": model.novelty.rate(model.false_alarms) if model.novelty else None,
+                "false_alarms": model.novelty.false_alarm_rate(model.false_alarms) if model.novelty else None,
                 "map": points,
                 "compared": 0 if space is None else len(space.labels),
                 "thumbnails": bool(space and space.dataset),

@@ -15,7 +15,7 @@ from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import UNIFORMS
 from aidgn.errors import AidgnError
-from aidgn.novelty import MOST, Novelty, outputs
+from aidgn.novelty import CALIBRATION_IMAGES, Novelty
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed
 from aidgn.training.compile import TrainTransform, Transform
@@ -112,11 +112,24 @@ def _check_logits(algorithm: Algorithm, logits: object, images: int) -> None:
         )
 
 
+def compute_outputs(algorithm: Algorithm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features and the logits, in one pass unless a custom algorithm overrides `predict`."""
+    features = algorithm.features(x)
+    return features, algorithm.classifier(features) if predicts_by_classifier(algorithm) else algorithm.predict(x)
+
+
+def predicts_by_classifier(algorithm: Algorithm) -> bool:
+    """Return whether predictions are those of the classifier."""
+    return type(algorithm).predict is Algorithm.predict
+
+
 @torch.no_grad()
 def calibrate(
     algorithm: Algorithm, images: DeviceImageStore, groups: Sequence[np.ndarray], transform: Transform
 ) -> Novelty:
-    """Measure norms and angles on images that were not trained on, at most `MOST` with the same share of each group.
+    """Measure norms and angles on images that were not trained on.
+
+    At most `CALIBRATION_IMAGES` are measured, the same share of each group.
 
     Args:
         algorithm: Computes features and logits; its training mode is restored.
@@ -124,17 +137,17 @@ def calibrate(
         groups: Shuffled image indices, the validation splits of the sources.
         transform: Maps uint8 images to the network's input.
     """
-    share = min(1.0, MOST / sum(map(len, groups)))
+    share = min(1.0, CALIBRATION_IMAGES / sum(map(len, groups)))
     sample = [group[: max(int(len(group) * share), 1)] for group in groups]
     was_training = algorithm.training
     algorithm.eval()
     pairs = [
-        outputs(algorithm, transform(pixels, geometry))
+        compute_outputs(algorithm, transform(pixels, geometry))
         for pixels, geometry, _ in images.batches(index_batches(sample, algorithm, images.device))
     ]
     algorithm.train(was_training)
     features, logits = (torch.cat([pair[part].float() for pair in pairs]) for part in (0, 1))
-    return Novelty.of(features, logits, class_vectors(algorithm.classifier))
+    return Novelty.from_features(features, logits, class_vectors(algorithm.classifier))
 
 
 class SplitEvaluator:
