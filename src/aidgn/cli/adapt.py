@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from aidgn.adaptation.methods import METHODS
+from aidgn.cli.options import custom_algorithms_option, data_option, device_option
 from aidgn.errors import AidgnError, short
 
 NAMES = {name.lower(): name for name in METHODS}
@@ -19,8 +20,9 @@ Examples:
   aidgn adapt runs/PACS-AIDGN-sketch-trial0-draw0-524de501
   aidgn adapt runs/ --method t3a --method tent
   aidgn table runs/ --adaptation --paper
-Target images come unlabelled in batches of 32, in the split's shuffled order. Settings are chosen on held-out images of
-the source domains. Results are kept in RUN/adaptation.jsonl: what is measured already is not measured again.""",
+Target images arrive without labels in batches of 32, in the split's shuffled order. The settings of a method are
+selected on validation images of the source domains. RUN/adaptation.jsonl keeps the results, so nothing is measured
+twice.""",
 )
 @click.argument("folders", nargs=-1, required=True, metavar="RUN|SWEEP...")
 @click.option(
@@ -28,17 +30,16 @@ the source domains. Results are kept in RUN/adaptation.jsonl: what is measured a
     "methods",
     multiple=True,
     type=click.Choice([*NAMES], case_sensitive=False),
-    help="Repeatable  [default: t3a, tent-c, tent-bn]. tent adapts the whole network, which takes longer.",
+    help="Adaptation method; repeatable. tent takes longer than the others  [default: t3a, tent-c, tent-bn].",
 )
-@click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
-@click.option("--features", metavar="FILE", help="Features of the run  [default: RUN/features.npz, made if missing].")
+@data_option
 @click.option(
-    "--algorithm",
-    multiple=True,
-    metavar="FILE.py:CLASS",
-    help="Where the class is, if an algorithm is your own; repeatable.",
+    "--features",
+    metavar="FILE",
+    help="Read the features of the run from FILE  [default: RUN/features.npz, computed if missing].",
 )
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+@custom_algorithms_option
+@device_option
 def adapt(
     folders: tuple[str, ...],
     methods: tuple[str, ...],
@@ -47,8 +48,9 @@ def adapt(
     algorithm: tuple[str, ...],
     device: str,
 ) -> None:
-    """Adapt finished runs to their unseen domain while they classify it. Of a SWEEP, the runs that training-domain
-    validation chooses; the runs themselves are never changed."""
+    """Adapt finished runs to their unseen domain while they classify its images.
+
+    For a SWEEP, adapt the runs that training-domain validation selects. The runs stay unchanged."""
     from aidgn.adaptation.evaluate import adapt as adapt_run
     from aidgn.adaptation.methods import DEFAULT
     from aidgn.cli.display import RunDisplay

@@ -15,7 +15,7 @@ Examples:
 @click.argument("name", required=False)
 @click.option("--small", is_flag=True, help="Show the defaults for images of 28 to 64 pixels instead of 224.")
 def algorithms(name: str | None, small: bool) -> None:
-    """List the algorithms, or show the objective, hyper-parameters and search space of NAME."""
+    """List the algorithms, or show the objective, hyper-parameters and search space of the algorithm NAME."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import click
 
+from aidgn.cli.options import data_dir_option
+
 
 @click.group(
     epilog="""\b
-Example:
-  aidgn data list"""
+Examples:
+  aidgn data list
+  aidgn data check photos/"""
 )
 def data() -> None:
     """List, check, download and prepare data sets."""
@@ -21,7 +24,7 @@ Example:
   aidgn data list""",
 )
 def list_() -> None:
-    """List the data sets that are known by name."""
+    """List the data sets that aidgn knows by name."""
     from rich.table import Table
 
     from aidgn.cli.display import NARROW, wide_console
@@ -45,16 +48,18 @@ def list_() -> None:
 
 
 @data.command(
-    short_help="Count and decode every image: what is missing, broken or there twice.",
+    short_help="Decode every image; report missing, broken and duplicate images.",
     epilog="""\b
 Examples:
   aidgn data check PACS
   aidgn data check photos/""",
 )
 @click.argument("folder")
-@click.option("--data-dir", metavar="DIR", help="Where data sets are  [default: $AIDGN_DATA, else data/].")
+@data_dir_option
 def check(folder: str, data_dir: str | None) -> None:
-    """Count and decode every image of FOLDER (or of a data set by name): what is missing, broken or there twice."""
+    """Decode and count every image of FOLDER, a folder or the name of a data set.
+
+    The command reports missing, broken and duplicate images."""
     from rich.table import Table
     from rich.text import Text
 
@@ -84,9 +89,9 @@ Example:
   aidgn data download PACS --data-dir ~/data""",
 )
 @click.argument("name")
-@click.option("--data-dir", metavar="DIR", help="Where to put it  [default: $AIDGN_DATA, else data/].")
+@click.option("--data-dir", metavar="DIR", help="Folder to download into  [default: $AIDGN_DATA, else data/].")
 def download(name: str, data_dir: str | None) -> None:
-    """Download the data set NAME from its mirrors, resume an interrupted download, verify the counts."""
+    """Download the data set NAME from its mirrors and verify the counts. The same command resumes a download."""
     import os
 
     from aidgn.cli.display import RunDisplay
@@ -103,16 +108,17 @@ def download(name: str, data_dir: str | None) -> None:
 
 
 @data.command(
+    short_help="Decode every image now, so that training starts at once.",
     epilog="""\b
 Example:
-  aidgn data prepare PACS"""
+  aidgn data prepare PACS""",
 )
 @click.argument("folder")
-@click.option("--data-dir", metavar="DIR", help="Where data sets are  [default: $AIDGN_DATA, else data/].")
-@click.option("--workers", type=int, metavar="N", help="Processes  [default: one per core].")
+@data_dir_option
+@click.option("--workers", type=int, metavar="N", help="Decode in N processes  [default: one per core].")
 @click.option("--skip-broken", is_flag=True, help="Leave out images that cannot be read.")
 def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken: bool) -> None:
-    """Decode every image once, so that training starts at once. Otherwise the first training does this."""
+    """Decode the images of FOLDER now, so that the first training starts at once."""
     from aidgn.cli.display import RunDisplay
     from aidgn.data import load_dataset
     from aidgn.data.cache import prepare as prepare_dataset

@@ -18,14 +18,16 @@ MAX_WORKERS = 8
 Example:
   aidgn demo""",
 )
-@click.option("--out", default="runs/demo", show_default=True, metavar="DIR", help="Where run folders are.")
-@click.option("--steps", type=int, metavar="N", help="Updates per run  [default: the data set's].")
-@click.option("--trials", default=3, show_default=True, metavar="N", help="Repetitions with other splits and seeds.")
+@click.option("--out", default="runs/demo", show_default=True, metavar="DIR", help="Folder for the run folders.")
+@click.option("--steps", type=int, metavar="N", help="Updates per run  [default: the number that suits the data set].")
+@click.option(
+    "--trials", default=3, show_default=True, metavar="N", help="Repeat each run with N different splits and seeds."
+)
 def demo(out: str, steps: int | None, trials: int) -> None:
-    """Train ERM and AIDGN on handwritten digits in four visual styles, each style unseen once; print a table and write
-    a report to open in a browser. Takes a minute or two on a laptop.
+    """Train ERM and AIDGN on handwritten digits in four visual styles, with each style unseen in turn; print a table
+    and write a report to open in a browser. The demo takes a minute or two on a laptop.
 
-    The same command again continues what was interrupted and shows what is finished."""
+    The same command continues an interrupted demo and shows the results of a finished demo."""
     from pathlib import Path
 
     import aidgn

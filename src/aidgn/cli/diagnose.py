@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aidgn.cli.options import custom_algorithms_option, data_option, device_option
 from aidgn.errors import AidgnError
 from aidgn.escape import for_terminal
 
@@ -22,7 +23,7 @@ Examples:
   aidgn diagnose runs/PACS-AIDGN-sketch-trial0-draw0-524de501
   aidgn diagnose ERM_RUN AIDGN_RUN
   aidgn diagnose features.npz --no-figures
-Written: RUN/diagnosis.json and RUN/figures/ (PNG and SVG); for FILE.npz, the same in FILE/.""",
+Writes RUN/diagnosis.json and RUN/figures/ (PNG and SVG), or the same below FILE/ for FILE.npz.""",
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|FILE...")
 @click.option(
@@ -31,18 +32,13 @@ Written: RUN/diagnosis.json and RUN/figures/ (PNG and SVG); for FILE.npz, the sa
     show_default=True,
     type=click.IntRange(min=99),
     metavar="N",
-    help="Permutations of the domains that p-values are counted from.",
+    help="Compute p-values from N permutations of the domains.",
 )
 @click.option("--seed", default=0, show_default=True, metavar="N", help="Seed of permutations, samples and t-SNE.")
-@click.option("--no-figures", is_flag=True, help="Write numbers only; t-SNE takes longer than everything else.")
-@click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
-@click.option(
-    "--algorithm",
-    multiple=True,
-    metavar="FILE.py:CLASS",
-    help="Where the class is, if an algorithm is your own; repeatable.",
-)
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+@click.option("--no-figures", is_flag=True, help="Write only the numbers and skip t-SNE, the slowest part.")
+@data_option
+@custom_algorithms_option
+@device_option
 def diagnose(
     runs: tuple[str, ...],
     permutations: int,
@@ -52,11 +48,11 @@ def diagnose(
     algorithm: tuple[str, ...],
     device: str,
 ) -> None:
-    """Do the paper's two assumptions hold in RUN, a finished run, or in a file of features? Several runs, such as ERM's
+    """Test the paper's two assumptions on RUN, a finished run, or on a FILE of features. Several runs, such as ERM's
     and AIDGN's, are compared.
 
-    Angular invariance: within a class, feature directions are distributed alike in every domain. Norm shift: feature
-    norms are not. Validation images stand for a source, all images for the unseen domain."""
+    Angular invariance: within a class, feature directions have the same distribution in every domain. Norm shift:
+    feature norms do not. A source domain is represented by its validation images, the unseen domain by all images."""
     from aidgn.analysis.diagnosis import diagnose as diagnose_features
     from aidgn.report.diagnosis_figures import draw_diagnosed
     from aidgn.runs.folder import RunFolder

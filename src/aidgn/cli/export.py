@@ -2,6 +2,8 @@
 
 import click
 
+from aidgn.cli.options import custom_algorithm_option, moved_data_option
+
 
 @click.command(
     epilog="""\b
@@ -9,16 +11,16 @@ Examples:
   aidgn export runs/digits-AIDGN-chalk-trial0-draw0-524de501
   aidgn export RUN --out for-the-shop/
   aidgn export RUN --no-onnx
-The ONNX file takes pictures of any size, prepares them itself, and is compared with the model before it is kept.
-model.safetensors is all that `aidgn predict` and `aidgn serve` need; nothing in it is code.""",
+The ONNX model takes pictures of any size and includes the preprocessing; its outputs are compared with the original
+model's. `aidgn predict` and `aidgn serve` need only model.safetensors, which contains no code.""",
 )
 @click.argument("model")
-@click.option("--out", metavar="DIR", help="Where to write  [default: MODEL/export].")
-@click.option("--no-onnx", is_flag=True, help="Write safetensors and the card only.")
-@click.option("--data", metavar="DIR", help="The images the model was trained on, if they have moved.")
-@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
+@click.option("--out", metavar="DIR", help="Folder to write to  [default: MODEL/export].")
+@click.option("--no-onnx", is_flag=True, help="Write only model.safetensors and the model card.")
+@moved_data_option
+@custom_algorithm_option
 def export(model: str, out: str | None, no_onnx: bool, data: str | None, algorithm: str | None) -> None:
-    """Write MODEL, the folder of a finished run, as files for use elsewhere."""
+    """Write MODEL, the folder of a finished run, as ONNX, safetensors and a model card."""
     from aidgn.inference.export import export as write
 
     written = write(

@@ -4,21 +4,23 @@ from pathlib import Path
 
 import click
 
+from aidgn.cli.options import custom_algorithm_option, data_option, device_option
+
 
 @click.command(
     epilog="""\b
 Examples:
   aidgn features runs/PACS-AIDGN-sketch-trial0-draw0-524de501
   aidgn features RUN --out features.parquet
-They are computed once and kept as RUN/features.npz, which every analysis reads.""",
+RUN/features.npz keeps the features, and every analysis reads them from there.""",
 )
 @click.argument("run")
-@click.option("--out", metavar="FILE.npz|FILE.parquet", help="Write them there besides.")
-@click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
-@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+@click.option("--out", metavar="FILE.npz|FILE.parquet", help="Also write the features to this file.")
+@data_option
+@custom_algorithm_option
+@device_option
 def features(run: str, out: str | None, data: str | None, algorithm: str | None, device: str) -> None:
-    """Compute what the classifier of RUN, a finished run, sees of every image of every domain."""
+    """Compute the features of every image of every domain with the network of RUN, a finished run."""
     from aidgn.analysis.extraction import extract_features
     from aidgn.cli.display import RunDisplay
     from aidgn.errors import AidgnError

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from aidgn.cli.options import hyper_parameter_options, run_options
+from aidgn.cli.options import device_option, hyper_parameter_options, precision_option, run_options
 
 
 @click.command(
@@ -13,22 +13,22 @@ Examples:
   aidgn fit photos/
   aidgn fit photos/ --quick
   aidgn fit photos/ --out models/shelf --weights resnet50.safetensors
-Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""",
+After Ctrl-C, a crash or a reboot, the same command continues where it stopped.""",
 )
 @click.argument("folder")
 @click.option(
     "--quick",
     is_flag=True,
-    help="A first answer: fewer steps, and only the last stage of the network. With --weights none the whole network "
-    "is trained, which takes longer.",
+    help="Get a first answer: train fewer steps and only the last stage of the network. With --weights none, train the "
+    "whole network, which takes longer.",
 )
-@click.option("--out", metavar="DIR", help="Where model, report and runs go  [default: runs/fit-NAME].")
+@click.option("--out", metavar="DIR", help="Folder for model, report and runs  [default: runs/fit-NAME].")
 @click.option(
     "--algorithm",
     default="AIDGN",
     show_default=True,
     metavar="NAME",
-    help="The algorithm to compare with ERM; the better of the two makes the model.",
+    help="Algorithm to compare with ERM; the better of the two trains the model.",
 )
 @run_options(
     "steps",
@@ -39,30 +39,24 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
     steps="by the number of images",
     image_size="224; less for small pictures",
     backbone="resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures",
-    average="sma; none, which can be given too, from scratch, with --quick and for few steps",
+    average="sma, but none from scratch, with --quick or for few steps; `none` turns averaging off",
 )
 @hyper_parameter_options
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Runs at a time  [default: one per GPU; on a CPU one, or one per core for small pictures].",
+    help="Train N runs at a time  [default: one per GPU; on a CPU one, or one per core for small pictures].",
 )
-@click.option("--data-dir", metavar="DIR", help="Where data sets are, if FOLDER is the name of one.")
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
-@click.option(
-    "--precision",
-    default="auto",
-    show_default=True,
-    metavar="bfloat16|tf32|float32",
-    help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU.",
-)
-@click.option("--no-report", is_flag=True, help="Leave out the report page, which takes some time.")
+@click.option("--data-dir", metavar="DIR", help="Folder with the data sets, if FOLDER is the name of a data set.")
+@device_option
+@precision_option
+@click.option("--no-report", is_flag=True, help="Skip the report page to save time.")
 def fit(folder: str, no_report: bool, **options: Any) -> None:
-    """Make a classifier from FOLDER/<domain>/<class>/<picture> and say how well it will do on a domain it never saw.
+    """Train a classifier on FOLDER/<domain>/<class>/<picture> and estimate its accuracy on a domain it never saw.
 
-    Inspects the pictures, leaves each domain out in turn to measure the accuracy on unseen domains, and trains the
-    model on all domains."""
+    The command inspects the pictures, leaves each domain out in turn to measure the accuracy on unseen domains, and
+    trains the model on all domains."""
     from aidgn.fitting import fit as fit_model
 
     result = fit_model(folder, report=not no_report, on_message=click.echo, **options)

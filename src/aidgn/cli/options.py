@@ -12,6 +12,35 @@ from aidgn.runs import options as runs_options
 
 Command = Callable[..., Any]
 
+device_option = click.option(
+    "--device", default="auto", show_default=True, metavar="NAME", help="Where to compute: cuda, cuda:1 or cpu."
+)
+precision_option = click.option(
+    "--precision",
+    default="auto",
+    show_default=True,
+    metavar="bfloat16|tf32|float32",
+    help="Arithmetic of the network; auto is bfloat16 on CUDA and float32 on the CPU.",
+)
+data_dir_option = click.option(
+    "--data-dir", metavar="DIR", help="Folder with the data sets  [default: $AIDGN_DATA, else data/]."
+)
+data_option = click.option(
+    "--data", metavar="DIR", help="Folder of the data set  [default: the folder that training used]."
+)
+moved_data_option = click.option(
+    "--data", metavar="DIR", help="Folder of the training images, if they were moved after training."
+)
+custom_algorithm_option = click.option(
+    "--algorithm", metavar="FILE.py:CLASS", help="File and class of the algorithm, if it is your own."
+)
+custom_algorithms_option = click.option(
+    "--algorithm",
+    multiple=True,
+    metavar="FILE.py:CLASS",
+    help="File and class of an algorithm of your own; repeatable.",
+)
+
 
 def run_options(*names: str, **defaults: str) -> Callable[[Command], Command]:
     """Add the options of a run, which reach the command as keyword arguments named as the fields of `RunOptions`.
@@ -44,22 +73,16 @@ def machine_options(function: Command) -> Command:
     """Add the options that say where runs are stored and computed, which do not change what a run is."""
     return add_options(
         (
-            click.option("--out", default="runs", show_default=True, metavar="DIR", help="Where run folders are."),
-            click.option("--data-dir", metavar="DIR", help="Where data sets are  [default: $AIDGN_DATA, else data/]."),
-            click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu."),
-            click.option(
-                "--precision",
-                default="auto",
-                show_default=True,
-                metavar="bfloat16|tf32|float32",
-                help="Arithmetic of the network; auto is bfloat16 on CUDA, float32 on the CPU.",
-            ),
+            click.option("--out", default="runs", show_default=True, metavar="DIR", help="Folder for the run folders."),
+            data_dir_option,
+            device_option,
+            precision_option,
             click.option(
                 "--track",
                 "trackers",
                 multiple=True,
                 type=click.Choice(["tensorboard", "wandb", "mlflow"]),
-                help="Show the records there too; repeatable.",
+                help="Send the records to this tracker too; repeatable.",
             ),
         )
     )(function)
@@ -80,7 +103,7 @@ def hyper_parameter_options(function: Command) -> Command:
                 "settings",
                 multiple=True,
                 metavar="NAME=VALUE",
-                help="A hyper-parameter; repeatable. `aidgn algorithms NAME` lists them.",
+                help="Set a hyper-parameter; repeatable. `aidgn algorithms NAME` lists them.",
             ),
         )
     )(command)
@@ -123,7 +146,7 @@ def launcher_options(function: Command) -> Command:
         type=click.Choice(list(LAUNCHERS)),
         default="local",
         show_default=True,
-        help="Where the runs are trained.",
+        help="Where to train the runs: this machine, a Ray cluster or a SLURM cluster.",
     )
     options = []
     for name, option in declared.items():
@@ -134,7 +157,7 @@ def launcher_options(function: Command) -> Command:
 
 
 def parse_settings(settings: tuple[str, ...], batch_size: int | None) -> dict[str, Any]:
-    """--set name=value ... as a dictionary; values stay text, the hyper-parameter knows its type."""
+    """Return --set NAME=VALUE ... as a dictionary of texts; the hyper-parameter converts its value."""
     values: dict[str, Any] = {}
     for setting in settings:
         name, separator, value = setting.partition("=")

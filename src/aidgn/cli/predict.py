@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from aidgn.cli.options import custom_algorithm_option, device_option
 from aidgn.errors import AidgnError, Interrupted, plural, some
 from aidgn.files import written_at_last
 
@@ -24,8 +25,8 @@ Examples:
   aidgn predict RUN photos/ --csv labels.csv
   aidgn predict RUN "photos/**/*.png" --top 3
   find . -name "*.jpg" | aidgn predict RUN - --json > labels.jsonl
-Images that cannot be read are named on standard error and left out. A warning means that the feature's norm, or its
-angle to the predicted class, is unlike those of images set aside in training.""",
+Unreadable images are listed on standard error and left out. A warning means that the norm of the image's feature, or
+its angle to the predicted class, is unlike those of the validation images.""",
 )
 @click.argument("model")
 @click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
@@ -35,9 +36,9 @@ angle to the predicted class, is unlike those of images set aside in training.""
     show_default=True,
     type=click.IntRange(min=1),
     metavar="K",
-    help="The K most probable classes instead of one.",
+    help="Print the K most probable classes.",
 )
-@click.option("--csv", metavar="FILE", help="Write CSV to FILE, or to standard output if it is -.")
+@click.option("--csv", metavar="FILE", help="Write CSV to FILE; - is standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option(
     "--false-alarms",
@@ -45,10 +46,10 @@ angle to the predicted class, is unlike those of images set aside in training.""
     show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
     metavar="SHARE",
-    help="How many new images of the training domains may get a warning by chance.",
+    help="Share of new images from the training domains that may get a warning by chance.",
 )
-@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+@custom_algorithm_option
+@device_option
 def predict(
     model: str,
     images: tuple[str, ...],
@@ -59,8 +60,9 @@ def predict(
     algorithm: str | None,
     device: str,
 ) -> None:
-    """Classify IMAGES with MODEL: what `aidgn fit`, `train` or `export` made. IMAGES are files, folders, quoted
-    patterns, or - for a list of files on standard input."""
+    """Classify IMAGES with MODEL, a model that `aidgn fit`, `aidgn train` or `aidgn export` wrote.
+
+    IMAGES are files, folders, quoted patterns, or - to read a list of files from standard input."""
     if csv == "-" and as_json:
         raise AidgnError("--csv - and --json both print to standard output: choose one, or give --csv a file.")
     if csv and Path(csv).is_dir():

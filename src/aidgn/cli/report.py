@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from aidgn.cli.options import custom_algorithms_option, data_option, device_option
+
 
 @click.command(
     epilog="""\b
@@ -11,31 +13,26 @@ Examples:
   aidgn report runs/
   aidgn report runs/PACS-AIDGN-sketch-trial0-draw0-524de501
   aidgn report sweep1/ sweep2/ --out comparison.html
-What is computed for it (features, embedding) is kept in the run folders, so that the next report is quick.""",
+The run folders keep the features and the embedding, so the next report is quick.""",
 )
 @click.argument("folders", nargs=-1, required=True, metavar="RUN|SWEEP...")
-@click.option("--out", metavar="FILE", help="The page  [default: report.html in the first folder].")
-@click.option("--data", metavar="DIR", help="The data set's folder  [default: where the training found it].")
+@click.option("--out", metavar="FILE", help="Write the page to FILE  [default: report.html in the first folder].")
+@data_option
 @click.option(
     "--points",
     default=2000,
     show_default=True,
     type=click.IntRange(min=50),
     metavar="N",
-    help="Images in the latent space, drawn by domain and class.",
+    help="Show N images in the latent space, sampled by domain and class.",
 )
-@click.option(
-    "--algorithm",
-    multiple=True,
-    metavar="FILE.py:CLASS",
-    help="Where the class is, if an algorithm is your own; repeatable.",
-)
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+@custom_algorithms_option
+@device_option
 def report(
     folders: tuple[str, ...], out: str | None, data: str | None, points: int, algorithm: tuple[str, ...], device: str
 ) -> None:
-    """One self-contained HTML page of the runs below each folder: tables, curves, the latent space, the diagnosis of
-    both assumptions, adaptation, and what is needed to run it all again. It loads nothing from anywhere."""
+    """Write one HTML page about the runs below each folder: tables, curves, the latent space, the diagnosis of both
+    assumptions, adaptation, and the commands that reproduce the runs. The page works offline and loads nothing."""
     from aidgn.cli.display import RunDisplay
     from aidgn.errors import AidgnError
     from aidgn.report.page import write_report

@@ -2,6 +2,8 @@
 
 import click
 
+from aidgn.cli.options import custom_algorithm_option, device_option, moved_data_option
+
 
 @click.command(
     epilog="""\b
@@ -15,7 +17,7 @@ The endpoint POST /api/predict takes multipart/form-data with files `images` and
                "position": [X, Y] or null, "nearest": [{"class", "domain", "distance", "thumbnail", ...}]},
               {"name", "error": {"status", "message"}}, ...], "seconds"}
 Errors are {"error": {"status", "message"}} with status 403, 408, 413, 415, 422, 429 or 503. GET /api/schema gives all
-of this as OpenAPI, GET /api/health says how busy the server is.""",
+of this as OpenAPI, GET /api/health reports how busy the server is.""",
 )
 @click.argument("model")
 @click.option(
@@ -23,7 +25,7 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="Address to listen on; any but a loopback one opens the server to others.",
+    help="Address to listen on. Other machines can reach any address but a loopback address.",
 )
 @click.option(
     "--port",
@@ -31,9 +33,9 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     show_default=True,
     type=click.IntRange(0, 65535),
     metavar="N",
-    help="Port; 0 takes a free one.",
+    help="Port to listen on; 0 chooses a free port.",
 )
-@click.option("--data", metavar="DIR", help="The images the model was trained on, if they have moved.")
+@moved_data_option
 @click.option(
     "--map",
     "count",
@@ -41,7 +43,7 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     show_default=True,
     type=click.IntRange(0, 5000),
     metavar="N",
-    help="Training images on the map; 0: no map.",
+    help="Show N training images on the map; 0 shows no map.",
 )
 @click.option(
     "--max-megabytes",
@@ -49,7 +51,7 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     show_default=True,
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="Size of a request.",
+    help="Largest size of a request.",
 )
 @click.option(
     "--max-images",
@@ -57,7 +59,7 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     show_default=True,
     type=click.IntRange(1, 256),
     metavar="N",
-    help="Pictures in a request.",
+    help="Most pictures in a request.",
 )
 @click.option(
     "--max-megapixels",
@@ -65,7 +67,7 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     show_default=True,
     type=click.IntRange(1, 170),
     metavar="N",
-    help="Pixels of a picture, in millions; with transparency or 16-bit grey a quarter of that.",
+    help="Largest picture in millions of pixels; a quarter of that with transparency or 16-bit grey.",
 )
 @click.option(
     "--max-seconds",
@@ -73,7 +75,7 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     show_default=True,
     type=click.IntRange(1, 3600),
     metavar="N",
-    help="Time for a request.",
+    help="Longest time for a request.",
 )
 @click.option(
     "--max-requests",
@@ -81,10 +83,10 @@ of this as OpenAPI, GET /api/health says how busy the server is.""",
     show_default=True,
     type=click.IntRange(1, 256),
     metavar="N",
-    help="Requests at a time; 64 more may wait.",
+    help="Most requests at a time; 64 more may wait.",
 )
-@click.option("--algorithm", metavar="FILE.py:CLASS", help="Where the class is, if the algorithm is your own.")
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, cpu.")
+@custom_algorithm_option
+@device_option
 def serve(
     model: str,
     host: str,
@@ -99,8 +101,10 @@ def serve(
     algorithm: str | None,
     device: str,
 ) -> None:
-    """Serve MODEL, the folder of a finished run or an exported .safetensors file: drop pictures on the page, see their
-    labels, probabilities and warnings, where they lie among the training images, and which of these are nearest."""
+    """Serve MODEL, the folder of a finished run or an exported .safetensors file, as a local page and JSON endpoint.
+
+    Drop pictures on the page to see their labels, probabilities and warnings, their positions among the training
+    images, and the nearest training images."""
     from aidgn.cli.display import RunDisplay
     from aidgn.serve import Limits, is_loopback, listen, load_app, name_model, run_server
 

@@ -15,28 +15,28 @@ Examples:
   aidgn status runs/
   aidgn status runs/table1 --watch
   aidgn status runs/ --verify
-The folder alone is read, so the command works on any machine that sees it.""",
+The command reads only the folder, so it works on every machine that can read the folder.""",
 )
 @click.argument("sweep", default="runs", metavar="[SWEEP]")
-@click.option("--watch", is_flag=True, help="Refresh until the sweep is over; Ctrl-C stops.")
+@click.option("--watch", is_flag=True, help="Refresh until the sweep ends; Ctrl-C stops watching.")
 @click.option(
     "--every",
     type=click.FloatRange(min=0.1),
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two refreshes with --watch.",
+    help="Seconds between two refreshes with --watch.",
 )
 @click.option(
     "--verify",
     "verifying",
     is_flag=True,
-    help="Instead, compare the checksum of every file below the folder and list the damaged ones; exit code "
-    "1 if there are any.",
+    help="Compare the checksum of every file below the folder and list damaged files; exit with code 1 if there are "
+    "any.",
 )
-@click.option("--all", "everything", is_flag=True, help="List every run that was set aside.")
+@click.option("--all", "everything", is_flag=True, help="List all runs that were set aside.")
 def status(sweep: str, watch: bool, every: float, verifying: bool, everything: bool) -> None:
-    """Show how the sweep in the folder SWEEP stands, by default in runs."""
+    """Show how far the sweep in the folder SWEEP is  [default: runs]."""
     if verifying:
         if watch:
             raise AidgnError("--verify reads all files once and --watch reads none: choose one of them.")

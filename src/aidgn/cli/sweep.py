@@ -26,43 +26,50 @@ Examples:
   aidgn sweep digits --algorithm AIDGN --draws 20 --trials 1 --out runs/search
   aidgn sweep experiments/table1.yaml --dry-run
   aidgn sweep runs/sweep.yaml
-The same command again continues: finished runs are not repeated; more draws, trials or algorithms add runs.""",
+The same command continues the sweep and skips finished runs. More draws, trials or algorithms add runs.""",
 )
 @click.argument("data", nargs=-1, metavar="[DATA...|PLAN.yaml]")
-@click.option("--plan", "plan_file", metavar="FILE", help="A YAML file with the plan; options replace its values.")
+@click.option("--plan", "plan_file", metavar="FILE", help="Read the plan from a YAML file; options replace its values.")
 @click.option(
     "--algorithm",
     "algorithms",
     multiple=True,
     metavar="NAME",
-    help="`aidgn algorithms` lists them; or path/to/file.py:Class of your own; repeatable.",
+    help="A name that `aidgn algorithms` lists, or path/to/file.py:Class for your own; repeatable.",
 )
 @click.option(
     "--target",
     "targets",
     multiple=True,
     metavar="NAME",
-    help="Unseen domain by name or letter; repeatable  [default: each domain in turn].",
+    help="Leave out this domain, by name or letter; repeatable  [default: each domain in turn].",
 )
 @click.option(
     "--leave-one-out",
     is_flag=True,
     help="Add the runs with two unseen domains that `aidgn table --selection leave-one-out` needs.",
 )
-@click.option("--trials", type=int, metavar="N", help="Repetitions with other splits and seeds  [default: 3].")
-@click.option("--draws", type=int, metavar="N", help="Hyper-parameter draws; the first is the defaults  [default: 1].")
+@click.option(
+    "--trials", type=int, metavar="N", help="Repeat each run with N different splits and seeds  [default: 3]."
+)
+@click.option(
+    "--draws",
+    type=int,
+    metavar="N",
+    help="Train N draws of the hyper-parameters; the first uses the defaults  [default: 1].",
+)
 @click.option(
     "--retries",
     type=int,
     default=2,
     show_default=True,
     metavar="N",
-    help="How often a broken run is tried again before it is set aside.",
+    help="Try a run that fails N more times before setting it aside.",
 )
-@click.option("--retry-failed", is_flag=True, help="Try again the runs that were set aside.")
+@click.option("--retry-failed", is_flag=True, help="Try the runs that were set aside again.")
 @launcher_options
-@click.option("--dry-run", is_flag=True, help="Print the number of runs and the time they take, and stop.")
-@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the number of runs and the expected time, and train nothing.")
+@click.option("--yes", "-y", is_flag=True, help="Start long sweeps without asking.")
 @run_options()
 @hyper_parameter_options
 @machine_options
@@ -82,9 +89,9 @@ def sweep(
     trackers: tuple[str, ...],
     **values: Any,
 ) -> None:
-    """Train many runs: every algorithm on every data set DATA with every domain unseen once, several trials.
+    """Train every algorithm on every data set DATA, with each domain unseen in turn and several trials.
 
-    PLAN.yaml holds the same as the options do. Without DATA, the sweep in --out is continued."""
+    PLAN.yaml has the same settings as the options. Without DATA, the command continues the sweep in --out."""
     from aidgn.cli.display import RunDisplay, SweepDisplay
     from aidgn.devices import choose_device, choose_precision
     from aidgn.sweeps.launchers.local import LocalLauncher

@@ -14,7 +14,7 @@ Examples:
   aidgn table runs/ --paper --selection oracle
   aidgn table runs/ --adaptation --paper
   aidgn table sweep1/ sweep2/ --latex > table.tex
-Folders written by DomainBed are read as they are.""",
+The command also reads folders that DomainBed wrote.""",
 )
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
 @click.option(
@@ -22,17 +22,17 @@ Folders written by DomainBed are read as they are.""",
     default="training",
     show_default=True,
     metavar="training|leave-one-out|oracle",
-    help="How to select the run and step of each result.",
+    help="Method that selects the run and step of each result.",
 )
 @click.option(
-    "--adaptation", is_flag=True, help="Show each algorithm as trained and under each method of `aidgn adapt`."
+    "--adaptation", is_flag=True, help="Show each algorithm as trained and with each method of `aidgn adapt`."
 )
 @click.option(
     "--spread",
     default="sd",
     show_default=True,
     type=click.Choice(["sd", "se"]),
-    help="Number after the plus-minus: standard deviation over trials, or standard error of the mean.",
+    help="Print the standard deviation over trials (sd) or the standard error of the mean (se).",
 )
 @click.option("--paper", is_flag=True, help="Add the paper's numbers and the difference.")
 @click.option("--markdown", "formats", flag_value="markdown", multiple=True, help="Print Markdown.")

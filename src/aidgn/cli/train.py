@@ -14,7 +14,7 @@ Examples:
   aidgn train digits --target chalk
   aidgn train PACS --target S --algorithm ERM --trial 1
   aidgn train photos/ --target hospital_c --set lr=1e-5 --steps 2000
-Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it stopped.""",
+After Ctrl-C, a crash or a reboot, the same command continues where it stopped.""",
 )
 @click.argument("data")
 @click.option(
@@ -22,25 +22,25 @@ Interrupted by Ctrl-C, a crash or a reboot, the same command goes on where it st
     default="AIDGN",
     show_default=True,
     metavar="NAME",
-    help="`aidgn algorithms` lists them; or path/to/file.py:Class of your own.",
+    help="A name that `aidgn algorithms` lists, or path/to/file.py:Class for your own.",
 )
 @click.option(
     "--target",
     "targets",
     multiple=True,
     metavar="NAME",
-    help="The unseen domain, by name or letter; repeatable. `none` trains on all domains.",
+    help="Leave out this domain, by name or letter; repeatable. `none` trains on all domains.",
 )
 @click.option("--trial", default=0, show_default=True, metavar="N", help="Seed of splits, batches and initial weights.")
 @click.option(
-    "--draw", default=0, show_default=True, metavar="N", help="Draw of the hyper-parameter search; 0 is the defaults."
+    "--draw", default=0, show_default=True, metavar="N", help="Number of the hyper-parameter draw; 0 uses the defaults."
 )
 @click.option(
     "--devices",
     default=1,
     show_default=True,
     metavar="N",
-    help="GPUs (processes on the CPU) that share each step; the numbers stay those of one, within rounding.",
+    help="Share each step among N GPUs (or CPU processes). Results equal those of one device, up to rounding.",
 )
 @run_options()
 @hyper_parameter_options
@@ -60,7 +60,7 @@ def train(
     trackers: tuple[str, ...],
     **run_options: Any,
 ) -> None:
-    """Train one run on DATA: a data set's name (`aidgn data list`) or a folder ROOT/<domain>/<class>/<image>."""
+    """Train one run on DATA, a data set from `aidgn data list` or a folder ROOT/<domain>/<class>/<image>."""
     from aidgn.algorithms import find
     from aidgn.cli.display import RunDisplay, selected, validation
     from aidgn.selection import load_records

@@ -83,7 +83,12 @@ class RunOptions:
     """Options that single runs, sweeps and plan files share. None means the data set's or algorithm's default."""
 
     steps: int | None = option(
-        None, "Updates", default_help="the data set's, 5000 for most", minimum=1, must_match=True, identity="always"
+        None,
+        "Number of updates",
+        default_help="the data set's, 5000 for most",
+        minimum=1,
+        must_match=True,
+        identity="always",
     )
     eval_every: int | None = option(
         None,
@@ -95,7 +100,7 @@ class RunOptions:
     )
     image_size: int | None = option(
         None,
-        "Side of the network's input; up to 64 suits --backbone small",
+        "Side of the input images in pixels; up to 64 suits --backbone small",
         default_help="224",
         minimum=8,
         must_match=True,
@@ -103,7 +108,7 @@ class RunOptions:
     )
     backbone: str | None = option(
         None,
-        "A timm name with weights tag, torchvision/NAME, or small",
+        "Network: a timm name with weights tag, torchvision/NAME, or small",
         default_help="resnet50.tv_in1k; small for small images",
         metavar="NAME",
         must_match=True,
@@ -119,7 +124,7 @@ class RunOptions:
     )
     train_only: str | None = option(
         None,
-        "Train the last stage and the classifier alone and keep the pretrained stages before it fixed.",
+        "Train only the last stage and the classifier; freeze the pretrained stages before.",
         metavar=LAST_STAGE,
         pattern=LAST_STAGE,
         must_match=True,
@@ -140,18 +145,16 @@ class RunOptions:
         must_match=True,
     )
     warmup: int = option(
-        0, "Steps over which the learning rate first rises to its value", default_help="0", minimum=0, must_match=True
+        0, "Raise the learning rate to its value over the first N steps", default_help="0", minimum=0, must_match=True
     )
     augment_validation: bool = option(
         False, "Validate on augmented images, as DomainBed does.", must_match=True, identity="always"
     )
     evaluate_source_in: bool = option(
-        False, "Measure the accuracy on the training images too.", flag="--eval-in", identity="always"
+        False, "Also measure the accuracy on the training images.", flag="--eval-in", identity="always"
     )
     # Missing files change the fingerprint of the data, so the identity needs no flag.
-    skip_broken: bool = option(
-        False, "Leave out images that cannot be read (counted in the records).", identity="never"
-    )
+    skip_broken: bool = option(False, "Leave out unreadable images; the records count them.", identity="never")
 
     def check_options(self) -> None:
         """Raise `ParameterError` for the first option whose value cannot be used."""

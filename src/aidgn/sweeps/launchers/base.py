@@ -62,7 +62,7 @@ def workers_option() -> Any:
     """Declare the number of workers."""
     return option(
         None,
-        "Worker processes; more than GPUs share them",
+        "Number of worker processes; more workers than GPUs share the GPUs",
         default_help="one per GPU; on the CPU one per core, or one for large images; with ray as many as there is room "
         "for; with slurm no limit",
         minimum=1,
@@ -71,7 +71,7 @@ def workers_option() -> Any:
 
 def gpus_option() -> Any:
     """Declare the number of GPUs of each worker."""
-    return option(None, "GPUs of each worker; 0.25 lets four share one (ray).", minimum=0)
+    return option(None, "GPUs of each worker; with ray, 0.25 lets four workers share one GPU.", minimum=0)
 
 
 def cpus_option() -> Any:

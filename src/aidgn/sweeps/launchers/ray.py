@@ -47,7 +47,10 @@ class RayLauncher:
 
     workers: int | None = workers_option()
     ray_address: str | None = option(
-        None, "A Ray cluster", default_help="$RAY_ADDRESS, else one is started here", metavar="HOST:PORT"
+        None,
+        "Address of a Ray cluster",
+        default_help="$RAY_ADDRESS, else a cluster on this machine",
+        metavar="HOST:PORT",
     )
     gpus_per_run: float | None = gpus_option()
     cpus_per_run: int | None = cpus_option()

@@ -56,7 +56,7 @@ class SlurmLauncher:
     gpus_per_run: float | None = gpus_option()
     cpus_per_run: int | None = cpus_option()
     partition: str | None = option(None, "Partition of the jobs.", metavar="NAME")
-    time_limit: str = option(TIME_LIMIT, "Time of each job", default_help=TIME_LIMIT, metavar="[D-]H:MM:SS")
+    time_limit: str = option(TIME_LIMIT, "Time limit of each job", default_help=TIME_LIMIT, metavar="[D-]H:MM:SS")
     slurm: tuple[str, ...] = option(
         (), "Any other option of sbatch, such as account=ours; repeatable.", metavar="NAME=VALUE"
     )
