@@ -90,7 +90,7 @@ def test_norm_and_angle_of_features() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1])
-def test_false_alarms_are_as_rare_as_stated(rate: float) -> None:
+def test_false_alarm_rate(rate: float) -> None:
     random = np.random.default_rng(1)
     alarms = repeats = 0
     for _ in range(40):  # over calibration sets too: the promise is on average over both
@@ -104,13 +104,13 @@ def test_false_alarms_are_as_rare_as_stated(rate: float) -> None:
     assert middle - 1.5 * (middle - low) <= alarms <= middle + 1.5 * (high - middle)
 
 
-def test_few_images_state_the_rate_they_can_keep() -> None:
+def test_few_images_raise_the_rate() -> None:
     known = Novelty(np.arange(40.0), np.zeros(40), None)
     assert known.false_alarm_rate(0.01) == 1 / 41 and known.false_alarm_rate(0.05) == 0.05
     assert known.warnings(np.array([20.0, 1e9]), np.zeros(2)) == [None, known.describe(1 / 41, 1e9, 0)]
 
 
-def test_on_images_never_seen_and_on_really_different_ones(model: Model) -> None:
+def test_warnings_on_similar_and_different_images(model: Model) -> None:
     random = np.random.default_rng(2)
     shuffled = random.permutation(OUTSIDE)
     found = model.predict(DIGITS.pixels[shuffled])
@@ -133,7 +133,7 @@ def test_on_images_never_seen_and_on_really_different_ones(model: Model) -> None
     assert warned(255 - DIGITS.pixels[OUTSIDE]) > 0.4
 
 
-def test_kept_with_the_selected_weights(run: Path, model: Model, tmp_path: Path) -> None:
+def test_saved_with_the_selected_weights(run: Path, model: Model, tmp_path: Path) -> None:
     assert model.novelty is not None and len(model.novelty) == len(OUTSIDE)
     found = model.predict(DIGITS.pixels[OUTSIDE])
     np.testing.assert_allclose(np.sort(model.novelty.norms), np.sort(found.features.norm(dim=1)), rtol=1e-4)

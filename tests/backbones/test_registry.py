@@ -28,7 +28,7 @@ from aidgn.backbones import (
     preprocessing,
     weights_identity,
 )
-from aidgn.errors import AidgnError, ParameterError, UnknownNameError
+from aidgn.errors import ParameterError, UnknownNameError
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
 HE2015 = {
@@ -238,7 +238,7 @@ def test_malicious_pickle_is_refused(form: str, tmp_path: Path) -> None:
         path.write_bytes(pickle.dumps({"conv1.weight": Malicious(trace)}))
     else:
         torch.save({"conv1.weight": Malicious(trace)}, path, _use_new_zipfile_serialization=form == "zip")
-    with pytest.raises(WeightsError, match=r"weights\.pth was refused: .* could run any code"):
+    with pytest.raises(WeightsError, match="refused"):
         create("resnet10t.c3_in1k", weights=path)
     assert not trace.exists()
 
@@ -251,42 +251,37 @@ def test_damaged_file(suffix: str, damage: str, tmp_path: Path, plain: Callable[
     save_file(tensors, path) if suffix == ".safetensors" else torch.save(tensors, path)
     content = {"half": path.read_bytes()[: path.stat().st_size // 2], "empty": b"", "text": b"<!doctype html>\n" * 9}
     path.write_bytes(content[damage])
-    with pytest.raises(WeightsError, match=f"weights{suffix} (is not a complete file of weights|was refused)"):
+    with pytest.raises(WeightsError, match=f"weights{suffix}"):
         create("resnet10t.c3_in1k", weights=path)
 
 
 @pytest.mark.parametrize("content", [{"epoch": 3}, torch.zeros(3), {}, [torch.zeros(3)]])
 def test_file_without_weights(content: object, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "weights.pt")
-    with pytest.raises(WeightsError, match="does not hold weights"):
+    with pytest.raises(WeightsError, match="does not hold"):
         create("resnet10t.c3_in1k", weights=tmp_path / "weights.pt")
 
 
 def test_other_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "weights.ckpt").write_bytes(b"")
-    with pytest.raises(ParameterError, match=r"\.safetensors, \.pth, \.pt, \.bin"):
+    with pytest.raises(ParameterError) as caught:
         create("resnet10t.c3_in1k", weights=tmp_path / "weights.ckpt")
+    assert caught.value.parameter == "weights" and ".safetensors" in caught.value.expected
 
 
 def test_weights_of_another_architecture(tmp_path: Path, plain: Callable[..., nn.Module]) -> None:
     path = tmp_path / "weights.safetensors"
     # All that resnet18 has, in its shapes, and more.
     save_file(plain("torchvision/resnet34", num_classes=1000).state_dict(), path)
-    with pytest.raises(WeightsError, match=r"resnet18.* that the network does not have \(layer1.2"):
+    with pytest.raises(WeightsError, match=r"does not have \(layer1\.2"):
         create("resnet18.tv_in1k", weights=path)
-    with pytest.raises(
-        AidgnError, match=r"which has 318 tensors: \d+ missing \(.*\d+ of another shape \(.* instead of"
-    ):
+    with pytest.raises(WeightsError, match="318 tensors"):
         create(DEFAULT, weights=path)
     tensors = plain("resnet18", num_classes=1000).state_dict()
     del tensors["layer1.0.conv1.weight"]
     tensors["bn1.bias"] = torch.zeros(7)
     save_file(tensors, path)
-    with pytest.raises(
-        AidgnError,
-        match=r"1 missing \(layer1.0.conv1.weight\), "
-        r"1 of another shape \(bn1.bias is \[7\] instead of \[64\]\)",
-    ):
+    with pytest.raises(WeightsError, match=r"layer1\.0\.conv1\.weight.*bn1\.bias is \[7\] instead of \[64\]"):
         create("resnet18.tv_in1k", weights=path)
 
 
@@ -316,8 +311,7 @@ def test_unreachable_hub(offline: str, tmp_path: Path) -> None:
     assert "Retrying" not in done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("Downloading")]
     for line, name in zip(lines, ("resnet18.tv_in1k", "torchvision/resnet18"), strict=True):
-        assert line.startswith(f"The weights of {name} could not be fetched from the hub")
-        assert "give a file" in line
+        assert name in line and "hub" in line and "file" in line
 
 
 def test_identity_of_weights(tmp_path: Path) -> None:

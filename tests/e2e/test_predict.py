@@ -105,7 +105,7 @@ def test_lists_from_elsewhere_and_a_full_disk(place: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--json", "--csv", "unread.csv")])
-def test_nobody_reads_any_more(place: Path, options: tuple[str, ...]) -> None:
+def test_closed_output_pipe(place: Path, options: tuple[str, ...]) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "aidgn", "predict", "run", "pictures/ink", *options],
         cwd=place,
@@ -158,12 +158,10 @@ def test_warnings_of_an_unlike_image_and_of_an_older_run(place: Path, here: Aidg
     (older / "novelty.json").unlink()
     result = here("older", "noise.png", "--csv", "-")
     assert result.stdout.splitlines()[0] == "file,label,probability"
-    assert "Warnings about images unlike the training ones are not available" in result.stderr
+    assert "not available" in result.stderr
 
 
-def test_a_process_that_is_killed_would_leave_nothing_beside_the_csv(
-    place: Path, here: Aidgn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_process_leaves_no_temporary_csv(place: Path, here: Aidgn, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = list[Path]()
     format_csv = output.format_csv
 
@@ -176,7 +174,7 @@ def test_a_process_that_is_killed_would_leave_nothing_beside_the_csv(
     assert not beside and len((place / "alone" / "labels.csv").read_text().splitlines()) == 41
 
 
-def test_files_that_are_passed_over_are_named(place: Path, here: Aidgn) -> None:
+def test_ignored_files_are_named(place: Path, here: Aidgn) -> None:
     folder = place / "mixed"
     folder.mkdir()
     first = next((place / "pictures" / "ink").glob("*.png"))
@@ -185,17 +183,17 @@ def test_files_that_are_passed_over_are_named(place: Path, here: Aidgn) -> None:
         (folder / name).touch()
     result = here("run", "mixed", "--json")
     assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == ["mixed/from a browser.jfif"]
-    assert "4 other files ignored: mixed/1.HEIC, mixed/2.HEIC, mixed/3.HEIC and 1 more." in result.stderr
+    assert "mixed/1.HEIC, mixed/2.HEIC, mixed/3.HEIC and 1 more" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run", "missing.png"), "missing.png does not exist"),
+        (("run", "missing.png"), "missing.png"),
         (("run", "run"), "No image found in run"),
-        (("run", "run/*.json*"), "3 other files ignored: run/novelty.json, run/results.jsonl, run/run.json."),
+        (("run", "run/*.json*"), "run/novelty.json, run/results.jsonl, run/run.json"),
         (("run", "-"), "No image found"),
-        (("nowhere", "pictures"), "The model nowhere does not exist"),
+        (("nowhere", "pictures"), "nowhere"),
         (("run", "pictures", "--csv", "-", "--json"), "choose one"),
         (("run",), "IMAGES"),
     ],

@@ -355,7 +355,7 @@ def test_room_without_a_map_and_beside_long_names(browser: Any, server: Server) 
     page.close()
 
 
-def test_what_cannot_be_read_is_said(browser: Any, server: Server) -> None:
+def test_unreadable_picture_on_the_page(browser: Any, server: Server) -> None:
     page = browser.new_page()
     page.goto(server.url)
     drop(page, "letter.jpg", b"Dear all,\n")

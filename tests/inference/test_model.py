@@ -23,6 +23,7 @@ from aidgn.inference import Model, find_images, load_model
 from aidgn.inference import image_stream as streaming
 from aidgn.inference.prediction import softmax
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.metadata import DamagedMetadata
 from aidgn.training import RunSpec, train
 
 DigitsRun = Callable[..., Path]
@@ -217,22 +218,22 @@ def test_one_many_and_none(model: Model) -> None:
         (torch.zeros(28, 28, 3, dtype=torch.uint8), r"\[3, H, W\]"),
         (torch.full((3, 4, 4), torch.nan), "nan"),
         (7, "int"),
-        ("nowhere.png", "nowhere.png does not exist"),
+        ("nowhere.png", r"nowhere\.png"),
     ],
 )
-def test_what_is_no_image(image: object, words: str, model: Model) -> None:
+def test_invalid_images(image: object, words: str, model: Model) -> None:
     with pytest.raises(AidgnError, match=words) as error:
         model.predict([np.zeros((5, 5), np.uint8), image])  # type: ignore[list-item]
     assert "nowhere" in words or "Image 1" in str(error.value)
 
 
 @pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (7, "int"), (b"a.png", "bytes")])
-def test_what_is_neither_an_image_nor_many(given: object, kind: str, model: Model) -> None:
-    with pytest.raises(AidgnError, match=rf"Image 0\b.* it is a {kind}; expected a path, a PIL image"):
+def test_neither_an_image_nor_several(given: object, kind: str, model: Model) -> None:
+    with pytest.raises(AidgnError, match=rf"Image 0\b.* a {kind}"):
         model.predict(given)  # type: ignore[arg-type]
 
 
-def test_broken_files_are_told_and_left_out(model: Model, tmp_path: Path) -> None:
+def test_broken_files_are_reported_and_skipped(model: Model, tmp_path: Path) -> None:
     paths = [str(tmp_path / f"{number}.png") for number in range(200)]
     for number, path in enumerate(paths):
         Image.fromarray(DIGITS.pixels[INSIDE[number]]).save(path)
@@ -305,18 +306,18 @@ def test_the_folder_of_fit_stands_for_the_model_in_it(run: Path, model: Model, t
     shutil.copytree(run, tmp_path / "fit-photos" / "model")
     image = DIGITS.pixels[INSIDE[:2]]
     assert torch.equal(load_model(tmp_path / "fit-photos", "cpu").logits(image), model.logits(image))
-    with pytest.raises(AidgnError, match=r"holds 1 run: give one, such as .*/fit-photos/model"):
+    with pytest.raises(AidgnError, match="fit-photos/model"):
         load_model(tmp_path, "cpu")
 
 
-def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
+def test_paths_without_a_model(run: Path, copy: Path, tmp_path: Path) -> None:
     def refused(path: Path, words: str) -> None:
         with pytest.raises(AidgnError, match=words):
             load_model(path)
 
-    refused(tmp_path / "nowhere", "nowhere does not exist")
+    refused(tmp_path / "nowhere", "nowhere")
     refused(tmp_path, "holds 1 run: .*copy")
-    refused(run / "run.json", "is not a model")
+    refused(run / "run.json", "not a model")
     (tmp_path / "model.onnx").touch()
     refused(tmp_path / "model.onnx", "give the model.safetensors")
     (tmp_path / "lone").mkdir()
@@ -326,7 +327,7 @@ def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
 
     whole = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    refused(copy, "model.safetensors is damaged")
+    refused(copy, "damaged")
     save_file({"a": torch.zeros(2)}, copy / "model.safetensors")
     refused(copy, "does not fit .*missing")
     save_file(load_file(run / "model.safetensors"), copy / "model.safetensors", {"aidgn": '{"algorithm": "ERM"}'})
@@ -338,39 +339,46 @@ def test_what_is_no_model(run: Path, copy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"classes": ["0", "1", "2"]}, r"3 classes: .*classifier.weight is \[128, 10\] instead of \[128, 3\]"),
-        ({"classes": None}, "does not describe a run"),
-        ({"image_size": "28"}, "does not describe a run"),
-        ({"identity": {}}, "does not describe a run.*algorithm"),
-        (None, "does not describe a run"),
+        ({"classes": None}, "classes"),
+        ({"image_size": "28"}, "image_size"),
+        ({"identity": {}}, "algorithm"),
+        (None, "read"),
     ],
 )
-def test_run_json_that_does_not_fit(change: dict[str, object] | None, words: str, copy: Path) -> None:
+def test_damaged_run_json(change: dict[str, object] | None, words: str, copy: Path) -> None:
     about = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text("{" if change is None else json.dumps({**about, **change}))
-    with pytest.raises(AidgnError, match=words):
+    with pytest.raises(DamagedMetadata, match=words) as caught:
+        load_model(copy)
+    assert caught.value.path == copy / "run.json"
+
+
+def test_run_json_of_another_model(copy: Path) -> None:
+    about = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**about, "classes": ["0", "1", "2"]}))
+    with pytest.raises(AidgnError, match=r"\[128, 10\] instead of \[128, 3\]"):
         load_model(copy)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"algorithm": ["ERM"]}, "identity.algorithm is"),
-        ({"hyper_parameters": {"featurizer": 1}}, "no hyper-parameter featurizer"),
+        ({"algorithm": ["ERM"]}, r"identity\.algorithm"),
+        ({"hyper_parameters": {"featurizer": 1}}, "featurizer"),
     ],
 )
-def test_an_identity_that_nobody_has(change: dict[str, object], words: str, copy: Path) -> None:
+def test_invalid_identity(change: dict[str, object], words: str, copy: Path) -> None:
     about = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps({**about, "identity": {**about["identity"], **change}}))
     with pytest.raises(AidgnError, match=words):
         load_model(copy)
 
 
-def test_own_algorithm_is_asked_for(
+def test_custom_algorithm_must_be_named(
     digits_run: DigitsRun, own: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = digits_run(tmp_path / "runs", own, steps=1)
-    with pytest.raises(AidgnError, match=r"--algorithm path/to/file.py:Mine"):
+    with pytest.raises(AidgnError, match=r"file\.py:Mine"):
         load_model(folder)
     with pytest.raises(AidgnError, match="no file"):
         load_model(folder, algorithm="gone.py:Mine")

@@ -48,7 +48,7 @@ def test_nearest_have_the_smallest_angles(space: LatentSpace) -> None:
     np.testing.assert_allclose(place, (weights[:, None] * space.positions[order[:5]]).sum(0) / weights.sum(), atol=1e-3)
 
 
-def test_a_training_image_lies_where_it_lies(space: LatentSpace, run: Path) -> None:
+def test_training_image_keeps_its_position(space: LatentSpace, run: Path) -> None:
     features = load_model(run, "cpu").predict(DIGITS.pixels[space.rows[:10]]).features.numpy()
     for index, feature in enumerate(features):
         place, near = space.locate(3 * feature)  # the norm plays no part
@@ -58,7 +58,7 @@ def test_a_training_image_lies_where_it_lies(space: LatentSpace, run: Path) -> N
             np.testing.assert_allclose(place, space.positions[index], atol=0.02)
 
 
-def test_only_images_that_were_trained_on_of_all_kinds_alike(space: LatentSpace) -> None:
+def test_training_images_of_all_classes_and_domains(space: LatentSpace) -> None:
     assert len(space.rows) == len(set(space.rows.tolist())) == 120 and space.positions.shape == (120, 2)
     assert space.positions.min() >= 0 and space.positions.max() <= 1
     inside = set()
@@ -82,9 +82,7 @@ def test_thumbnails(space: LatentSpace) -> None:
     assert replace(space, dataset=None).thumbnail(0) is None
 
 
-def test_kept_features_are_used_and_those_of_another_model_are_not(
-    run: Path, space: LatentSpace, tmp_path: Path
-) -> None:
+def test_saved_features_are_used_if_they_fit_the_model(run: Path, space: LatentSpace, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     kept = extract_features(copy, device="cpu")
     model = load_model(copy, "cpu")

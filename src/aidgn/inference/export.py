@@ -11,7 +11,7 @@ from aidgn.errors import AidgnError
 from aidgn.files import write_text
 from aidgn.inference.loading import find_model, load_model
 from aidgn.inference.model_card import write_model_card
-from aidgn.inference.onnx_export import OnnxCheck, check_exportable, write_onnx
+from aidgn.inference.onnx_export import ONNX_FILE, OnnxCheck, check_exportable, write_onnx
 from aidgn.runs.checkpoints import read_novelty, read_weights, write_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
@@ -97,8 +97,8 @@ def export(
     try:
         if onnx:
             report("writing ONNX and comparing it with the model")
-            check = write_onnx(model, metadata, folder / "model.onnx", dataset)
-            files.append(folder / "model.onnx")
+            check = write_onnx(model, metadata, folder / ONNX_FILE, dataset)
+            files.append(folder / ONNX_FILE)
         report("writing safetensors and the model card")
         files.append(write_safetensors(RunFolder(run), RunFolder(folder).model))
         write_text(card, write_model_card(run, metadata, model, dataset, str(check) if check else None))

@@ -15,6 +15,8 @@ from aidgn.data import DATASETS, Dataset
 from aidgn.errors import AidgnError, short, some
 from aidgn.escape import for_markdown
 from aidgn.inference.model import Model
+from aidgn.inference.onnx_export import ONNX_FILE
+from aidgn.runs import names
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
 from aidgn.selection import read_runs, select
@@ -48,6 +50,7 @@ def write_model_card(
         "mean": np.mean,
         "percent": lambda share, digits=0: f"{share:.{digits}%}",
         "short": short,
+        "verbatim": Markup,
     }
     identity = metadata.identity
     unseen = find_unseen_accuracies(run, metadata)
@@ -55,6 +58,8 @@ def write_model_card(
         run=metadata,
         identity={"train_only": None, "precision": None} | identity,
         onnx_check=onnx_check,
+        weights_file=names.MODEL,
+        onnx_file=ONNX_FILE,
         counts=None if dataset is None else count_images(dataset),
         method=ALGORITHMS.get(metadata.label.name),
         unseen=unseen,

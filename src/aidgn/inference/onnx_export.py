@@ -31,6 +31,7 @@ SHRUNK_TOLERANCE = 2e-2  # the same for pictures above `slot`, which Pillow shri
 CHECK_PICTURES = 24  # pictures in the comparison of ONNX with the model
 CHECK_SIDE = 1024  # largest side of these pictures in pixels, to save memory
 OPSET = 18
+ONNX_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
