@@ -46,7 +46,7 @@ def write_model_card(
     )
     environment.filters |= {
         "code": lambda text: Markup("`" + " ".join(str(text).replace("`", "'").split()) + "`"),
-        "listed": lambda names, most=20: Markup(some(map(for_markdown, names), most)),
+        "listed": lambda values, most=20: Markup(some(map(for_markdown, values), most)),
         "mean": np.mean,
         "percent": lambda share, digits=0: f"{share:.{digits}%}",
         "short": short,
