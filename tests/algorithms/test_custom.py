@@ -395,7 +395,7 @@ def test_a_changed_file_is_told_and_its_versions_are_rows_of_their_own(
     }
     (made,) = tables(read_runs(runs))
     assert {row.head for row in made.rows} == set(names.values())
-    assert any("digest of the algorithm's file" in note for note in made.notes)
+    assert any("digest of that file" in note for note in made.notes)
     (made,) = tables(read_runs(second))
     assert [row.head for row in made.rows] == ["Mine"]
 

@@ -694,7 +694,7 @@ def test_an_own_algorithm_is_looked_into_where_it_is_given(
 ) -> None:
     run = digits_run(tmp_path / "runs", own)
     page = report(tmp_path, run)
-    assert not payload(page)["views"] and "say where its class is, with --algorithm" in visible(page)
+    assert not payload(page)["views"] and "name its file with --algorithm" in visible(page)
     page = report(tmp_path, run, algorithm=own)
     assert [view["algorithm"] for view in payload(page)["views"]] == ["Mine"]
 
