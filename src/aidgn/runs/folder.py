@@ -41,6 +41,16 @@ class Busy(AidgnError):
     """Another process is training the run."""
 
 
+class _File:
+    """The path of a file in the folder of a run, composed when it is asked for: a table reads thousands of folders."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __get__(self, run: "RunFolder", owner: type) -> Path:
+        return run.path / self.name
+
+
 class RunFolder:
     """The files of a run, for reading.
 
@@ -48,21 +58,22 @@ class RunFolder:
         path: The folder, which need not exist; or a folder in an archive, a `zipfile.Path`.
     """
 
+    metadata_file = _File(names.METADATA)
+    results = _File(names.RECORDS)
+    state = _File(names.STATE)
+    model = _File(names.MODEL)
+    last = _File(names.LAST)
+    novelty = _File(names.NOVELTY)
+    log_file = _File(names.LOG)
+    features = _File(names.FEATURES)
+    adaptation = _File(names.ADAPTATION)
+    adaptation_lock = _File(f".{names.ADAPTATION}.lock")
+    diagnosis = _File(names.DIAGNOSIS)
+    figures = _File("figures")
+    export = _File("export")
+
     def __init__(self, path: str | Path):
         self.path = Path(path) if isinstance(path, str) else path
-        self.metadata_file = self.path / names.METADATA
-        self.results = self.path / names.RECORDS
-        self.state = self.path / names.STATE
-        self.model = self.path / names.MODEL
-        self.last = self.path / names.LAST
-        self.novelty = self.path / names.NOVELTY
-        self.log_file = self.path / names.LOG
-        self.features = self.path / names.FEATURES
-        self.adaptation = self.path / names.ADAPTATION
-        self.adaptation_lock = self.path / f".{names.ADAPTATION}.lock"
-        self.diagnosis = self.path / names.DIAGNOSIS
-        self.figures = self.path / "figures"
-        self.export = self.path / "export"
 
     def __str__(self) -> str:
         return str(self.path).rstrip("/")

@@ -40,9 +40,12 @@ ADAPTED: dict[str, Any] = {
     "model": str,
 }  # what a line says
 CHUNK = 250  # files read at a time by one process
+REPEATED = {key: re.compile(rf'"{key}":\s*') for key in ("args", "hparams")}
+DECODER = json.JSONDecoder()
+NO_METADATA = RunMetadata()  # of runs of DomainBed
 NO_STRUCTURE = bytes(set(range(256)) - set(b"{}[]\\\n"))
 # Finds an accuracy that is not plainly one, to be looked at in full; 0.93, 1.0, 5e-05, NaN and null are.
-DOUBTFUL = re.compile(rb'_acc"(?!: ?(?:0\.\d+[,}]|(?:[01]|1\.0|\d(?:\.\d+)?e-0?[1-9]\d*|NaN|null)[,}]))')
+DOUBTFUL = re.compile(rb'_acc"(?!: 0\.\d+[,}]|: ?(?:0\.\d+|[01]|1\.0|\d(?:\.\d+)?e-0?[1-9]\d*|NaN|null)[,}])')
 
 
 def load_records(*folders: str | Path) -> list[Record]:
@@ -136,7 +139,7 @@ def _find_files(path: Path) -> list[Path]:
 def _metadata(folder: Path) -> RunMetadata:
     """Return the metadata of a run; runs of DomainBed have none."""
     run = RunFolder(folder)
-    return run.metadata if run.exists else RunMetadata()
+    return run.metadata if run.exists else NO_METADATA
 
 
 def _read_files(paths: list[Path]) -> Iterator[File]:
@@ -210,49 +213,37 @@ def _read(text: bytes, path: Path, metadata: RunMetadata) -> tuple[list[RunRecor
 
 
 def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | None:
-    """The run of a file whose lines repeat the args and hparams of the first to the byte and are flat besides; None for
-    any other file, which must be parsed in full. Nearly all of the text is these two, and parsing it nearly all of the
-    time; comparing it takes none."""
+    """Read a file whose lines repeat the args and hparams of the first line to the byte and hold no other object.
+
+    Args and hparams are nearly all of the text, and parsing them takes nearly all of the time; comparing them takes
+    none. Return None for any other file, which must be parsed in full.
+    """
     line = text[: text.find(b"\n")].decode(errors="replace")
     values: Record = {}
-    spans = []  # (position, key and colon, value), as written
+    repeated = []  # (position, key and colon, value), as written
     try:
-        for key in ("args", "hparams"):
-            colon = re.search(rf'"{key}":\s*', line)
+        for key, pattern in REPEATED.items():
+            colon = pattern.search(line)
             if colon is None:
                 return None
-            values[key], stop = json.JSONDecoder().raw_decode(line, colon.end())
-            spans.append((colon.start(), colon[0].encode(), line[colon.end() : stop].encode()))
+            values[key], stop = DECODER.raw_decode(line, colon.end())
+            repeated.append((colon.start(), colon[0].encode(), line[colon.end() : stop].encode()))
             line = line[: colon.end()] + "0" + line[stop:]
         first = json.loads(line)
     except ValueError:
         return None
     if not isinstance(first, dict) or first.get("args") != 0 or first.get("hparams") != 0:
-        return None  # what was found was not the record's own args and hparams
+        return None  # the two values belong to an object inside the record
     first |= values
-
-    (_, colon_1, value_1), (_, colon_2, value_2) = sorted(spans)
-    colon_size, value_size, other_colon_size, other_value_size = map(len, (colon_1, value_1, colon_2, value_2))
-    pieces: list[bytes] = []
-    find, same, keep = text.find, text.startswith, pieces.append
-    position, found = 0, find(colon_1)
-    while found >= 0:
-        start = found + colon_size
-        stop = start + value_size
-        other = find(colon_2, stop) + other_colon_size
-        if not (same(value_1, start) and same(value_2, other)):
-            return None
-        keep(text[position:start])
-        keep(text[stop:other])
-        position = other + other_value_size
-        found = find(colon_1, position)
+    (_, *first_member), (_, *second_member) = sorted(repeated)
+    pieces = _cut_out(text, *first_member, *second_member)
+    if pieces is None:
+        return None
     number = len(pieces) // 2
-    rest = b"0".join([*pieces, text[position:]])
-    if rest.translate(None, NO_STRUCTURE) != b"{}\n" * number:
+    rest = b"0".join(pieces)
+    if rest.translate(None, NO_STRUCTURE) != b"{}\n" * number or DOUBTFUL.search(rest):
         return None
-    if DOUBTFUL.search(rest):
-        return None
-    check(first, f"{path}, line 1", metadata.aidgn)
+    check(first, f"{path}, line 1", metadata.aidgn, accuracies=False)
     last = parse(rest[rest.rfind(b"\n", 0, -1) + 1 :], path, number)
     run = RunRecords(first, last, rest, number, path, metadata)
     try:
@@ -266,3 +257,23 @@ def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | N
     for key in run.keys.intersection(target + sources):
         run.column(key)
     return run
+
+
+def _cut_out(text: bytes, key_1: bytes, value_1: bytes, key_2: bytes, value_2: bytes) -> list[bytes] | None:
+    """Return the pieces of the text around both values; None if another value follows one of the keys."""
+    pieces: list[bytes] = []
+    find, has_value, keep = text.find, text.startswith, pieces.append  # this loop takes a good part of the time
+    position = 0
+    key = find(key_1)
+    while key >= 0:
+        start = key + len(key_1)
+        stop = start + len(value_1)
+        other = find(key_2, stop) + len(key_2)
+        if not (has_value(value_1, start) and has_value(value_2, other)):
+            return None
+        keep(text[position:start])
+        keep(text[stop:other])
+        position = other + len(value_2)
+        key = find(key_1, position)
+    keep(text[position:])
+    return pieces

@@ -37,6 +37,7 @@ SETTINGS_IN_ARGS = {
     "holdout_fraction": "holdout_fraction",
 }
 ACCURACY = re.compile(r"env\d+_\w*acc")
+OUT_ACCURACY = re.compile(r"env\d{1,3}_out_acc")
 
 RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that no term of an objective may have
 
@@ -84,7 +85,7 @@ class RunRecords:
         self.keys = frozenset(first)
         self.columns: dict[str, Floats] = {}
         self.targets: list[int] = sorted(set(self.args["test_envs"]))
-        self.domains = sorted(int(key[3:-8]) for key in first if re.fullmatch(r"env\d{1,3}_out_acc", key))
+        self.domains = sorted(int(key[3:-8]) for key in first if OUT_ACCURACY.fullmatch(key))
         # DomainBed's last step is args.steps - 1; records with the names of the domains are ours.
         self.steps = metadata.steps or (self.args.get("steps") if "domains" in self.args else None)
         self.metadata = metadata
@@ -260,8 +261,15 @@ def is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def check(record: Record, where: str, written_by: str = "") -> None:
-    """Refuse a record that lacks what selection needs, is of a later form, or has an accuracy that can be none."""
+def check(record: Record, where: str, written_by: str = "", accuracies: bool = True) -> None:
+    """Refuse a record that selection cannot use.
+
+    Args:
+        record: The record.
+        where: Where it is, for messages.
+        written_by: Version of aidgn that wrote it, for messages.
+        accuracies: Whether to check the accuracies.
+    """
     version = record.get("version", RECORD_VERSION)
     if not is_a(version, int) or version > RECORD_VERSION:
         raise AidgnError(
@@ -280,7 +288,7 @@ def check(record: Record, where: str, written_by: str = "") -> None:
     if wrong:
         by = f" It was written by aidgn {written_by}." if written_by else ""
         raise AidgnError(f"{where}: the record has no valid {wrong[0]}. Expected a record of aidgn or DomainBed.{by}")
-    for key, value in record.items():
+    for key, value in record.items() if accuracies else ():
         if key.startswith("env") and ACCURACY.fullmatch(key) and not _is_accuracy(value):
             raise AidgnError(
                 f"{where}: {key} is {json.dumps(value)}. An accuracy is a number from 0 to 1, NaN or null. "
