@@ -196,23 +196,23 @@ class Workers:
 
     def decoded_here(self, part: list[ImageLike]) -> list[Decoded]:
         """Decode a chunk with an image in memory or a very long name."""
-        found = decode(part, self.slot)
-        self.lent.extend(None for each in found if isinstance(each, np.ndarray))
-        return found
+        results = decode(part, self.slot)
+        self.lent.extend(None for result in results if isinstance(result, np.ndarray))
+        return results
 
     def decoded_by(self, worker: Worker, rows: list[int]) -> list[Decoded]:
         while not worker.replies:
             worker.receive()
-        found: list[Decoded] = []
-        for row, each in zip(rows, worker.replies.popleft(), strict=True):
-            if isinstance(each, str):
+        results: list[Decoded] = []
+        for row, size_or_error in zip(rows, worker.replies.popleft(), strict=True):
+            if isinstance(size_or_error, str):
                 self.free.append(row)
-                found.append(AidgnError(each))
+                results.append(AidgnError(size_or_error))
             else:
                 self.lent.append(row)
-                height, width = each
-                found.append(self.memory[row, :height, :width])
-        return found
+                height, width = size_or_error
+                results.append(self.memory[row, :height, :width])
+        return results
 
     def given(self, pixels: list[np.ndarray]) -> Pixels:
         if self.pin is not None:  # late, while the workers decode the batches after the first
@@ -237,7 +237,7 @@ def pin(stack: ExitStack, memory: np.ndarray) -> None:
 
 def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | AidgnError]:
     """Decode images upright, with sides of at most `slot`; broken images give an error in their place."""
-    found: list[np.ndarray | AidgnError] = []
+    results: list[np.ndarray | AidgnError] = []
     for image in images:
         try:
             if isinstance(image, str | Path):
@@ -247,10 +247,10 @@ def decode(images: Sequence[ImageLike], slot: int) -> list[np.ndarray | AidgnErr
                 size = min(slot, picture.width), min(slot, picture.height)
                 if picture.size != size:
                     picture = picture.resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0)
-            found.append(np.asarray(picture))
+            results.append(np.asarray(picture))
         except AidgnError as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results
 
 
 def upright(image: ImageLike) -> Image.Image:
@@ -266,13 +266,14 @@ def upright(image: ImageLike) -> Image.Image:
         image = image.detach().cpu()
         image = image.float() if image.is_floating_point() else image
         array = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
-        wanted = "a tensor [3, H, W] or [H, W]"
+        expected = "a tensor [3, H, W] or [H, W]"
     elif isinstance(image, np.ndarray):
-        array, wanted = image, "an array [H, W, 3] or [H, W]"
+        array = image
+        expected = "an array [H, W, 3] or [H, W]"
     else:
         raise AidgnError(f"it is a {type(image).__name__}; expected a path, a PIL image, an array or a tensor.")
     if array.ndim not in (2, 3) or not array.size or array.shape[2:] not in ((), (1,), (3,), (4,)):
-        raise AidgnError(f"its shape is {list(image.shape)}; expected {wanted}.")
+        raise AidgnError(f"its shape is {list(image.shape)}; expected {expected}.")
     if np.issubdtype(array.dtype, np.floating):
         if not (array.min() >= 0 and array.max() <= 1):
             raise AidgnError(

@@ -45,42 +45,50 @@ def load_model(
     else:
         run = find_run(path, weights).metadata
     run.check_complete(*MODEL_NEEDS)
-    about, identity, classes = run.path, run.identity, run.classes
-    where = choose_device(device)
-    label, name, backbone = str(run.label), run.label.name, str(identity["backbone"])
-    pretrained = identity["weights"] != "none"
-    stride_first = identity["weights"] not in ("none", "hub") and run.stride_first
-    if stride_first is None:
-        raise DamagedMetadata(run.path, "it has no stride_first")
-    # The arithmetic of the run, unless it ran on a GPU: that would be slow on a CPU.
-    same = where.type != "cpu" or run.device.endswith("CPU")
-    precision = choose_precision((run.precision if same else "") or "float32", where)
+    target_device = choose_device(device)
+    network = build_network(run, target_device, algorithm)
 
-    algorithm_type = find_algorithm(about, name, identity.get("source"), algorithm)
-    net = backbones.create(
-        backbone, weights="none", in_channels=3 + algorithm_type.extra_channels, freeze_bn=pretrained
-    )
-    if stride_first:
-        backbones.set_stride_first(net)
-    backbones.fold(net)
-    featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
-    hyper_parameters = resolve(name, algorithm_type.search_space, {**identity["hyper_parameters"]})
-    network = algorithm_type(featurizer, len(classes), len(run.sources), **hyper_parameters)
-
+    label = str(run.label)
     if metadata.get("algorithm", label) != label:
         raise AidgnError(
-            f"{weights} holds weights of {metadata['algorithm']}, but {about} describes a run of {label}: "
+            f"{weights} holds weights of {metadata['algorithm']}, but {run.path} describes a run of {label}: "
             "they are not of the same run."
         )
     mismatch = backbones.find_mismatch(tensors, network.state_dict())
     if mismatch:
         raise AidgnError(
-            f"{weights} does not fit {about}, which describes {label} with {backbone} and "
-            f"{len(classes)} classes: {mismatch}. They are not of the same run, or one was changed."
+            f"{weights} does not fit {run.path}, which describes {label} with {run.identity['backbone']} and "
+            f"{len(run.classes)} classes: {mismatch}. They are not of the same run, or one was changed."
         )
     network.load_state_dict(tensors, strict=False)
     novelty = load_novelty(weights, network, metadata)
-    return Model(network, label, classes, run.domains, run.image_size, where, novelty, false_alarms)
+    return Model(network, label, run.classes, run.domains, run.image_size, target_device, novelty, false_alarms)
+
+
+def build_network(run: RunMetadata, device: torch.device, algorithm: str | None) -> Algorithm:
+    """Build the network of a run with random weights, folded and with the precision for this device."""
+    identity = run.identity
+    from_file = identity["weights"] not in ("none", "hub")
+    if from_file and run.stride_first is None:
+        raise DamagedMetadata(run.path, "it has no stride_first")
+    # The arithmetic of the run, unless it ran on a GPU: that would be slow on a CPU.
+    same_kind = device.type != "cpu" or run.device.endswith("CPU")
+    precision = choose_precision((run.precision if same_kind else "") or "float32", device)
+
+    name = run.label.name
+    algorithm_type = find_algorithm(run.path, name, identity.get("source"), algorithm)
+    net = backbones.create(
+        str(identity["backbone"]),
+        weights="none",
+        in_channels=3 + algorithm_type.extra_channels,
+        freeze_bn=identity["weights"] != "none",
+    )
+    if from_file and run.stride_first:
+        backbones.set_stride_first(net)
+    backbones.fold(net)
+    featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
+    hyper_parameters = resolve(name, algorithm_type.search_space, {**identity["hyper_parameters"]})
+    return algorithm_type(featurizer, len(run.classes), len(run.sources), **hyper_parameters)
 
 
 def find_model(path: str | Path) -> Path:
@@ -106,7 +114,7 @@ def find_run(path: Path, weights: Path) -> RunFolder:
     run = RunFolder(weights.parent)
     expected = (
         f"expected the folder of `aidgn fit` or of a finished run, {run.model.name} or {run.last.name} in it"
-        ", or what `aidgn export` made of it"
+        ", or the .safetensors file of `aidgn export`"
     )
     if not path.exists():
         raise AidgnError(f"The model {path} does not exist: {expected}.")
@@ -136,18 +144,18 @@ def find_run(path: Path, weights: Path) -> RunFolder:
     return run
 
 
-def find_algorithm(about: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:
+def find_algorithm(run_file: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:
     """Find the class of a run's algorithm; the caller must name the file of a custom one, which has a `source`."""
     if source is not None and given is None:
         raise AidgnError(
-            f"{about} describes a run of {name}, a custom algorithm: name its file with "
+            f"{run_file} describes a run of {name}, a custom algorithm: name its file with "
             f"--algorithm path/to/file.py:{name} (load_model(..., algorithm=...))."
         )
     if given is None and name not in ALGORITHMS:  # `find` would load a path to code
-        raise AidgnError(f"{about} describes a run of {name}, which this version of aidgn does not have.")
+        raise AidgnError(f"{run_file} describes a run of {name}, which this version of aidgn does not have.")
     algorithm_type = find(given or name)
     if algorithm_type.name() != name:
-        raise AidgnError(f"{about} describes a run of {name}, not of {given}.")
+        raise AidgnError(f"{run_file} describes a run of {name}, not of {given}.")
     if source is not None and source != source_of(algorithm_type):
         log.warning("%s has changed since the run was trained; predictions may differ.", given)
     return algorithm_type
