@@ -10,7 +10,7 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -564,12 +564,11 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
     about = json.loads((own / "run.json").read_text())
     about["identity"] |= {"augment_validation": True, "schedule": "cosine", "warmup": 3}
     (own / "run.json").write_text(json.dumps(about))
-    note, *lines = rerun.commands(read_runs(sweep).runs, "my runs")
-    assert note == "# the sweep below also trains runs missing here"  # other draws
-    commands = [shlex.split(line) for line in lines]
-    assert [command[:3] for command in commands] == [["aidgn", "sweep", "photos"], ["aidgn", "train", "photos"]]
-    swept, single = commands
-    assert swept[3:9] == ["--algorithm", "ERM", "--trials", "2", "--draws", "4"]  # every domain: no --target
+    commands = [shlex.split(line) for line in rerun.commands(read_runs(sweep).runs, "my runs")]
+    assert [command[1:3] for command in commands] == [["sweep", "photos"], ["train", "photos"], ["train", "photos"]]
+    swept, drawn, single = commands
+    assert swept[3:7] == ["--algorithm", "ERM", "--trials", "2"]  # every domain: no --target
+    assert drawn[3:11] == ["--algorithm", "ERM", "--target", "dusk", "--trial", "0", "--draw", "3"]
     assert swept[-2:] == ["--out", "my runs"] and "--steps" in swept
     assert {swept[i + 1] for i, part in enumerate(swept) if part == "--set"} == {"batch_size=4"}
     assert single[3:9] == ["--algorithm", "Own", "--target", "day", "--trial", "0"]
@@ -577,18 +576,43 @@ def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) ->
     assert "--schedule cosine --warmup 3" in " ".join(single) and "--schedule" not in swept
 
 
-def test_commands_say_where_they_train_more_than_these_runs(tmp_path: Path, images: Path) -> None:
-    def note(*places: tuple[int, int]) -> str:
-        sweep = tmp_path / str(places)
-        for target, trial in places:
-            make_run(sweep, images, "ERM", target, trial, with_features=False)
-        return rerun.commands(read_runs(sweep).runs, "runs")[0]
+def test_commands_train_exactly_the_runs_of_the_page(tmp_path: Path, images: Path) -> None:
+    def runs_of(command: list[str]) -> set[tuple[str, int]]:
+        targets = [value for option, value in pairwise(command) if option == "--target"] or DOMAINS
+        if command[1] == "train":
+            return {(targets[0], int(command[command.index("--trial") + 1]))}
+        return set(product(targets, range(int(command[command.index("--trials") + 1]))))
 
     whole = [*product(range(3), (0, 1))]
-    assert note(*whole).startswith("aidgn sweep ")
-    assert note(*product(range(3), (1, 3))) == "# the sweep below also trains trial 0 and trial 2"
-    assert note(*whole[1:]) == "# the sweep below also trains runs missing here"
-    assert note((0, 1), (1, 2)) == "# the sweep below also trains trial 0 and runs missing here"
+    for number, (places, kinds) in enumerate(
+        [
+            (whole, ["sweep"]),
+            (whole[1:], ["sweep", "train"]),
+            ([*product(range(3), (1, 3))], ["train"] * 6),
+            ([*product(range(3), (0, 2))], ["sweep"] + ["train"] * 3),
+            ([(0, 1), (1, 2)], ["train"] * 2),
+        ]
+    ):
+        sweep = tmp_path / str(number)
+        for target, trial in places:
+            make_run(sweep, images, "ERM", target, trial, with_features=False)
+        commands = [shlex.split(line) for line in rerun.commands(read_runs(sweep).runs, "runs")]
+        assert [command[1] for command in commands] == kinds
+        trained = [run for command in commands for run in runs_of(command)]
+        assert sorted(trained) == sorted((DOMAINS[target], trial) for target, trial in places)
+
+
+def test_commands_sweep_an_algorithm_once_per_folder(tmp_path: Path, images: Path) -> None:
+    """A sweep refuses a folder with a sweep of other settings."""
+    for settings in ({"tau": 1.0}, {"rho": 2.0}):
+        for target in range(3):
+            folder = make_run(tmp_path / "runs", images, "ERM", target, with_features=False, **settings)
+            folder.rename(f"{folder}-{settings}")
+    commands = [shlex.split(line) for line in rerun.commands(read_runs(tmp_path / "runs").runs, "runs")]
+    assert [command[1] for command in commands] == ["sweep", "train", "train", "train"]
+    swept = next(name for name in ("tau=1", "rho=2") if name in commands[0])
+    assert all(("rho=2" if swept == "tau=1" else "tau=1") in command for command in commands[1:])
+    assert all(swept not in command for command in commands[1:])
 
 
 def test_commands_of_one_run_make_the_page_of_that_run(
@@ -624,7 +648,7 @@ def test_commands_of_runs_in_several_folders_put_each_where_it_was(tmp_path: Pat
     assert commands[2:] == [["aidgn", "report", "first", "second", "--points", "50"]]
 
 
-def test_commands_of_quick_fits_file_weights_and_several_data_sets(tmp_path: Path, images: Path) -> None:
+def test_commands_of_last_stages_file_weights_and_data_sets(tmp_path: Path, images: Path) -> None:
     def change(folder: Path, **changes: object) -> None:
         about = json.loads((folder / "run.json").read_text())
         about["identity"] |= changes
@@ -639,12 +663,18 @@ def test_commands_of_quick_fits_file_weights_and_several_data_sets(tmp_path: Pat
                 backbone="resnet18",
                 weights="r18-0123abcd",
             )
-    note, fit = rerun.commands(read_runs(place).runs, "fit-photos/runs")
+    single = make_run(tmp_path / "single", images, "ERM", 0, with_features=False)
+    change(single, train_only="last-stage", backbone="resnet18", weights="r18-0123abcd")
+    note, *swept = rerun.commands(read_runs(place).runs, "fit-photos/runs")
     assert note == "# r18.safetensors: the initial weights, in a file whose sha256 begins with 0123abcd"
-    words = shlex.split(fit)
-    assert words[:6] == ["aidgn", "fit", "photos", "--quick", "--algorithm", "AIDGN"] and "--eval-every" not in words
-    assert "--weights r18.safetensors" in fit and words[-2:] == ["--out", "fit-photos"]
-    assert "--skip-broken" not in words  # which `aidgn fit` does anyway
+    assert sorted(shlex.split(line)[1:5] for line in swept) == [
+        ["sweep", "photos", "--algorithm", name] for name in ("AIDGN", "ERM")
+    ]
+    (trained,) = rerun.commands(read_runs(tmp_path / "single").runs, "runs")[1:]
+    assert trained.startswith("aidgn train photos --algorithm ERM --target day --trial 0 ")
+    for command in (*swept, trained):
+        assert "--weights r18.safetensors" in command and "--train-only last-stage" in command
+        assert "--eval-every 2" in command and "--skip-broken" in command
 
     for dataset in ("photos", "scans"):
         for target in range(3):

@@ -19,186 +19,185 @@ from aidgn.runs.records import RunRecords
 from aidgn.runs.run_id import folder_name
 
 Settings = tuple[tuple[str, str], ...]  # of --set, name and value
+RunKey = tuple[tuple[str, ...], int, int]  # targets, trial, draw
 
 
 @dataclass
-class Group:
-    """Runs that one command makes: alike in all but algorithm, target, trial and draw."""
+class RunGroup:
+    """Runs of one algorithm with the same options and hyper-parameters: they differ in target, trial and draw.
+
+    Args:
+        dataset: Name of the data set.
+        algorithm: Value of --algorithm.
+        options: Options other than --set.
+        settings: Hyper-parameters that differ from the defaults.
+        domains: Domains of the data set.
+        runs: The runs.
+        values: Further values of single hyper-parameters, each tried in as many runs.
+    """
 
     dataset: str
+    algorithm: str
     options: tuple[str, ...]
     settings: Settings
     domains: Sequence[str]
-    runs: set[tuple[tuple[str, ...], int, int]] = field(default_factory=set)  # targets, trial, draw
-    plan: str = ""  # what a file says besides: values to try
+    runs: set[RunKey] = field(default_factory=set)
+    values: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What a sweep of several algorithms has in common."""
-        return self.dataset, self.options, self.settings, tuple(self.domains), frozenset(self.runs), self.plan
+        """What groups of several algorithms have in common if one sweep trains them."""
+        plan = (self.algorithm, json.dumps(self.values)) if self.values else ()
+        return self.dataset, self.options, self.settings, tuple(self.domains), frozenset(self.runs), plan
+
+    def accepts(self, draw: int, settings: Settings, hyper_parameters: Mapping[str, Any]) -> bool:
+        """Return whether a run belongs to the group. --set replaces the values of every draw."""
+        if draw == 0:
+            return self.settings == settings
+        return all(_exact(hyper_parameters.get(name)) == value for name, value in self.settings)
+
+    def largest_grid(self) -> tuple[list[str], int, int]:
+        """Return the targets, trials and draws of the largest full grid among the runs with one target."""
+        best: tuple[list[str], int, int] = ([], 0, 0)
+        numbers = {(1 + trial, 1 + draw) for _, trial, draw in self.runs}
+        for trials, draws in product({trials for trials, _ in numbers}, {draws for _, draws in numbers}):
+            cells = list(product(range(trials), range(draws))) if trials * draws <= len(self.runs) else [(-1, -1)]
+            targets = [name for name in self.domains if all(((name,), *cell) in self.runs for cell in cells)]
+            if len(targets) * trials * draws > len(best[0]) * best[1] * best[2]:
+                best = (targets, trials, draws)
+        return best
+
+    def pairs(self, targets: Sequence[str], trials: int, draws: int) -> set[RunKey]:
+        """Return the runs with two targets that leave-one-out needs for a grid."""
+        return {
+            (tuple(name for name in self.domains if name in (target, other)), trial, draw)
+            for target, other, trial, draw in product(targets, self.domains, range(trials), range(draws))
+            if other != target
+        }
 
 
 def folder(path: Path) -> str:
-    """What training calls the folder of this run, whatever it is called by now; '' if it is no folder of one run."""
+    """Return the name that training gives the folder of this run; '' if the path is not the folder of one run."""
     run = RunFolder(path.parent if path.is_file() else path)
     return folder_name(run.identity) if run.exists and run.metadata.is_described else ""
 
 
 def commands(runs: Iterable[RunRecords], out: str) -> list[str]:
-    """The commands that make these runs below the folder `out`; holes in a sweep are filled by them too,
-    which a comment says."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[tuple[str, Group]]] = {}
-    quick: dict[tuple[str, tuple[str, ...]], dict[str, Settings]] = {}
-    files: dict[str, str] = {}
+    """Return the commands that train exactly these runs below the folder `out`.
+
+    One `aidgn sweep` trains the largest full grid of targets, trials and draws of a group, `aidgn train` every other
+    run. A sweep refuses a folder with a sweep of other settings, so a data set has one set of options that is swept and
+    each algorithm one group.
+    """
     described = [run for run in runs if run.metadata.is_described]
-    for run in sorted(described, key=lambda run: run.args["hparams_seed"]):
-        made, draw = run.metadata, run.args["hparams_seed"]
-        identity = made.identity
-        algorithm = _name(made)
-        dataset, options = str(identity["dataset"]), _options(made)
-        key = dataset, algorithm, options
-        settings = _settings(identity, algorithm) if draw == 0 else ()
-        if _weights(identity) != (known := str(identity.get("weights"))):
-            files[_weights(identity)] = known.rpartition("-")[2]
-        if identity.get("train_only"):
-            quick.setdefault((dataset, options), {})[algorithm] = settings
-            continue
-        values = {name: _exact(value) for name, value in identity["hyper_parameters"].items()}
-        fitting = [
-            group
-            for _, group in groups.get(key, [])
-            if (
-                group.settings == settings
-                if draw == 0
-                else all(values.get(name) == value for name, value in group.settings)
-            )
-        ]
-        if not fitting:
-            fitting = [Group(dataset, options, settings, made.domains)]
-            groups.setdefault(key, []).append((algorithm, fitting[0]))
-        fitting[0].runs.add((tuple(identity["target"]), int(identity["trial"]), draw))
-    sweeps: dict[Any, tuple[Group, list[str]]] = {}
-    for algorithm, group in [pair for pairs in groups.values() for pair in _grid(pairs)]:
-        sweeps.setdefault(group.shape, (group, []))[1].append(algorithm)
-    return [
-        *(
-            f"# {file}: the initial weights, in a file whose sha256 begins with {digest}"
-            for file, digest in files.items()
-        ),
-        *(_fit(*key, given, out) for key, given in quick.items()),
-        *(line for group, algorithms in sweeps.values() for line in _lines(group, algorithms, out)),
+    weights = {_weights(run.metadata.identity): str(run.metadata.identity.get("weights")) for run in described}
+    lines = [
+        f"# {file}: the initial weights, in a file whose sha256 begins with {known.rpartition('-')[2]}"
+        for file, known in weights.items()
+        if file != known
     ]
+    alike: dict[Any, list[RunGroup]] = {}
+    for group in _group(described):
+        alike.setdefault(group.shape, []).append(group)
+    singles: list[str] = []
+    options_swept: dict[str, tuple[str, ...]] = {}
+    swept: set[tuple[str, str]] = set()
+    for groups in sorted(alike.values(), key=lambda groups: -len(groups[0].runs)):
+        group = groups[0]
+        algorithms = [member.algorithm for member in groups]
+        keys = {(group.dataset, algorithm) for algorithm in algorithms}
+        left = set(group.runs)
+        targets, trials, draws = group.largest_grid()
+        several = len(targets) * trials * draws * len(groups) > 1
+        if several and options_swept.get(group.dataset, group.options) == group.options and not keys & swept:
+            options_swept[group.dataset] = group.options
+            swept |= keys
+            left -= set(product(((name,) for name in targets), range(trials), range(draws)))
+            pairs = group.pairs(targets, trials, draws)
+            leave_one_out = pairs <= left
+            if leave_one_out:
+                left -= pairs
+            lines += _sweep(group, algorithms, targets, trials, draws, leave_one_out, out)
+        singles += [_train(group, algorithm, run, out) for run in sorted(left) for algorithm in algorithms]
+    return lines + singles
 
 
-def _grid(pairs: list[tuple[str, Group]]) -> list[tuple[str, Group]]:
-    """Sweeps of an algorithm that differ in one hyper-parameter at a time as one, whose plan lists the values: a second
-    sweep with others in the same folder would be refused. Other groups as they are."""
-    for algorithm, base in sorted(pairs, key=lambda pair: len(pair[1].settings)):
+def _group(runs: Sequence[RunRecords]) -> list[RunGroup]:
+    """Group runs by data set, algorithm, options and hyper-parameters."""
+    groups: dict[tuple[Any, ...], list[RunGroup]] = {}
+    for run in sorted(runs, key=lambda run: run.args["hparams_seed"]):
+        metadata, draw = run.metadata, run.args["hparams_seed"]
+        identity = metadata.identity
+        key = str(identity["dataset"]), _name(metadata), _options(metadata)
+        settings = _settings(identity, key[1]) if draw == 0 else ()
+        members = groups.setdefault(key, [])
+        group = next((group for group in members if group.accepts(draw, settings, identity["hyper_parameters"])), None)
+        if group is None:
+            group = RunGroup(*key, settings, metadata.domains)
+            members.append(group)
+        group.runs.add((tuple(identity["target"]), int(identity["trial"]), draw))
+    return [group for members in groups.values() for group in _merge_values(members)]
+
+
+def _merge_values(groups: list[RunGroup]) -> list[RunGroup]:
+    """Merge groups that differ from one of them in one hyper-parameter each: a plan lists the values."""
+    for base in sorted(groups, key=lambda group: len(group.settings)):
         values: dict[str, list[Any]] = {}
-        for _, group in pairs:
+        for group in groups:
             changes = {*group.settings} - {*base.settings}
-            if group.runs == base.runs and len(changes) <= 1 and len(group.settings) >= len(base.settings):
-                for name, value in changes:
-                    values.setdefault(name, []).append(yaml.safe_load(value))
-        if len(pairs) > 1 and sum(map(len, values.values())) == len(pairs) - 1 and len(base.runs) > 1:
-            plan = {
-                "datasets": [base.dataset.removeprefix("own-")],
-                "algorithms": [algorithm],
-                "hyper_parameters": values,
-            }
-            return [(algorithm, replace(base, plan=json.dumps(plan)))]
-    return pairs
+            if (
+                len(changes) == 1
+                and group.runs == base.runs
+                and {**dict(base.settings), **dict(changes)} == dict(group.settings)
+            ):
+                ((name, value),) = changes
+                values.setdefault(name, []).append(yaml.safe_load(value))
+        if len(base.runs) > 1 and values and sum(map(len, values.values())) == len(groups) - 1:
+            return [replace(base, values=values)]
+    return groups
 
 
-def _fit(data: str, options: tuple[str, ...], given: Mapping[str, Settings], out: str) -> str:
-    """The `aidgn fit --quick` that made runs of these algorithms, with these settings, in the folder `runs` of its
-    own."""
-    algorithm = next((name for name in given if name != "ERM"), "ERM")
-    settings = [part for name, value in given[algorithm] for part in ("--set", f"{name}={value}")]
-    return shlex.join(
-        [
-            "aidgn",
-            "fit",
-            data.removeprefix("own-"),
-            "--quick",
-            "--algorithm",
-            algorithm,
-            *options,
-            *settings,
-            "--out",
-            out.removesuffix("/runs"),
-        ]
-    )
+def _sweep(
+    group: RunGroup,
+    algorithms: Sequence[str],
+    targets: Sequence[str],
+    trials: int,
+    draws: int,
+    leave_one_out: bool,
+    out: str,
+) -> list[str]:
+    words = ["aidgn", "sweep", group.dataset.removeprefix("own-")]
+    for algorithm in algorithms:
+        words += ["--algorithm", algorithm]
+    if list(targets) != list(group.domains):
+        for name in targets:
+            words += ["--target", name]
+    if leave_one_out:
+        words.append("--leave-one-out")
+    words += ["--trials", str(trials)]
+    if draws > 1:
+        words += ["--draws", str(draws)]
+    words += _last_words(group, out)
+    if not group.values:
+        return [shlex.join(words)]
+    plan = {"datasets": [words[2]], "algorithms": list(algorithms), "hyper_parameters": group.values}
+    return [f"{shlex.join(['echo', json.dumps(plan)])} > values.yaml", shlex.join([*words, "--plan", "values.yaml"])]
 
 
-def _lines(group: Group, algorithms: list[str], out: str) -> list[str]:
-    """One sweep for the runs with one target, and with two where leave-one-out needs them; single runs for the rest."""
-    data = group.dataset.removeprefix("own-")
-    options = [
-        *group.options,
-        *(part for name, value in group.settings for part in ("--set", f"{name}={value}")),
-        "--out",
-        out,
-    ]
-    swept = {run for run in group.runs if len(run[0]) == 1}
-    if len(swept) * len(algorithms) < 2:
-        swept = set()
-    lines, besides = [], []
-    if swept:
-        targets = [name for name in group.domains if (name,) in {run[0] for run in swept}]
-        some = [] if targets == list(group.domains) else [part for name in targets for part in ("--target", name)]
-        pairs = {
-            (pair, trial, draw)
-            for (target,), trial, draw in swept
-            for other in group.domains
-            if set(pair := tuple(name for name in group.domains if name in (target, other))) != {target}
-        }
-        if pairs <= group.runs:
-            swept |= pairs
-            some.append("--leave-one-out")
-        trials, draws = 1 + max(run[1] for run in swept), 1 + max(run[2] for run in swept)
-        more = set(product(((name,) for name in targets), range(trials), range(draws))) - swept
-        absent = sorted({trial for _, trial, _ in more} - {trial for _, trial, _ in swept})
-        besides = [
-            *(f"trial {trial}" for trial in absent),
-            *(["runs missing here"] if any(trial not in absent for _, trial, _ in more) else []),
-        ]
-        lines.append(
-            [
-                "aidgn",
-                "sweep",
-                data,
-                *(part for name in algorithms for part in ("--algorithm", name)),
-                *some,
-                "--trials",
-                str(trials),
-                *(["--draws", str(draws)] if draws > 1 else []),
-                *options,
-            ]
-        )
-        if group.plan:
-            lines[:0] = [["echo", group.plan]]
-            lines[-1] += ["--plan", "values.yaml"]
-    for unseen, trial, draw in sorted(group.runs - swept):
-        lines += [
-            [
-                "aidgn",
-                "train",
-                data,
-                "--algorithm",
-                algorithm,
-                *(part for name in unseen or ("none",) for part in ("--target", name)),
-                "--trial",
-                str(trial),
-                *(["--draw", str(draw)] if draw else []),
-                *options,
-            ]
-            for algorithm in algorithms
-        ]
-    return [
-        *([f"# the sweep below also trains {' and '.join(besides)}"] if besides else []),
-        *(shlex.join(line) + " > values.yaml" * (line[0] == "echo") for line in lines),
-    ]
+def _train(group: RunGroup, algorithm: str, run: RunKey, out: str) -> str:
+    targets, trial, draw = run
+    words = ["aidgn", "train", group.dataset.removeprefix("own-"), "--algorithm", algorithm]
+    for name in targets or ("none",):
+        words += ["--target", name]
+    words += ["--trial", str(trial)]
+    if draw:
+        words += ["--draw", str(draw)]
+    return shlex.join(words + _last_words(group, out))
+
+
+def _last_words(group: RunGroup, out: str) -> list[str]:
+    settings = [word for name, value in group.settings for word in ("--set", f"{name}={value}")]
+    return [*group.options, *settings, "--out", out]
 
 
 def _name(made: RunMetadata) -> str:
@@ -229,9 +228,6 @@ def _options(metadata: RunMetadata) -> tuple[str, ...]:
     values = {**identity, "skip_broken": bool(metadata.skipped)}
     if identity.get("weights"):
         values["weights"] = _weights(identity)
-    if identity.get("train_only"):  # `aidgn fit --quick` chooses these
-        for name in ("train_only", "eval_every", "skip_broken"):
-            values.pop(name, None)
     options = []
     for option in run_options():
         value = values.get(option.name)
