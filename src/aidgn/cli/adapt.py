@@ -64,15 +64,16 @@ def adapt(
         raise AidgnError(f"--features {features} is of one model, but there are {len(runs)} runs to adapt.")
     lines: list[dict[str, Any]] = []
     failed: list[str] = []
-    each = sum(len(METHODS[name].settings) for name in names)
+    settings_per_run = sum(len(METHODS[name].settings) for name in names)
     messages: list[str] = []
     with RunDisplay() as display:
         for number, run in enumerate(runs):
 
-            def report(what: str, done: int, total: int, before: int = number * each) -> None:
-                if what == "adapting":
-                    done, total = before + done, each * len(runs)
-                display.update(what, done, total)
+            def report(phase: str, done: int, total: int, before: int = number * settings_per_run) -> None:
+                if phase == "adapting":
+                    done += before
+                    total = settings_per_run * len(runs)
+                display.update(phase, done, total)
 
             try:
                 adapt_run(
@@ -92,16 +93,16 @@ def adapt(
         click.echo(message, err=True)
     if lines:
         sweep = next((Path(folder) for folder in folders if not RunFolder(folder).exists), None)
-        made = adaptation_tables(lines, notes=notes) if sweep or len(runs) > 1 else []
-        click.echo("\n\n".join(to_terminal(table) for table in made) or _one_run(lines))
+        tables = adaptation_tables(lines, notes=notes) if sweep or len(runs) > 1 else []
+        click.echo("\n\n".join(to_terminal(table) for table in tables) or _one_run(lines))
         if sweep is not None and (compared := comparable(lines)):
             from aidgn.report.figures import save
             from aidgn.report.run_figures import adaptation_bars
 
             click.echo(f"Figure: {', '.join(map(str, save(adaptation_bars(compared), sweep, 'adaptation')))}")
-        many = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
+        others = f" and {len(runs) - 1} more folders" if len(runs) > 1 else ""
         click.echo(
-            f"All settings: {RunFolder(runs[0]).adaptation}{many}. `aidgn table {shlex.join(folders)} --adaptation` "
+            f"All settings: {RunFolder(runs[0]).adaptation}{others}. `aidgn table {shlex.join(folders)} --adaptation` "
             "shows this again.",
             err=True,
         )
@@ -110,7 +111,7 @@ def adapt(
 
 
 def _one_run(lines: Sequence[dict[str, Any]]) -> str:
-    """The chosen setting of every method, with its accuracies."""
+    """Describe the selected setting of every method with its accuracies."""
     chosen = [line for line in lines if line["selected"]]
     settings = [", ".join(f"{key} {short(value)}" for key, value in line["settings"].items()) for line in chosen]
     width, first = max(map(len, settings)), chosen[0]

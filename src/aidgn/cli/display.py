@@ -15,12 +15,12 @@ def wide_console(columns: int) -> Output:
 
 
 def validation(record: Mapping[str, Any]) -> float:
-    """The mean accuracy on the source domains' out splits."""
+    """Return the mean accuracy on the validation images of the source domains."""
     args = record["args"]
     sources = [i for i in range(len(args["domains"])) if i not in args["test_envs"]]
     return sum(record[f"env{i}_out_acc"] for i in sources) / len(sources)
 
 
-def selected(records: "Sequence[Mapping[str, Any]]") -> Mapping[str, Any]:
-    """Of a run's records the one that training-domain validation believes: the first of the highest."""
+def selected(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the record that training-domain validation selects: the first with the highest accuracy."""
     return max(records, key=lambda record: (validation(record), -record["step"]))

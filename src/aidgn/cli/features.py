@@ -29,20 +29,20 @@ def features(run: str, out: str | None, data: str | None, algorithm: str | None,
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):
         raise AidgnError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
     with RunDisplay() as display:
-        found = extract_features(
+        computed = extract_features(
             run, data=data, device=device, algorithm=algorithm, must_keep=out is None, on_progress=display.update
         )
-    path = RunFolder(run).features if out is None else found.save(out)
+    path = RunFolder(run).features if out is None else computed.save(out)
     click.echo(
-        f"{found.dataset}, {found.algorithm}, {', '.join(found.targets) or 'no domain'} unseen, trial "
-        f"{found.trial}: {len(found)} images of {len(found.domain_names)} domains, "
-        f"{found.features.shape[1]} features each."
+        f"{computed.dataset}, {computed.algorithm}, {', '.join(computed.targets) or 'no domain'} unseen, trial "
+        f"{computed.trial}: {len(computed)} images of {len(computed.domain_names)} domains, "
+        f"{computed.features.shape[1]} features each."
     )
-    for name in found.domain_names:
-        inside, outside = found.split(name)
-        seen = "unseen" if name in found.targets else "source"
+    for name in computed.domain_names:
+        train, validation = computed.split(name)
+        seen = "unseen" if name in computed.targets else "source"
         click.echo(
-            f"  {name} ({seen}): accuracy {found.accuracy(inside):.1%} on {len(inside)} images of the in split, "
-            f"{found.accuracy(outside):.1%} on {len(outside)} of the out split"
+            f"  {name} ({seen}): accuracy {computed.accuracy(train):.1%} on {len(train)} images of the in split, "
+            f"{computed.accuracy(validation):.1%} on {len(validation)} of the out split"
         )
     click.echo(f"Features: {path}")
