@@ -1,5 +1,4 @@
-"""The one exception that reaches people: a mistake they can mend, said in one sentence or two, without a traceback.
-And the turns of phrase that such sentences share."""
+"""The exceptions whose message users see without a traceback, and helpers that format messages."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,7 +6,7 @@ from typing import Any
 
 
 class AidgnError(Exception):
-    """Names the file or option at fault, what was expected and what to do. The command line prints it as it is."""
+    """A mistake that the user can correct. The message names the file or option at fault and says what to do."""
 
     exit_code = 2
 
@@ -22,7 +21,7 @@ def _rebuild(kind: type[AidgnError], message: str, attributes: dict[str, Any]) -
     return error
 
 
-UserError = AidgnError  # its name in 0.1.0, for algorithms that users wrote then
+UserError = AidgnError  # the name in 0.1.0, kept for custom algorithms
 
 
 class ParameterError(AidgnError):
@@ -42,7 +41,7 @@ class ParameterError(AidgnError):
 
 
 class UnknownNameError(AidgnError):
-    """There is nothing of this name.
+    """A name is unknown.
 
     Args:
         kind: What was looked for, such as "algorithm".
@@ -60,36 +59,36 @@ class UnknownNameError(AidgnError):
 
 
 class Interrupted(AidgnError):
-    """Stopped by Ctrl-C or SIGTERM after saving; the same command goes on."""
+    """Ctrl-C or SIGTERM stopped the training after it was saved; the same command continues it."""
 
     exit_code = 130
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """' Did you mean X?' for the nearest known name, '' when none is near."""
+    """Return ' Did you mean X?' for the nearest known name, or '' if none is near."""
     names = {candidate.lower(): candidate for candidate in known}
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f" Did you mean {names[near[0]]}?" if near else ""
 
 
 def some(things: Iterable[object], most: int = 3, separator: str = ", ") -> str:
-    """The first few of them, and how many more there are."""
+    """List the first few things and the number of the others."""
     names = [str(thing) for thing in things]
     return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def plural(number: int, word: str) -> str:
-    """'1 run', '2 runs'."""
+    """Return '1 run', '2 runs'."""
     return f"{number} {word}" + "s" * (number != 1)
 
 
 def short(value: object) -> str:
-    """A number without needless digits; anything else as it is."""
+    """Format a number without needless digits, and anything else as text."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def amount(size: float) -> str:
-    """A number of bytes in the unit that suits it."""
+    """Format a number of bytes with a suitable unit."""
     units = ["bytes", "kB", "MB", "GB", "TB"]
     while size >= 999.5 and len(units) > 1:
         size, units = size / 1000, units[1:]

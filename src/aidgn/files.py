@@ -1,4 +1,4 @@
-"""Files that are never half written: written to a temporary name beside the target, then renamed over it."""
+"""Atomic writes: write to a temporary file in the same folder, then rename it. And locks on folders."""
 
 import errno
 import fcntl
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 
 class StorageError(AidgnError):
-    """Something could not be written: the disk is full, the folder read-only. It concerns all that write there."""
+    """A file cannot be written: the disk is full or the folder is read-only. Every later write would fail as well."""
 
 
 def open_no_link(path: Path, mode: str, **options: Any) -> IO[Any]:
-    """Open a file, not what a symbolic link of its name leads to: a folder that comes from someone else must not choose
-    which file is written."""
+    """Open a file, but do not follow symbolic links: a folder from someone else must not choose the file written."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666)
@@ -35,20 +34,20 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path; rename it to `path` if the block succeeds, remove it if not.
 
     The data reaches the disk before the name does (fsync), so that `path` holds either its old content or the new.
-    What is no file, such as /dev/null, is written itself.
+    Devices and pipes, such as /dev/null, are written directly.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         if path.parent == Path("/dev") or (path.exists() and not path.is_file()):
-            yield path  # a device, a pipe, standard output: there is nothing to rename over
+            yield path  # a device or pipe cannot be replaced by renaming
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # it could be a link
+        temporary.unlink(missing_ok=True)  # may be a link
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BrokenPipeError:  # nobody reads what is printed meanwhile, or the pipe that `path` is
+    except BrokenPipeError:  # the reader of standard output, or of the pipe at `path`, is gone
         raise
     except OSError as error:
         raise storage_error(path, error) from error
@@ -59,8 +58,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def written_at_last(path: Path) -> Iterator[IO[str]]:
-    """A text file that becomes `path` if the block succeeds, for what takes long: until then it has no name, so that
-    a process that is killed leaves nothing."""
+    """Open a text file that becomes `path` if the block succeeds. It has no name until then, so that a killed process
+    leaves no temporary file."""
     normalize_unicode: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     with atomic_write(path) as target:
         if target == path:  # a device or a pipe
@@ -76,26 +75,26 @@ def written_at_last(path: Path) -> Iterator[IO[str]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """In UTF-8; of names of files that are no text, a question mark for what is none."""
+    """Write text in UTF-8. Undecodable bytes of file names become "?"."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 def for_json(value: Any) -> Any:
-    """The value with null for numbers that are not finite, which JSON has not, and numpy's scalars as Python's."""
+    """Convert a value for JSON: NaN and infinity to null, NumPy scalars to Python numbers."""
     if isinstance(value, Mapping):
-        return {str(key): for_json(each) for key, each in value.items()}
+        return {str(key): for_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [for_json(each) for each in value]
+        return [for_json(entry) for entry in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class FolderLock:
-    """A lock between processes on a folder. It ends with the process that holds it, however that ends.
+    """A lock between processes on a folder. The system releases it when the process that holds it ends.
 
     Args:
-        path: The file in the folder that stands for the lock. It is created and stays.
+        path: The lock file in the folder. It is created and not removed.
     """
 
     def __init__(self, path: Path):
@@ -103,11 +102,11 @@ class FolderLock:
         self.file: IO[Any] | None = None
 
     def acquire(self, *, shared: bool = False) -> None:
-        """Wait for the lock; with `shared`, hold it together with other processes that share it."""
+        """Wait for the lock; with `shared`, other processes may share it."""
         self._flock(fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
     def try_acquire(self) -> bool:
-        """Take the lock unless another process holds it; say whether it was taken."""
+        """Take the lock unless another process holds it; return whether it was taken."""
         try:
             self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -146,7 +145,7 @@ class FolderLock:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """An operating-system error on writing `path`, in words."""
+    """Return a `StorageError` that explains an operating-system error on writing `path`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
             f"The disk is full: {path} could not be written. What was saved before is intact; "

@@ -1,10 +1,10 @@
 """Read and write the files of a run that hold numbers, each with a checksum that every reader compares.
 
     model.safetensors, last.safetensors    sha256 of metadata and tensors, as `sha256` in the file's own metadata
-    novelty.json                           sha256 of the other values, as `sha256` beside them
-    state.pt                               the CRC-32 of every record, which the zip archive that PyTorch writes holds
+    novelty.json                           sha256 of the other values, as `sha256` in the same object
+    state.pt                               CRC-32 of every record, in the zip archive that PyTorch writes
 
-All of them stay plain files of their formats, and those that version 0.1.0 wrote without `sha256` are read unchecked.
+All are plain files of their formats. Files that version 0.1.0 wrote without `sha256` are read unchecked.
 PyTorch is imported by the functions that need it, so that a sweep's status is quick.
 """
 
@@ -31,7 +31,7 @@ NOVELTY_KEYS = {"version", "norms", "angles", "by_angle"}  # the same
 
 
 class DamagedFile(AidgnError):
-    """A file does not hold what was written to it."""
+    """The content of a file has changed since it was written."""
 
 
 def _damaged(path: Path, reason: str) -> DamagedFile:
@@ -57,14 +57,14 @@ def write_weights(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = json.loads(json.dumps(metadata))  # as it will be read
+    metadata = json.loads(json.dumps(metadata))  # in the form `read_weights` returns
     text = json.dumps({**metadata, "sha256": _weights_digest(tensors, metadata)})
     with atomic_write(path) as temporary:
         try:
             save_file(tensors, temporary, metadata={"aidgn": text})
         except SafetensorError as error:
             raise system_error(error, path.parent) from None
-        temporary.chmod(path.parent.stat().st_mode & 0o666)  # as the folder, where it makes it private
+        temporary.chmod(path.parent.stat().st_mode & 0o666)  # private if the folder is private
 
 
 def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
@@ -74,7 +74,7 @@ def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
 
 
 def _read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any], bool]":
-    """The same, and whether there was a checksum."""
+    """Read the file, and say whether it has a checksum."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -124,7 +124,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read a training state after comparing its checksums, which PyTorch does not; run no code that it may hold."""
+    """Read a training state without running code in it. Compare the checksums first, because PyTorch does not."""
     import torch
 
     try:
@@ -153,7 +153,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def write_novelty(path: Path, values: Mapping[str, Any]) -> None:
     """Write values with a checksum, for `read_novelty`."""
-    values = json.loads(json.dumps(values))  # as they will be read
+    values = json.loads(json.dumps(values))  # in the form `read_novelty` returns
     write_text(path, json.dumps({**values, "sha256": _novelty_digest(values)}, allow_nan=False) + "\n")
 
 
@@ -164,7 +164,7 @@ def read_novelty(path: Path) -> dict[str, Any]:
 
 
 def _read_novelty(path: Path) -> tuple[dict[str, Any], bool]:
-    """The same, and whether there was a checksum."""
+    """Read the file, and say whether it has a checksum."""
     try:
         values = json.loads(path.read_bytes())
         if not isinstance(values, dict):
@@ -190,10 +190,10 @@ def _novelty_digest(values: Mapping[str, Any]) -> str:
 
 @dataclass
 class Verification:
-    """What `verify` found."""
+    """The result of `verify`."""
 
     files: int = 0
-    unchecked: int = 0  # sound as far as can be told, but without a checksum
+    unchecked: int = 0  # readable, but without a checksum
     damaged: list[AidgnError] = field(default_factory=list)
 
 
@@ -202,13 +202,13 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
 
     Args:
         folders: Folders of sweeps, runs or models, at any depth.
-        on_progress: Called with the number of files read and the number of all.
+        on_progress: Called with the number of files read so far and the total.
     """
     for folder in folders:
         if not Path(folder).is_dir():
             raise AidgnError(f"The folder {folder} does not exist.")
     paths = sorted({path for folder in folders for path in _find_checked(Path(folder))})
-    found = Verification()
+    result = Verification()
     for number, path in enumerate(paths, 1):
         try:
             has_checksum = True
@@ -218,15 +218,15 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
                 _, has_checksum = _read_novelty(path)
             else:
                 _, _, has_checksum = _read_weights(path)
-            found.unchecked += not has_checksum
+            result.unchecked += not has_checksum
         except AidgnError as error:
-            if not path.exists():  # a run that is in progress has removed or replaced it
+            if not path.exists():  # a run in progress has removed or replaced it
                 continue
-            found.damaged.append(error)
-        found.files += 1
+            result.damaged.append(error)
+        result.files += 1
         if on_progress:
             on_progress(number, len(paths))
-    return found
+    return result
 
 
 def _find_checked(folder: Path) -> Iterator[Path]:
@@ -235,7 +235,7 @@ def _find_checked(folder: Path) -> Iterator[Path]:
 
 
 def system_error(error: Exception, folder: Path) -> OSError:
-    """The error of the operating system that PyTorch's and safetensors' writers hide behind one of theirs."""
+    """Return the operating-system error behind an error of PyTorch's or safetensors' writers."""
     status = os.statvfs(folder)
     full = status.f_bavail * status.f_frsize < 2**20
     return OSError(errno.ENOSPC if full else errno.EIO, str(error).splitlines()[0])

@@ -1,4 +1,4 @@
-"""The settings in which runs differ whose results are averaged, selected from or compared."""
+"""Find the settings that differ between runs whose results are averaged, selected from or compared."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,81 +9,89 @@ from typing import Any
 from aidgn.errors import AidgnError, plural, short, some
 from aidgn.runs.records import RunRecords, domain_names
 
-# Every setting of run.json must be the same in runs that are compared, but for these. A new option needs no entry.
+# All settings of run.json except these must be equal in runs that are compared. A new option needs no entry.
 EXPECTED = frozenset(
     {
         "dataset",
         "algorithm",
         "target",
         "trial",
-        "draw",  # the place in a table
+        "draw",
         "hyper_parameters",  # compared per draw, by _hyper_parameter_differences
-        "evaluate_source_in",
+        "evaluate_source_in",  # evaluates more and changes nothing
     }
-)  # measures more and changes nothing
-# Part of an algorithm: different between two of them as a matter of course, the same in all runs of one.
+)
+# Settings that belong to an algorithm: may differ between algorithms, must be equal in all runs of one.
 OF_ALGORITHM = frozenset({"average", "lr_milestones", "source"})
 NUMBER_OF_DRAWS = "number of draws"
-SHOWN = 6  # values of a setting that a sentence lists
+SHOWN = 6  # values that a message lists
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting with several values in runs on one data set, whose results are compared."""
+    """A setting with several values in runs on one data set.
 
-    name: str  # of the setting, as in run.json, or of the hyper-parameter
+    Args:
+        name: Name of the setting in run.json, or of the hyper-parameter.
+        dataset: Name of the data set.
+        runs: Runs by the text of their value.
+        algorithm: The algorithm, if only its runs are compared.
+        hyper_parameter: Whether the setting is a hyper-parameter.
+    """
+
+    name: str
     dataset: str
-    runs: Mapping[str, Sequence[RunRecords]]  # by value, as text
-    algorithm: str | None = None  # where runs of one algorithm are compared, and not all on the data set
+    runs: Mapping[str, Sequence[RunRecords]]
+    algorithm: str | None = None
     hyper_parameter: bool = False
 
     @property
     def mixed(self) -> list[str]:
-        """The algorithms whose own runs have several values, so that one row of a table averages over them."""
+        """Algorithms whose runs have several values, so that one row of a table averages over them."""
         values = defaultdict(set)
         for value, runs in self.runs.items():
             for run in runs:
                 values[run.args["algorithm"]].add(value)
-        return sorted(name for name, found in values.items() if len(found) > 1)
+        return sorted(algorithm for algorithm, texts in values.items() if len(texts) > 1)
 
     def __str__(self) -> str:
-        of = f"{self.algorithm} on {self.dataset}" if self.algorithm else self.dataset
+        subject = f"{self.algorithm} on {self.dataset}" if self.algorithm else self.dataset
         name = f"the hyper-parameter {self.name} in the same draw" if self.hyper_parameter else self.name
-        everyone = [run for runs in self.runs.values() for run in runs]
+        all_runs = [run for runs in self.runs.values() for run in runs]
         values = [
-            f"{value} ({plural(len(runs), 'run')}{_where(runs, everyone)})"
+            f"{value} ({plural(len(runs), 'run')}{_where(runs, all_runs)})"
             for value, runs in islice(self.runs.items(), SHOWN)
         ]
         more = f" and {len(self.runs) - SHOWN} more values" if len(self.runs) > SHOWN else ""
-        text = f"The runs of {of} differ in {name}: {'; '.join(values)}{more}."
+        text = f"The runs of {subject} differ in {name}: {'; '.join(values)}{more}."
         if self.mixed and self.algorithm is None:
             text += f" Runs of {some(self.mixed)} have several of these values."
         return text
 
 
 def differences(runs: Iterable[RunRecords]) -> list[Difference]:
-    """What differs in the settings of these runs, per data set, beyond what is EXPECTED.
+    """Return the differences in settings, except EXPECTED ones, per data set.
 
-    A setting that run.json lacks had its default; one that a record without run.json lacks is not known, and such a run
-    is left out of that comparison.
+    A setting that run.json lacks had its default. A run without run.json is left out of the comparison of a setting
+    that its records lack.
     """
-    found = []
+    differing = []
     for dataset, members in sorted(_grouped(runs, "dataset").items()):
         names = dict.fromkeys(name for run in members for name in run.settings)
         for name in names:
             if name not in EXPECTED | OF_ALGORITHM:
-                found += _difference(name, dataset, members)
-        for algorithm, of in sorted(_grouped(members, "algorithm").items()):
+                differing += _difference(name, dataset, members)
+        for algorithm, algorithm_runs in sorted(_grouped(members, "algorithm").items()):
             for name in names:
                 if name in OF_ALGORITHM:
-                    found += _difference(name, dataset, of, algorithm)
-            found += _hyper_parameter_differences(dataset, algorithm, of)
-    return found
+                    differing += _difference(name, dataset, algorithm_runs, algorithm)
+            differing += _hyper_parameter_differences(dataset, algorithm, algorithm_runs)
+    return differing
 
 
 def search_differences(runs: Iterable[RunRecords]) -> list[Difference]:
-    """Where selection chose from more draws of the hyper-parameters than elsewhere, on the same data set."""
-    found = []
+    """Return the data sets on which selection has more draws of hyper-parameters for some runs than for others."""
+    differing = []
     for dataset, members in sorted(_grouped(runs, "dataset").items()):
         members = [run for run in members if len(run.targets) == 1]
         draws = defaultdict(set)
@@ -91,23 +99,22 @@ def search_differences(runs: Iterable[RunRecords]) -> list[Difference]:
             draws[_place(run)].add(run.args["hparams_seed"])
         by_value = _by_value((len(draws[_place(run)]), run) for run in members)
         if len(by_value) > 1:
-            found.append(Difference(NUMBER_OF_DRAWS, dataset, by_value))
-    return found
+            differing.append(Difference(NUMBER_OF_DRAWS, dataset, by_value))
+    return differing
 
 
 def check_same_images(runs: Iterable[RunRecords]) -> None:
-    """Refuse runs of other images: the folder changed between them, and neither their mean nor the best of them says
-    anything of either."""
-    of_images = defaultdict(list)
+    """Refuse runs on different images: the folder changed between them, so their mean and best are meaningless."""
+    by_images = defaultdict(list)
     for run in runs:
         if run.data is not None:
-            of_images[run.data].append(run)
-    if len(of_images) > 1:
-        (one, *_), (other, *_), *_ = of_images.values()
-        counts = " and ".join(plural(len(members), "run") for members in of_images.values())
+            by_images[run.data].append(run)
+    if len(by_images) > 1:
+        (first, *_), (second, *_), *_ = by_images.values()
+        counts = " and ".join(plural(len(members), "run") for members in by_images.values())
         raise AidgnError(
-            f"{one} and {other} were trained on different images of {one.args['dataset']}: the folder "
-            f"changed between them ({counts} of {one.args['algorithm']} that one row would mix). "
+            f"{first} and {second} were trained on different images of {first.args['dataset']}: the folder "
+            f"changed between them ({counts} of {first.args['algorithm']} that one row would mix). "
             "Give the folders of runs that belong together, or move the others away."
         )
 
@@ -122,26 +129,29 @@ def _difference(name: str, dataset: str, runs: Sequence[RunRecords], algorithm: 
 
 
 def _hyper_parameter_differences(dataset: str, algorithm: str, runs: Sequence[RunRecords]) -> list[Difference]:
-    """Compare runs of the same draw, which share the cells of a row: those that differ were given other values by hand.
-    Draws depend on the trial, the defaults (draw 0) do not."""
+    """Compare runs of the same draw, which share the cells of a row and differ only if values were set by hand.
+
+    Draws depend on the trial; the defaults (draw 0) do not.
+    """
     draws = defaultdict(list)
     for run in runs:
         draw, trial = run.args["hparams_seed"], run.args["trial_seed"]
         draws[draw, trial if draw else 0].append(run)
-    found: dict[str, list[tuple[Any, RunRecords]]] = {}
+    differing: dict[str, list[tuple[Any, RunRecords]]] = {}
     for members in draws.values():
         if len(members) > 1:
             for name in dict.fromkeys(name for run in members for name in run.hparams):
                 values = [(run.hparams[name], run) for run in members if name in run.hparams]
                 if len({_text(value) for value, _ in values}) > 1:
-                    found.setdefault(name, []).extend(values)
+                    differing.setdefault(name, []).extend(values)
     return [
-        Difference(name, dataset, _by_value(values), algorithm, hyper_parameter=True) for name, values in found.items()
+        Difference(name, dataset, _by_value(values), algorithm, hyper_parameter=True)
+        for name, values in differing.items()
     ]
 
 
 def _by_value(values: Iterable[tuple[Any, RunRecords]]) -> dict[str, list[RunRecords]]:
-    """The runs of every value, as text, in the order of the values."""
+    """Return the runs by the text of their value, in the order of the values."""
     groups: dict[str, list[RunRecords]] = {}
     order: dict[str, tuple[float, str]] = {}
     for value, run in values:
@@ -158,16 +168,16 @@ def _text(value: Any) -> str:
 
 
 def _order(value: Any) -> tuple[float, str]:
-    """Numbers in their order, words behind them."""
+    """Return a sort key: numbers in their order, then words."""
     return (value, "") if isinstance(value, int | float) else (float("inf"), str(value))
 
 
-def _where(runs: Sequence[RunRecords], everyone: Sequence[RunRecords]) -> str:
-    """The algorithms, targets and trials of these runs, where they are not those of all."""
+def _where(runs: Sequence[RunRecords], all_runs: Sequence[RunRecords]) -> str:
+    """Name the algorithms, targets and trials of these runs, if they are not those of all runs."""
     parts = []
     for word, places in (("", _algorithms), ("target ", _targets), ("trial ", _trials)):
-        if (found := places(runs)) != places(everyone):
-            parts.append(word + some(found))
+        if (labels := places(runs)) != places(all_runs):
+            parts.append(word + some(labels))
     return f": {'; '.join(parts)}" if parts else ""
 
 

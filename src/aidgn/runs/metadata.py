@@ -1,4 +1,4 @@
-"""What run.json says about a run: its identity, its data set, and the machine and versions that trained it."""
+"""The content of run.json: a run's identity and data set, and the machine and versions that trained it."""
 
 import json
 from dataclasses import dataclass, field, fields
@@ -25,10 +25,10 @@ class DamagedMetadata(AidgnError):
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """The content of run.json. What the writing version did not know has its default.
+    """The content of run.json. Values that the writing version did not know have their defaults.
 
     Args:
-        identity: Everything that makes a run this run and no other: `RunSpec.identity` and the precision.
+        identity: `RunSpec.identity` and the precision, which together distinguish the run from all others.
         steps: Step at which the run is finished.
         classes: Names of the classes.
         domains: Names of the domains, sources and targets.
@@ -87,7 +87,7 @@ class RunMetadata:
         return cls(**known, path=path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `from_dict` reads."""
+        """Return the values for `from_dict`."""
         return {key.name: getattr(self, key.name) for key in fields(self) if key.name != "path"}
 
     @property
@@ -106,7 +106,7 @@ class RunMetadata:
         return Label.parse(self.identity["algorithm"])
 
     def check_complete(self, *needed: str) -> None:
-        """Refuse a run.json that lacks these values of its identity, or the classes, domains or size of images."""
+        """Raise `DamagedMetadata` if a value of the identity, the classes, the domains or the image size is missing."""
         missing = [f"identity.{name}" for name in needed if name not in self.identity]
         missing += [name for name in ("classes", "domains", "image_size") if not getattr(self, name)]
         if missing:

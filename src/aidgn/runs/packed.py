@@ -1,6 +1,6 @@
 """The runs of an experiment in one file: a zip archive of their records, without weights.
 
-Tables and pages read the file like the folder that it was made of, without extracting it.
+Tables and pages read the file like a folder, without extracting it.
 """
 
 import json
@@ -25,7 +25,7 @@ def pack(folder: str | Path, file: str | Path) -> int:
 
     Args:
         folder: Folder of a sweep, or of several.
-        file: The zip archive to write. Inside, the runs are in a folder of its name.
+        file: The zip archive to write. In the archive, the runs are in a folder named like the file.
 
     Returns:
         The number of runs.
@@ -47,8 +47,8 @@ def pack(folder: str | Path, file: str | Path) -> int:
 def unpack(file: Path) -> list[RunFolder]:
     """Return the runs in a packed experiment.
 
-    Their paths are `zipfile.Path`s: they are read like those of a folder, and nothing is written. Every file is
-    decompressed once to compare its checksum.
+    Their paths are `zipfile.Path`s, read without extracting anything. Each file is decompressed once to compare its
+    checksum.
     """
     try:
         archive = zipfile.ZipFile(file)
@@ -66,7 +66,7 @@ def unpack(file: Path) -> list[RunFolder]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the file, without the folder of the images if it is a run.json: it concerns one machine."""
+    """Return the content of a file; leave out the folder of the images in run.json, which differs between machines."""
     content = path.read_bytes()
     if path.name == names.METADATA:
         values = json.loads(content)

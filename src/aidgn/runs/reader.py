@@ -1,5 +1,4 @@
-"""From files to runs: reads the results.jsonl of our sweeps and of DomainBed's, thousands of them in seconds; and what
-adaptation left beside them."""
+"""Read the results.jsonl of runs of aidgn and DomainBed, thousands of them in seconds, and their adaptation.jsonl."""
 
 import json
 import os
@@ -22,10 +21,10 @@ from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.packed import SUFFIX, unpack
 from aidgn.runs.records import Record, Records, RunRecords, check, is_a, parse, sort_into_runs
 
-File = tuple[
-    Path, tuple[int, int] | None, list[RunRecords], bool
-]  # path, inode, its runs, whether its last line is cut
+# Path, inode, runs in the file, whether its last line is cut in half
+File = tuple[Path, tuple[int, int] | None, list[RunRecords], bool]
 
+# Types of the values in a line of adaptation.jsonl
 ADAPTED: dict[str, Any] = {
     "dataset": str,
     "algorithm": str,
@@ -38,13 +37,13 @@ ADAPTED: dict[str, Any] = {
     "target_accuracy": float,
     "selected": bool,
     "model": str,
-}  # what a line says
+}
 CHUNK = 250  # files read at a time by one process
 REPEATED = {key: re.compile(rf'"{key}":\s*') for key in ("args", "hparams")}
 DECODER = json.JSONDecoder()
 NO_METADATA = RunMetadata()  # of runs of DomainBed
 NO_STRUCTURE = bytes(set(range(256)) - set(b"{}[]\\\n"))
-# Finds an accuracy that is not plainly one, to be looked at in full; 0.93, 1.0, 5e-05, NaN and null are.
+# Finds an accuracy that may be wrong, so that the file is parsed in full; skips 0.93, 1.0, 5e-05, NaN and null.
 DOUBTFUL = re.compile(rb'_acc"(?!: 0\.\d+[,}]|: ?(?:0\.\d+|[01]|1\.0|\d(?:\.\d+)?e-0?[1-9]\d*|NaN|null)[,}])')
 
 
@@ -58,24 +57,24 @@ def load_records(*folders: str | Path) -> list[Record]:
 
 
 def read_runs(*folders: str | Path) -> Records:
-    """Return the same records sorted into runs, in a fraction of the time and memory of a list of dicts."""
+    """Return the records of `load_records` sorted into runs, in a fraction of the time and memory."""
     paths: dict[Path, None] = {}
     for folder in map(Path, folders):
         if not folder.exists():
             raise AidgnError(f"{folder} does not exist. Give the folder of a run or of a sweep.")
-        found = _find_files(folder)
-        if not found:
+        files = _find_files(folder)
+        if not files:
             raise AidgnError(
                 f"There is no {names.RECORDS} in {folder} or below. Give the folder of a run or of a sweep."
             )
-        paths.update(dict.fromkeys(found))
+        paths.update(dict.fromkeys(files))
     runs: dict[Any, RunRecords] = {}
     seen: set[tuple[int, int]] = set()
     empty: list[Path] = []
     cut = twice = 0
     for path, inode, runs_of_file, was_cut in _read_files(list(paths)):
         if inode in seen:
-            continue  # the same file by another way
+            continue  # the same file under another path
         if inode is not None:
             seen.add(inode)
         cut += was_cut
@@ -94,7 +93,7 @@ def read_runs(*folders: str | Path) -> Records:
 def label_versions(runs: Iterable[RunRecords]) -> None:
     """Label runs of a custom algorithm by version if its file was changed between them.
 
-    The versions are different algorithms: they have rows of their own in a table.
+    The versions are different algorithms, each with a row in a table.
     """
     sources: dict[Label, set[str]] = {}
     for run in runs:
@@ -106,7 +105,12 @@ def label_versions(runs: Iterable[RunRecords]) -> None:
 
 
 def read_adaptation(run: Path, model: str | None) -> list[Record]:
-    """The lines of RUN/adaptation.jsonl of this model, by the sha256 of its weights; of any, if it is None."""
+    """Return the lines of a run's adaptation.jsonl.
+
+    Args:
+        run: Folder of the run.
+        model: The sha256 of a model's weights, for the lines of that model only.
+    """
     path = RunFolder(run).adaptation
     if not path.exists():
         return []
@@ -122,7 +126,7 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
         if wrong:
             raise ValueError(wrong[0])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AidgnError(f"{path} cannot be read ({error}). Remove it; `aidgn adapt {run}` makes it anew.") from None
+        raise AidgnError(f"{path} cannot be read ({error}). Remove it; `aidgn adapt {run}` writes it again.") from None
     return [line for line in lines if model in (None, line["model"])]
 
 
@@ -143,7 +147,7 @@ def _metadata(folder: Path) -> RunMetadata:
 
 
 def _read_files(paths: list[Path]) -> Iterator[File]:
-    """Read files, many of them by all cores at once."""
+    """Read files; share many files out among all cores."""
     for path in paths:
         if isinstance(path, zipfile.Path):
             yield path, None, *_read(path.read_bytes(), path, _metadata(path.parent))
@@ -178,15 +182,15 @@ def _read_chunk(paths: list[Path]) -> list[File]:
 
 
 def _read_chunk_lightly(paths: list[Path]) -> list[File]:
-    """For another process: without the texts, which take longer to send than what is asked of them to read again."""
+    """Read files for another process, without their texts: reading a text again is faster than sending it."""
     files = _read_chunk(paths)
-    for run in [run for _, _, runs, _ in files for run in runs if isinstance(run.rest, bytes)]:
-        run.rest = None
+    for run in (run for _, _, runs, _ in files for run in runs):
+        run.rest = None if isinstance(run.rest, bytes) else run.rest
     return files
 
 
 def _read(text: bytes, path: Path, metadata: RunMetadata) -> tuple[list[RunRecords], bool]:
-    """The runs of one file, one as a rule, and whether its last line is cut in half."""
+    """Return the runs in one file, usually one, and whether its last line is cut in half."""
     was_cut = False
     if not text.endswith(b"\n"):
         complete, newline, tail = text.rpartition(b"\n")
@@ -249,9 +253,9 @@ def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | N
     try:
         if np.isnan(run.column("step")).any():
             return None
-    except AidgnError:  # a boolean or a text, whose line is named by reading in full
+    except AidgnError:  # a boolean or a text; parsing in full names the line
         return None
-    # What selection will ask of every run; what it asks of a chosen one is left.
+    # Selection reads these columns of every run, and others of selected runs only.
     target = [f"env{i}_in_acc" for i in run.targets] if len(run.targets) == 2 else []
     sources = [f"env{i}_out_acc" for i in run.domains if [i] != run.targets] if len(run.targets) == 1 else []
     for key in run.keys.intersection(target + sources):

@@ -1,4 +1,4 @@
-"""Records and the runs they are of: what a record must hold, which run it belongs to, the curves of a run."""
+"""Check records, sort them into runs, and compute the curves of a run."""
 
 import json
 import re
@@ -20,10 +20,10 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
 
 RECORD_VERSION = 1  # a record without `version` is of version 1
-NEEDED: dict[str, Any] = {"args": dict, "hparams": dict, "step": (int, float)}
-NEEDED_ARGS = {"dataset": str, "algorithm": str, "test_envs": list, "trial_seed": int, "hparams_seed": int}
-MOST_DOMAINS = 1000  # a table has a column for each
-# Settings that a record's args hold, by their names in the identity of run.json, which has more of them.
+REQUIRED: dict[str, Any] = {"args": dict, "hparams": dict, "step": (int, float)}
+REQUIRED_ARGS = {"dataset": str, "algorithm": str, "test_envs": list, "trial_seed": int, "hparams_seed": int}
+MAX_DOMAINS = 1000  # a table has a column for each
+# From names in the identity of run.json to names in the args of a record. The identity has more settings than args.
 SETTINGS_IN_ARGS = {
     "dataset": "dataset",
     "algorithm": "algorithm",
@@ -39,9 +39,9 @@ SETTINGS_IN_ARGS = {
 ACCURACY = re.compile(r"env\d+_\w*acc")
 OUT_ACCURACY = re.compile(r"env\d{1,3}_out_acc")
 
-RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that no term of an objective may have
+RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that a loss term must not have
 
-# Names of hyper-parameters that DomainBed has for ours; records are written with its names and read into ours.
+# From our names of hyper-parameters to DomainBed's. Records hold DomainBed's names.
 DOMAINBED_NAMES = {
     "DANN": {"dann_lambda": "lambda"},
     "CDANN": {"dann_lambda": "lambda"},
@@ -50,22 +50,22 @@ DOMAINBED_NAMES = {
 
 
 def domainbed_names(algorithm: str) -> dict[str, str]:
-    """Return DomainBed's names of an algorithm's hyper-parameters, by ours, where they differ."""
+    """Return the map from our names of an algorithm's hyper-parameters to DomainBed's, where they differ."""
     return DOMAINBED_NAMES.get(algorithm, {})
 
 
 def domain_names(args: Mapping[str, Any]) -> list[str]:
-    """Names of the domains of a run, from its record or the catalogue; [] where neither knows them."""
+    """Return the names of a run's domains, from its record or the registry; [] if neither knows them."""
     if args.get("domains"):
         return list(args["domains"])
     return list(DATASETS[args["dataset"]].domains) if args["dataset"] in DATASETS else []
 
 
 class RunRecords:
-    """One training. Its args and hyper-parameters, the same in every record, are kept once.
+    """The records of one run. Args and hyper-parameters are the same in every record and are kept once.
 
-    `rest` is what else its records say: dicts; or lines of flat JSON objects, only parsed where they are read; or None,
-    then the file is read again. `columns` are the values at hand.
+    `rest` holds the other values of the records: dicts, or lines of flat JSON objects that are parsed when they are
+    needed. If it is None, the file is read again when they are needed. `columns` caches the columns read so far.
     """
 
     def __init__(
@@ -89,17 +89,19 @@ class RunRecords:
         # DomainBed's last step is args.steps - 1; records with the names of the domains are ours.
         self.steps = metadata.steps or (self.args.get("steps") if "domains" in self.args else None)
         self.metadata = metadata
-        self.described = bool(metadata.identity)  # whether run.json says how it was trained, or its args alone
+        self.described = bool(
+            metadata.identity
+        )  # whether run.json holds its settings; otherwise its args hold some of them
         in_args = {name: self.args[key] for name, key in SETTINGS_IN_ARGS.items() if key in self.args}
-        # All but the target: runs that differ in the target alone have equal settings.
+        # Without the target: runs that differ only in the target have equal settings.
         self.settings: dict[str, Any] = {
             **in_args,
             **(metadata.identity or {"hyper_parameters": self.hparams}),
         }
         self.settings.pop("target", None)
         self.setting = json.dumps(self.settings, sort_keys=True)
-        self.data = self.settings.get("data")  # a digest of the images it was trained on, where that is known
-        self.source = self.settings.get("source")  # a digest of the file with an algorithm of the user's own
+        self.data = self.settings.get("data")  # digest of the training images, if known
+        self.source = self.settings.get("source")  # digest of a custom algorithm's file
 
     def relabel(self, label: Label) -> None:
         """Change the label of the algorithm in all records."""
@@ -125,15 +127,15 @@ class RunRecords:
 
     @property
     def finished(self) -> bool:
-        """Whether the last record is of the last step the run is meant to have; taken to be so where nothing says."""
+        """Whether the last record is of the run's last step; true if the number of steps is unknown."""
         return not isinstance(self.steps, int) or self.last_step >= self.steps
 
     def records(self) -> list[Record]:
-        """The records as they were written; args and hparams are one and the same object in all of them."""
+        """Return the records. They share one args and one hparams object."""
         return [self.record(i, line) for i, line in enumerate(self.lines())]
 
     def record(self, i: int, line: bytes | Record | None = None) -> Record:
-        """The i-th record; the others are not parsed."""
+        """Return record i without parsing the others."""
         if line is None:
             line = self.last if i == self.length - 1 else self.lines()[i]
         record = parse(line, self.path, i + 1) if isinstance(line, bytes) else line
@@ -155,7 +157,7 @@ class RunRecords:
 
     @cached_property
     def order(self) -> Integers:
-        """Which records count, by rising step: of a step recorded twice, as after a restart, the later record."""
+        """Positions of records by rising step; after a restart, the later of two records of a step."""
         steps = self.column("step")
         if (steps[1:] > steps[:-1]).all():
             return np.arange(len(steps))
@@ -181,7 +183,7 @@ class RunRecords:
         return float(known.max()), int(positions[known.argmax()])
 
     def curve(self, key: str) -> Floats:
-        """One value of every record that counts; NaN where it is missing."""
+        """Return one value of each record in `order`; NaN if a record lacks it."""
         return self.column(key)[self.order]
 
     def column(self, key: str) -> Floats:
@@ -191,17 +193,17 @@ class RunRecords:
 
     def _column(self, key: str) -> Floats:
         if isinstance(self.rest, bytes):
-            # In a flat object a key in quotes is nothing but a key, so its values can be picked without parsing.
-            found = re.findall(rb'"%s":([^,}]+)' % key.encode(), self.rest)
-            if len(found) == self.length:
+            # In a flat object only a key looks like a key in quotes, so a regular expression finds its values.
+            values = re.findall(rb'"%s":([^,}]+)' % key.encode(), self.rest)
+            if len(values) == self.length:
                 try:
-                    return np.fromiter(map(float, found), float, self.length)
+                    return np.fromiter(map(float, values), float, self.length)
                 except ValueError:
-                    pass  # a null, or no number at all: in full below
+                    pass  # null, or not a number: parse the records
         return np.array([self.number(record, key) for record in self.records()])
 
     def number(self, record: Record, key: str) -> float:
-        """A value of one of the run's records; NaN if this one lacks it, an error if the run's first does."""
+        """Return a value of a record; NaN if it lacks the value, an error if the run's first record lacks it."""
         if key not in self.keys:
             raise AidgnError(f"The records of {self} have no {key}, which this selection needs.")
         value = record.get(key)
@@ -211,7 +213,7 @@ class RunRecords:
 
 
 class Records:
-    """The records of many runs: dicts one after the other, in a small part of the memory that a list of them takes."""
+    """The records of many runs. Iterates over dicts in a fraction of the memory of a list."""
 
     def __init__(self, runs: list[RunRecords], cut: int = 0, twice: int = 0, empty: Sequence[Path] = ()):
         self.runs = runs
@@ -236,7 +238,7 @@ class Records:
 
 
 def as_records(records: Iterable[Record]) -> Records:
-    """Records in any form, sorted into runs."""
+    """Check records and sort them into runs."""
     if isinstance(records, Records):
         return records
     records = list(records)
@@ -257,7 +259,7 @@ def parse(line: bytes, path: Path | None, number: int) -> Record:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """isinstance, for values from JSON: there a boolean is no number."""
+    """Check the type of a value from JSON, where a boolean is not a number."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -276,11 +278,11 @@ def check(record: Record, where: str, written_by: str = "", accuracies: bool = T
             f"{where}: the record is of version {version}, this aidgn reads up to {RECORD_VERSION}. "
             "Install a newer aidgn."
         )
-    wrong = [_named(key, record) for key, kind in NEEDED.items() if not is_a(record.get(key), kind)]
+    wrong = [_named(key, record) for key, kind in REQUIRED.items() if not is_a(record.get(key), kind)]
     if not wrong:
         args = record["args"]
-        wrong = [f"args.{_named(key, args)}" for key, kind in NEEDED_ARGS.items() if not is_a(args.get(key), kind)]
-        if not wrong and not all(is_a(domain, int) and 0 <= domain < MOST_DOMAINS for domain in args["test_envs"]):
+        wrong = [f"args.{_named(key, args)}" for key, kind in REQUIRED_ARGS.items() if not is_a(args.get(key), kind)]
+        if not wrong and not all(is_a(domain, int) and 0 <= domain < MAX_DOMAINS for domain in args["test_envs"]):
             wrong = [f"args.{_named('test_envs', args)} (numbers of domains)"]
         names = args.get("domains") or []
         if not wrong and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -305,12 +307,12 @@ def _is_accuracy(value: Any) -> bool:
 
 
 def sort_into_runs(records: list[Record], path: Path | None, metadata: RunMetadata) -> list[RunRecords]:
-    """Records sorted into runs, in the order of their first ones."""
-    known: dict[tuple[int, int], list[Record]] = {}  # by the objects args and hparams, that most records share
+    """Sort records into runs, in the order of their first records."""
+    known: dict[tuple[int, int], list[Record]] = {}  # by the ids of args and hparams, which most records share
     members: dict[Any, list[Record]] = {}
     for record in records:
         objects = id(record["args"]), id(record["hparams"])
         if objects not in known:
             known[objects] = members.setdefault(RunRecords(record, record, [record], 1, path, metadata).identity, [])
         known[objects].append(record)
-    return [RunRecords(some[0], some[-1], some, len(some), path, metadata) for some in members.values()]
+    return [RunRecords(run[0], run[-1], run, len(run), path, metadata) for run in members.values()]
