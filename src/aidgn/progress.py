@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.timing import in_words
 
@@ -229,7 +230,7 @@ def rate(speed: float) -> str:
 def describe(record: Mapping[str, Any]) -> str:
     """Format the accuracies of a record: 'validation 97.1 %, chalk 78.3 %'."""
     domains, targets = record["args"]["domains"], record["args"]["test_envs"]
-    sources = [record[f"env{i}_out_acc"] for i in range(len(domains)) if i not in targets]
+    sources = [record[accuracy_key(i, "out")] for i in range(len(domains)) if i not in targets]
     validation = sum(sources) / len(sources)
-    texts = [f"{domains[i]} {record[f'env{i}_in_acc']:.1%}" for i in targets]
+    texts = [f"{domains[i]} {record[accuracy_key(i, 'in')]:.1%}" for i in targets]
     return ", ".join([f"validation {validation:.1%}", *texts])

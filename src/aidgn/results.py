@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aidgn.errors import AidgnError, UnknownNameError, plural
 from aidgn.inference import load_model
+from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.records import Record, Records, RunRecords, domain_names
 from aidgn.selection import read_runs
 
@@ -84,7 +85,8 @@ class RunResult:
         names = domain_names(self._run.args)
         targets = self._run.targets
         accuracies = {
-            name: record[f"env{domain}_{'in' if domain in targets else 'out'}_acc"] for domain, name in enumerate(names)
+            name: record[accuracy_key(domain, "in" if domain in targets else "out")]
+            for domain, name in enumerate(names)
         }
         return Evaluation(record["step"], validation, accuracies, [names[domain] for domain in targets])
 

@@ -116,7 +116,21 @@ def test_one_field_is_enough_to_add_an_option(monkeypatch: pytest.MonkeyPatch) -
 
     assert CliRunner().invoke(command, ["--clip", "5"], catch_exceptions=False).output == "5\n"
     with pytest.raises(ParameterError):
-        entry.check(0)
+        entry.convert(0)
+
+
+@pytest.mark.parametrize(("value", "converted"), [(1, 1.0), (0.5, 0.5), (None, None)])
+def test_numbers_of_a_fractional_option(value: object, converted: object) -> None:
+    clip = options.Option(help="", name="clip", type=float, minimum=0, above=True)
+    assert clip.convert(value) == converted and isinstance(clip.convert(value), float | None)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), True, "1"])
+def test_unusable_numbers_of_a_fractional_option(value: object) -> None:
+    clip = options.Option(help="", name="clip", type=float, minimum=0, above=True)
+    with pytest.raises(ParameterError) as caught:
+        clip.convert(value)
+    assert caught.value.expected == "a number above 0"
 
 
 def test_options_of_a_run_are_fields_of_its_specification() -> None:

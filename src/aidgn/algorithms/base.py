@@ -193,7 +193,7 @@ class Algorithm(nn.Module):
             betas: Decay of the moments.
         """
         parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-        parameters.sort(key=Tensor.numel, reverse=True)  # a GPU is given some 36 at a time; small ones leave it idle
+        parameters.sort(key=Tensor.numel, reverse=True)  # a kernel takes about 36 tensors; equal sizes fill the GPU
         rate = float(getattr(self.hparams, lr))
         decay = float(getattr(self.hparams, weight_decay))
         optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=decay, betas=betas, fused=True)
@@ -219,7 +219,11 @@ class Algorithm(nn.Module):
         self.updates += 1
 
     def step(self, loss: Tensor, *optimizers: str) -> None:
-        """Make one step of the named optimizers down the gradient of `loss` alone."""
+        """Make one step of the named optimizers down the gradient of `loss` alone.
+
+        With several devices the gradients are summed in a hook before `optimizer.step()`, so that code which changes
+        gradients belongs in such a hook too.
+        """
         self.zero_grad()
         loss.backward()
         if self.updates <= 1:

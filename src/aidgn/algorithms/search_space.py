@@ -115,7 +115,11 @@ class Distribution:
 
 
 def uniform(low: float, high: float, **valid: Any) -> Distribution:
-    """Sample uniformly from low to high. `valid` are bounds of `Distribution`, here and in the other functions."""
+    """Sample uniformly from low to high.
+
+    The range limits the search alone. Values that a user gives may be larger; `most` in `valid`, which are bounds of
+    `Distribution` here and in the other functions, limits them as well.
+    """
     valid = {"least": min(low, 0.0), **valid}
     return Distribution(f"U[{low:g}, {high:g}]", lambda rng: float(rng.uniform(low, high)), **valid)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aidgn.progress import NARROW, Output, RunDisplay, SweepDisplay, rate
+from aidgn.runs.accuracy_key import accuracy_key
 
 __all__ = ["NARROW", "Output", "RunDisplay", "SweepDisplay", "rate", "selected", "validation", "wide_console"]
 
@@ -18,7 +19,7 @@ def validation(record: Mapping[str, Any]) -> float:
     """Return the mean accuracy on the validation images of the source domains."""
     args = record["args"]
     sources = [i for i in range(len(args["domains"])) if i not in args["test_envs"]]
-    return sum(record[f"env{i}_out_acc"] for i in sources) / len(sources)
+    return sum(record[accuracy_key(i, "out")] for i in sources) / len(sources)
 
 
 def selected(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -63,6 +63,7 @@ def train(
     """Train one run on DATA, a data set from `aidgn data list` or a folder ROOT/<domain>/<class>/<image>."""
     from aidgn.algorithms import find
     from aidgn.cli.display import RunDisplay, selected, validation
+    from aidgn.runs.accuracy_key import accuracy_key
     from aidgn.selection import load_records
     from aidgn.training import RunSpec
     from aidgn.training import train as train_run
@@ -108,7 +109,7 @@ def train(
         click.echo("This run was finished before; nothing was left to train.", err=True)
     record = selected(load_records(folder))
     for name in resolved.target:
-        accuracy = record[f"env{dataset.domains.index(name)}_in_acc"]
+        accuracy = record[accuracy_key(dataset.domains.index(name), "in")]
         click.echo(f"{name} (never seen in training): {accuracy:.1%}")
     click.echo(
         f"Images of the seen domains that were set aside: {validation(record):.1%}, highest at step "

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from aidgn.errors import AidgnError
 from aidgn.report.adaptation import adaptation_tables, read_lines
 from aidgn.report.table import Trials, average_over_targets, have_same_trials
 from aidgn.report.table_formats import RowName, Table
+from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 from aidgn.runs.differences import differences
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.records import Record, Records, RunRecords
@@ -126,9 +126,7 @@ def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Recor
         kept = [some[place] for place in places]
         names = {key: None for key, value in some[0].items() if isinstance(value, int | float) and key not in NO_TERMS}
         accuracies = {
-            key: [_rounded(record.get(key), 4) for record in kept]
-            for key in names
-            if re.fullmatch(r"env\d+_(in|out)_acc", key)
+            key: [_rounded(record.get(key), 4) for record in kept] for key in names if parse_accuracy_key(key)
         }
         terms = {
             key: [_rounded(record.get(key), None) for record in kept] for key in names if not key.startswith("env")
@@ -194,7 +192,7 @@ def search(finished: Records) -> list[dict[str, Any]]:
         for run in runs:
             best = choose(run.targets[0], [run])
             if best is not None:
-                accuracy = run.number(run.record(best.record), f"env{run.targets[0]}_in_acc")
+                accuracy = run.number(run.record(best.record), accuracy_key(run.targets[0], "in"))
                 rows.append(
                     [
                         run.targets[0],

@@ -22,6 +22,7 @@ from aidgn.report.figures import (
     shorten,
     styled,
 )
+from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 
 METHOD_COLOURS = {"none": "#888888", "T3A": "#D55E00", "Tent-BN": "#0072B2", "Tent-C": "#56B4E9", "Tent": "#E69F00"}
 SIDE_BY_SIDE = 3  # algorithms whose bars fit beside each other in two columns of a paper
@@ -35,7 +36,7 @@ def training_curves(records: Sequence[Mapping[str, Any]]) -> Figure:
     steps = [record["step"] for record in records]
     args, first = records[0]["args"], records[0]
     domains = args.get("domains") or [
-        f"domain {i}" for i in sorted(int(key[3:-8]) for key in first if re.fullmatch(r"env\d+_out_acc", key))
+        f"domain {i}" for i in sorted({domain for domain, _ in filter(None, map(parse_accuracy_key, first))})
     ]
     targets = set(args["test_envs"])
     sources = [name for number, name in enumerate(domains) if number not in targets]
@@ -45,7 +46,7 @@ def training_curves(records: Sequence[Mapping[str, Any]]) -> Figure:
         key
         for key, value in first.items()
         if isinstance(value, int | float)
-        and not re.fullmatch(r"step|epoch|.*_time|env\d+_(in|out)_(acc|loss)|norm.*|margin.*|mem_gb|version", key)
+        and not re.fullmatch(r"step|epoch|.*_time|env\d+_.*|norm.*|margin.*|mem_gb|version", key)
     ]
 
     def by_source(key: str) -> list[tuple[str, str, str, str]]:
@@ -56,7 +57,7 @@ def training_curves(records: Sequence[Mapping[str, Any]]) -> Figure:
 
     accuracies = [
         (
-            f"env{i}_{'in' if i in targets else 'out'}_acc",
+            accuracy_key(i, "in" if i in targets else "out"),
             domain_label(name, i in targets),
             colours[name],
             "--" if i in targets else "-",

@@ -5,6 +5,7 @@ which runs may share a table, and the commands that reproduce runs are all deriv
 This module imports nothing heavy, so that `aidgn --help` stays fast.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -24,9 +25,11 @@ class Option:
         default_help: What applies when the option is not given, if that depends on other choices.
         metavar: Placeholder of the value in `--help`.
         minimum: Smallest value of a number.
+        above: Whether a number must be larger than `minimum`.
         pattern: Regular expression that a text must match.
         flag: Option on the command line, if the name differs from the field's.
-        must_match: Whether all runs in one sweep folder must agree on the value.
+        must_match: Whether all runs in one sweep folder must agree on the value. Sweeps refuse a mixture; tables of
+            runs from several folders name the difference (`aidgn.runs.differences`).
         identity: Whether the value is part of a run's identity. "if set" omits the default, which keeps identities
             from before the option existed valid.
     """
@@ -34,7 +37,8 @@ class Option:
     help: str
     default_help: str = ""
     metavar: str = "N"
-    minimum: int | None = None
+    minimum: float | None = None
+    above: bool = False
     pattern: str | None = None
     flag: str = ""
     must_match: bool = False
@@ -45,26 +49,30 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """The values that `check` accepts, in words."""
+        """The values that `convert` accepts, in words."""
         if self.type is bool:
             return "true or false"
-        if self.type is int:
-            return f"a whole number of at least {self.minimum}"
+        if self.type in (int, float):
+            number = "a whole number" if self.type is int else "a number"
+            limit = "" if self.minimum is None else f" {'above' if self.above else 'of at least'} {self.minimum}"
+            return number + limit
         return " or ".join(self.metavar.split("|")) if self.pattern else "a text"
 
-    def check(self, value: Any) -> None:
-        """Raise `ParameterError` if the value cannot be used."""
+    def convert(self, value: Any) -> Any:
+        """Return the value as the option's type, or raise `ParameterError` if it cannot be used."""
+        if value is None and self.default is None:
+            return None
+        if self.type is float and type(value) is int:
+            value = float(value)  # so that 1 and 1.0 are the same run
         fits = type(value) is self.type
+        if fits and self.type is float:
+            fits = math.isfinite(value)
         if fits and self.minimum is not None:
-            fits = value >= self.minimum
+            fits = value > self.minimum if self.above else value >= self.minimum
         if fits and self.pattern is not None:
             fits = re.fullmatch(self.pattern, value) is not None
-        if not (fits or (value is None and self.default is None)):
+        if not fits:
             raise ParameterError(self.name, value, self.expected)
-
-    def checked(self, name: str, value: Any) -> Any:
-        """Return the value, or raise `ParameterError` if it cannot be used."""
-        self.check(value)
         return value
 
     @property
@@ -153,13 +161,12 @@ class RunOptions:
     evaluate_source_in: bool = option(
         False, "Also measure the accuracy on the training images.", flag="--eval-in", identity="always"
     )
-    # Missing files change the fingerprint of the data, so the identity needs no flag.
+    # Leaving images out changes the fingerprint of the data, which the identity has already.
     skip_broken: bool = option(False, "Leave out unreadable images; the records count them.", identity="never")
 
-    def check_options(self) -> None:
-        """Raise `ParameterError` for the first option whose value cannot be used."""
-        for entry in run_options():
-            entry.check(getattr(self, entry.name))
+    def check_options(self) -> dict[str, Any]:
+        """Return the options by name as their types; raise `ParameterError` for the first that cannot be used."""
+        return {entry.name: entry.convert(getattr(self, entry.name)) for entry in run_options()}
 
 
 def run_options() -> Iterator[Option]:

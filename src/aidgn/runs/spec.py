@@ -51,7 +51,7 @@ class RunSpec(RunOptions):
 
     def resolved(self, dataset: Dataset) -> "RunSpec":
         """Return the specification with every choice made and checked."""
-        self.check_options()
+        options = self.check_options()
         for name in ("trial", "draw"):
             if getattr(self, name) < 0:
                 raise ParameterError(name, getattr(self, name), "a whole number of at least 0")
@@ -72,7 +72,7 @@ class RunSpec(RunOptions):
         if self.warmup >= steps:
             raise ParameterError("warmup", self.warmup, f"fewer than the {plural(steps, 'step')} of the run")
         return replace(
-            self,
+            replace(self, **options),
             algorithm=canonical(self.algorithm),
             target=tuple(targets),
             hyper_parameters=hyper_parameters,

@@ -1,6 +1,6 @@
 """Plans as YAML files: a mapping with the options of `aidgn sweep`, or a list of such mappings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import yaml
 
 from aidgn.devices import PRECISION_NAMES
 from aidgn.errors import AidgnError, ParameterError, did_you_mean
-from aidgn.runs.options import run_options
+from aidgn.runs.options import Option, run_options
 from aidgn.sweeps.plan import SweepPlan
 
 PLACES = ("out", "data_dir")  # keys that say where things are
@@ -125,6 +125,10 @@ def _hyper_parameters(key: str, value: Any) -> dict[str, Any]:
     return values
 
 
+def _option_check(option: Option) -> Callable[[str, Any], Any]:
+    return lambda _, value: option.convert(value)
+
+
 CHECKS = {
     "datasets": _names,
     "algorithms": _names,
@@ -133,7 +137,7 @@ CHECKS = {
     "trials": _number,
     "draws": _number,
     "hyper_parameters": _hyper_parameters,
-    **{option.name: option.checked for option in run_options()},
+    **{option.name: _option_check(option) for option in run_options()},
     "precision": _precision,
     "out": _text,
     "data_dir": _text,

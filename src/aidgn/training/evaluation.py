@@ -16,6 +16,7 @@ from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import UNIFORMS
 from aidgn.errors import AidgnError
 from aidgn.novelty import CALIBRATION_IMAGES, Novelty
+from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed
 from aidgn.training.compile import TrainTransform, Transform
@@ -182,9 +183,9 @@ class SplitEvaluator:
         self.groups: dict[str, np.ndarray] = {}  # by the name of the accuracy in records
         for domain, name in enumerate(dataset.domains):
             if name in spec.target or spec.evaluate_source_in:
-                self.groups[f"env{domain}_in_acc"] = self.splits.train[domain]
+                self.groups[accuracy_key(domain, "in")] = self.splits.train[domain]
             if name in spec.target or not spec.augment_validation:
-                self.groups[f"env{domain}_out_acc"] = self.splits.val[domain]
+                self.groups[accuracy_key(domain, "out")] = self.splits.val[domain]
 
     def accuracies(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], bool]:
         """Return the accuracies by their names in records, and whether all losses are numbers."""
@@ -203,11 +204,11 @@ class SplitEvaluator:
             return self.train_transform(pixels, geometry, uniforms)
 
         values, _ = evaluate(algorithm, self.images, self.source_validation, transform, sharded=False)
-        return {f"env{domain}_out_acc": value for domain, value in zip(self.sources, values, strict=True)}
+        return {accuracy_key(domain, "out"): value for domain, value in zip(self.sources, values, strict=True)}
 
     def mean_validation(self, accuracies: dict[str, float]) -> float:
         """Return the mean accuracy on the validation splits of the sources."""
-        return float(np.mean([accuracies[f"env{domain}_out_acc"] for domain in self.sources]))
+        return float(np.mean([accuracies[accuracy_key(domain, "out")] for domain in self.sources]))
 
     def validation_loss(self, algorithm: Algorithm) -> float:
         """Return the mean cross entropy on the validation splits of the sources."""

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from aidgn.errors import AidgnError, Interrupted, UnknownNameError
 from aidgn.files import write_text
+from aidgn.runs.accuracy_key import parse_accuracy_key
 from aidgn.runs.folder import RunWriter
 
 PATIENCE = 10.0  # seconds that the end of a run waits for its trackers
@@ -51,9 +52,10 @@ def scalars(record: Record) -> dict[str, float]:
     values = {}
     for name, value in record.items():
         if isinstance(value, int | float) and name != "step":
-            if match := re.fullmatch(r"env(\d+)_(in|out)_acc", name):
-                domain = re.sub(r"[^\w .-]", "_", record["args"]["domains"][int(match[1])])
-                name = f"accuracy/{domain}/{match[2]}"
+            if accuracy := parse_accuracy_key(name):
+                domain, split = accuracy
+                domain_name = re.sub(r"[^\w .-]", "_", record["args"]["domains"][domain])
+                name = f"accuracy/{domain_name}/{split}"
             values[name] = float(value)
     return values
 
