@@ -267,7 +267,7 @@ def some_run(**more: Any) -> list[Record]:
     return [record(step, accuracies([0.1, 0.2, step / 100], [0.4, 0.5, 0.6]), **more) for step in range(0, 40, 10)]
 
 
-def test_reads_like_the_list_of_dicts_it_stands_for(tmp_path: Path) -> None:
+def test_iterates_like_a_list_of_dicts(tmp_path: Path) -> None:
     first, second = some_run(), some_run(draw=1)
     write(tmp_path / "sweep" / "deep" / "a", first), write(tmp_path / "sweep" / "b", second)
     records = read_runs(tmp_path)
@@ -282,7 +282,7 @@ def test_reads_like_the_list_of_dicts_it_stands_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "ours"), [("DANN", "dann_lambda"), ("CDANN", "dann_lambda"), ("Fishr", "fishr_lambda")]
 )
-def test_what_domainbed_calls_lambda(algorithm: str, ours: str, tmp_path: Path) -> None:
+def test_domainbed_names_of_hyper_parameters(algorithm: str, ours: str, tmp_path: Path) -> None:
     one = {**record(0, {}, algorithm=algorithm), "hparams": {"lambda": 3.0}}
     assert read_runs(write(tmp_path, [one])).runs[0].hparams == {ours: 3.0}
 
@@ -354,7 +354,7 @@ def test_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
         lines[1].replace(b'"step": 10', b'"step": 1.2.3'),
     ):
         (tmp_path / "results.jsonl").write_bytes(b"".join([lines[0], broken, *lines[2:]]))
-        with pytest.raises(AidgnError, match=r"results\.jsonl, line 2 is broken"):
+        with pytest.raises(AidgnError, match=r"results\.jsonl, line 2 "):
             select(read_runs(tmp_path))
 
 
@@ -363,12 +363,12 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
         run = some_run()
         for one in run:
             del one["args"][key]
-        with pytest.raises(AidgnError, match=rf"results\.jsonl, line 1: the record has no valid args\.{key}"):
+        with pytest.raises(AidgnError, match=rf"results\.jsonl, line 1: .*args\.{key}"):
             read_runs(write(tmp_path, run))
     for key in ("args", "hparams", "step"):
         run = some_run()
         del run[2][key]
-        with pytest.raises(AidgnError, match=rf"line 3: the record has no valid {key}"):
+        with pytest.raises(AidgnError, match=rf"line 3: .* {key}"):
             read_runs(write(tmp_path, run))
     for key, value in (
         ("test_envs", [-1]),
@@ -380,9 +380,9 @@ def test_records_that_lack_keys_are_refused(tmp_path: Path) -> None:
         run = some_run()
         for one in run:
             one["args"][key] = value
-        with pytest.raises(AidgnError, match=rf"line 1: the record has no valid args\.{key} "):
+        with pytest.raises(AidgnError, match=rf"line 1: .*args\.{key} "):
             read_runs(write(tmp_path, run))
-    with pytest.raises(AidgnError, match="Record 0: the record has no valid args"):
+    with pytest.raises(AidgnError, match=r"Record 0: .* args"):
         select([{"step": 1}])
 
 
@@ -421,29 +421,29 @@ def test_booleans_are_no_numbers(tmp_path: Path) -> None:
     for line in (0, 1, 3):
         run = some_run()
         run[line]["step"] = True
-        with pytest.raises(AidgnError, match=rf"line {line + 1}: the record has no valid step = true"):
+        with pytest.raises(AidgnError, match=rf"line {line + 1}: .*step = true"):
             read_runs(write(tmp_path, run))
     for key, value in (("trial_seed", True), ("hparams_seed", False), ("test_envs", [True])):
         run = some_run()
         for one in run:
             one["args"][key] = value
-        with pytest.raises(AidgnError, match=rf"line 1: the record has no valid args\.{key} = "):
+        with pytest.raises(AidgnError, match=rf"line 1: .*args\.{key} = "):
             read_runs(write(tmp_path, run))
     run = some_run(comment="a true story", converged=True)
     assert list(read_runs(write(tmp_path, run))) == run
 
 
 def test_records_of_a_later_version_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AidgnError, match=r"version 2.*Install a newer aidgn"):
+    with pytest.raises(AidgnError, match="version 2"):
         read_runs(write(tmp_path, some_run(version=2)))
 
 
 def test_folders_without_records(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("trials: 3")
-    with pytest.raises(AidgnError, match=r"sweep.yaml is no results.jsonl. Give the folder"):
+    with pytest.raises(AidgnError, match=r"sweep\.yaml is no"):
         read_runs(tmp_path / "sweep.yaml")
     (tmp_path / "sweep.yaml").unlink()
-    with pytest.raises(AidgnError, match=r"nowhere does not exist"):
+    with pytest.raises(AidgnError, match="nowhere does not"):
         read_runs(tmp_path / "nowhere")
     with pytest.raises(AidgnError, match=r"There is no results\.jsonl"):
         read_runs(tmp_path)
@@ -509,7 +509,7 @@ def test_unfinished_runs_are_known(tmp_path: Path) -> None:
     assert {row["args"]["hparams_seed"] for row in records.finished()} == {1, 4}
     assert select(read_runs(half), "training")[0]["target_name"] == "a"
     (half / "run.json").write_text("{")
-    with pytest.raises(AidgnError, match=r"half/run\.json.*cannot be read"):
+    with pytest.raises(AidgnError, match=r"half/run\.json"):
         read_runs(tmp_path)
 
 
@@ -531,7 +531,7 @@ def test_runs_on_other_images_do_not_compete(tmp_path: Path) -> None:
         about["identity"]["data"] = data
         (folder / "run.json").write_text(json.dumps(about))
     assert len(select(read_runs(tmp_path / "after", tmp_path / "another trial"))) == 2
-    with pytest.raises(AidgnError, match=r"after and .*before were trained on different images of PACS"):
+    with pytest.raises(AidgnError, match=r"after and .*before .*PACS"):
         select(read_runs(tmp_path))
 
 
@@ -546,13 +546,13 @@ def test_many_files_are_read_by_all_cores_alike(tmp_path: Path, monkeypatch: pyt
     assert list(together) == list(alone)
     assert select(together) == select(alone) and len(select(alone)) == 12
     (tmp_path / "077" / "results.jsonl").write_text("{\n{}\n")
-    with pytest.raises(AidgnError, match="line 1 is broken"):
+    with pytest.raises(AidgnError, match="line 1 "):
         read_runs(tmp_path)
     with pytest.raises(AidgnError, match=r"077/results\.jsonl"):
         list(together)
     shutil.rmtree(tmp_path)
     assert len(select(alone)) == 12  # these were few and are in memory
-    with pytest.raises(AidgnError, match=r"results\.jsonl cannot be read"):
+    with pytest.raises(AidgnError, match=r"results\.jsonl"):
         select(together)
 
 

@@ -1,4 +1,4 @@
-"""The AIDGN objective and its angular classifier, in plain PyTorch: usable in any training loop.
+"""The AIDGN objective and its angular classifier in plain PyTorch, for any training loop.
 
 Jin et al., Domain Generalization through the Lens of Angular Invariance, IJCAI 2022.
 """
@@ -20,7 +20,7 @@ RELEASE_LEAST_NORM, RELEASE_OFFSET = 10.0, 0.4
 
 
 class AIDGNLoss(NamedTuple):
-    """Scalars; total = classification + regularizer, the latter with eta included."""
+    """The scalar terms of the loss: total = classification + regularizer, and the regularizer includes eta."""
 
     total: Tensor
     classification: Tensor
@@ -28,7 +28,7 @@ class AIDGNLoss(NamedTuple):
 
 
 class AngularClassifier(nn.Module):
-    """Logits kappa * cos(theta_c), theta_c the angle between z and column c of `weight` [n, C]; no bias.
+    """Compute logits kappa * cos(theta_c), with theta_c the angle between z and column c of `weight` [n, C]; no bias.
 
     >>> classifier = AngularClassifier(in_features=512, num_classes=7)
     >>> classifier(torch.randn(4, 512)).shape
@@ -45,7 +45,7 @@ class AngularClassifier(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Columns drawn from uniform(-1, 1), then normalised."""
+        """Draw the columns from uniform(-1, 1) and normalise them."""
         with torch.no_grad():
             self.weight.uniform_(-1, 1)
             self.weight.copy_(normalized(self.weight, dim=0))
@@ -82,17 +82,18 @@ def aidgn_loss(
     computed in float32. Nothing waits for the device.
 
     Args:
-        features: z [B, n], the features of one batch, samples of all domains in any order.
+        features: z [B, n], the features of one batch, with samples of all domains in any order.
         labels: [B], the classes.
         domains: [B], the domain ids: any integers, any number of samples of each.
-        weight: [n, C], one direction per class in its columns; need not be normalised.
+        weight: [n, C], one direction per class in the columns, not necessarily normalised.
         kappa: concentration, the factor on the cosines.
         gamma: factor on the margin (gamma / delta in the paper).
         beta: weight of mu_d in the margin; 0 is the ablation "without D".
         eta: weight of the regulariser; 0 is the ablation "without R".
         mu_star: the mean norm of the ideal domain.
-        ratio: "linear", or "exact" for m = gamma beta mu_d exp(r / (beta mu_d)), of which the linear form is the first
-            order. It grows fast: at the defaults it passes pi, where there is no margin, so it needs a smaller gamma.
+        ratio: "linear", or "exact" for m = gamma beta mu_d exp(r / (beta mu_d)). The linear form is its first-order
+            approximation. "exact" grows fast and exceeds pi at the defaults, where the margin is dropped, so it needs
+            a smaller gamma.
         regularizer: "linear", or "exact" for KL(Exp(1/mu*) || Exp(1/mu_d)) = log(mu_d/mu*) + mu*/mu_d - 1.
         variant: "paper", or "release" for what the authors' published code trains: with rc = clamp(r, 10, mu*),
             m = gamma (rc - 10 + beta mu_d) + 0.4 and the regulariser eta mean_i (rc / (h^2 mu*) + mu* / rc), where
@@ -151,8 +152,7 @@ def loss_and_margins(
     variant: str = "paper",
     ratio_threshold: float = 1.0,
 ) -> tuple[AIDGNLoss, Tensor, Tensor]:
-    """The loss of `aidgn_loss`, its arguments not checked; and the norms r_i and margins m_i that it is made of, for
-    people to watch."""
+    """Compute `aidgn_loss` without checking the arguments; also return the norms r_i and margins m_i for logging."""
     z, weight = in_full_precision(features, weight)
     with no_autocast(z):
         r = torch.linalg.vector_norm(z, dim=1)
@@ -172,12 +172,14 @@ def loss_and_margins(
 
 
 def margin(r: Tensor, mu_d: Tensor, gamma: float, beta: float, ratio: str = "linear") -> Tensor:
-    """The angular perturbation gamma (r + beta mu_d), or with ratio "exact" gamma beta mu_d exp(r / (beta mu_d)):
-    the density ratio w of the norms, in first order or exactly (corollary 1)."""
+    """Return the margin gamma (r + beta mu_d), or gamma beta mu_d exp(r / (beta mu_d)) if ratio is "exact".
+
+    They are the density ratio w of the norms, to first order and exactly (corollary 1).
+    """
     if ratio == "linear":
         return gamma * (r + beta * mu_d)
     scale = (beta * mu_d).clamp_min(TINY)
-    # Bounded before the exponential, so that it cannot overflow: above pi all margins are alike.
+    # Clamp before the exponential to avoid overflow: all margins above pi have the same effect.
     return ((gamma * scale).log() + r / scale).clamp(max=math.log(4)).exp()
 
 
@@ -190,14 +192,14 @@ def variant_margin(
     variant: str = "paper",
     mu_star: float = 410.0,
 ) -> Tensor:
-    """The margin of the paper, or of the released code: with clamped norms, and a fixed angle besides."""
+    """Return the margin of the paper, or of the released code, which clamps the norms and adds a fixed angle."""
     if variant == "paper":
         return margin(r, mu_d, gamma, beta, ratio)
     return margin(r.clamp(RELEASE_LEAST_NORM, mu_star) - RELEASE_LEAST_NORM, mu_d, gamma, beta, ratio) + RELEASE_OFFSET
 
 
 def perturbed_logits(cosine: Tensor, labels: Tensor, m: Tensor, kappa: float) -> Tensor:
-    """kappa [cos theta_1 .. cos(theta_y + m) .. cos theta_C], with cos theta_y itself where theta_y + m exceeds pi."""
+    """Return kappa [cos theta_1 .. cos(theta_y + m) .. cos theta_C]; keep cos theta_y if theta_y + m exceeds pi."""
     index = labels.unsqueeze(1)
     cosine_y = cosine.gather(1, index).squeeze(1)
     m = m.clamp(max=math.pi)
@@ -208,42 +210,48 @@ def perturbed_logits(cosine: Tensor, labels: Tensor, m: Tensor, kappa: float) ->
 
 
 def norm_regularizer(mu: Tensor, mu_star: float, regularizer: str = "linear", h: Tensor | float = 1.0) -> Tensor:
-    """mu / mu* + mu* / mu, elementwise: the first order of KL(Exp(1/mu*) || Exp(1/mu)) = log(mu/mu*) + mu*/mu - 1
-    without its constant; "exact" gives the latter. h divides mu / mu* by h^2 (released code)."""
+    """Return mu / mu* + mu* / mu elementwise, or the KL divergence that it approximates if `regularizer` is "exact".
+
+    KL(Exp(1/mu*) || Exp(1/mu)) = log(mu/mu*) + mu*/mu - 1; the linear form is its first order without the constant.
+    The released code divides mu / mu* by h^2.
+    """
     relative = mu / (h * h * mu_star)
     return (relative if regularizer == "linear" else relative.log() - 1) + mu_star / mu
 
 
 def domain_means(r: Tensor, domains: Tensor) -> tuple[Tensor, Tensor]:
-    """For each sample: the mean of r over the samples of its domain, kept above zero; and its weight in a mean over
-    domains, 1 / (samples of its domain * domains). By comparing all pairs, as listing the ids would stall a GPU."""
+    """Return, for each sample, the mean of r over its domain, kept above zero, and its weight in a mean over domains.
+
+    The weight is 1 / (samples of its domain * domains). All pairs of ids are compared, because `unique` would make the
+    CPU wait for the GPU.
+    """
     same = (domains.unsqueeze(1) == domains.unsqueeze(0)).to(r.dtype)
     share = 1 / same.sum(1)
     return ((same * r).sum(1) * share).clamp_min(TINY), share / share.sum()
 
 
 def cosines(z: Tensor, weight: Tensor) -> Tensor:
-    """cos theta_c = w_c . z / |w_c||z| for the columns w_c of `weight`."""
+    """Return cos theta_c = w_c . z / |w_c||z| for the columns w_c of `weight`."""
     return normalized(z, dim=-1) @ normalized(weight, dim=0)
 
 
 def normalized(x: Tensor, dim: int) -> Tensor:
-    """x / |x|; a zero vector stays zero, and its gradient is of the size of the others' instead of near infinite."""
+    """Return x / |x|. A zero vector stays zero, and its gradient has the size of the others'."""
     norm = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
     return x / torch.where(norm > TINY, norm, torch.ones_like(norm))
 
 
 def in_full_precision(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float32, or float64 if one of them is."""
+    """Convert both to float32, or to float64 if one of them is float64."""
     dtype = torch.float64 if torch.float64 in (z.dtype, weight.dtype) else torch.float32
     return z.to(dtype), weight.to(dtype)
 
 
 def no_autocast(z: Tensor) -> AbstractContextManager[object]:
-    """A context without automatic half precision on the device of z."""
-    kind = z.device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if on else nullcontext()
+    """Return a context without autocast on the device of z."""
+    device = z.device.type
+    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if enabled else nullcontext()
 
 
 def check_words(**words: tuple[str, tuple[str, ...]]) -> None:
@@ -262,7 +270,7 @@ def check_numbers(above_zero: dict[str, float], not_negative: dict[str, float] |
 
 
 def check_tensors(features: Tensor, labels: Tensor, domains: Tensor, weight: Tensor) -> None:
-    """Shapes and types only: to look at values would stall a GPU."""
+    """Check shapes and types. Reading values would make the CPU wait for the GPU."""
     if features.ndim != 2 or features.shape[0] == 0 or not features.is_floating_point():
         raise ValueError(
             f"features must be floating point of shape [B, n] with B >= 1, "

@@ -1,5 +1,5 @@
 """The paper's theory as numbers, in float64: von Mises-Fisher, polar coordinates, density ratio, posterior, KL,
-theorem 3 and the gradient of the loss. Functions broadcast over leading axes; features and classes are the last one."""
+theorem 3 and the gradient of the loss. Functions broadcast over leading axes; the last axis is features or classes."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class VonMisesFisher(NamedTuple):
 
 
 def vmf_log_density(x: ArrayLike, mean_direction: ArrayLike, kappa: ArrayLike) -> Array:
-    """log p of unit vectors x [..., n], per unit of surface area; kappa [...] from 0 (uniform), n of any size >= 2."""
+    """Return log p of unit vectors x [..., n] per unit of surface area, for kappa [...] from 0 (uniform) and n >= 2."""
     x, mean_direction, kappa = floats(x), floats(mean_direction), floats(kappa)
     n = x.shape[-1]
     log_area = np.log(2) + n / 2 * np.log(np.pi) - gammaln(n / 2)
@@ -30,7 +30,7 @@ def vmf_log_density(x: ArrayLike, mean_direction: ArrayLike, kappa: ArrayLike) -
 
 
 def vmf_sample(mean_direction: ArrayLike, kappa: float, size: int, rng: np.random.Generator) -> Array:
-    """`size` unit vectors [size, n] by Wood's rejection of the cosine to the mean direction (Wood 1994)."""
+    """Draw `size` unit vectors [size, n]; the cosine to the mean direction by rejection sampling (Wood 1994)."""
     mean_direction = floats(mean_direction)
     n = mean_direction.shape[-1]
     b = (n - 1) / (2 * kappa + np.hypot(2 * kappa, n - 1))
@@ -50,7 +50,7 @@ def vmf_sample(mean_direction: ArrayLike, kappa: float, size: int, rng: np.rando
 
 
 def vmf_fit(x: ArrayLike) -> VonMisesFisher:
-    """Maximum likelihood from unit vectors x [..., samples, n]: their mean's direction, and A_n(kappa) = its length.
+    """Fit by maximum likelihood to unit vectors x [..., samples, n]: A_n(kappa) equals the length of their mean.
 
     Few samples in many dimensions look more concentrated than they are: under the uniform distribution the mean of N
     samples still has a length of about N^(-1/2).
@@ -62,19 +62,21 @@ def vmf_fit(x: ArrayLike) -> VonMisesFisher:
 
 
 def vmf_mean_length(kappa: ArrayLike, n: int) -> Array:
-    """A_n(kappa) = I_{n/2}(kappa) / I_{n/2-1}(kappa), the length of the mean of the distribution."""
+    """Return A_n(kappa) = I_{n/2}(kappa) / I_{n/2-1}(kappa), the length of the mean of the distribution."""
     kappa = floats(kappa)
     return kappa / n * np.exp(log_bessel(n / 2, kappa) - log_bessel(n / 2 - 1, kappa))
 
 
 def vmf_concentration(length: ArrayLike, n: int) -> Array:
-    """The kappa with A_n(kappa) = length, for lengths from 0 to 1 (infinite at 1): Newton's method from the
-    approximation of Banerjee et al. 2005, kappa = R (n - R^2) / (1 - R^2)."""
+    """Return the kappa with A_n(kappa) = length, for lengths from 0 to 1 (infinite at 1).
+
+    Newton's method starts from the approximation kappa = R (n - R^2) / (1 - R^2) of Banerjee et al. 2005.
+    """
     length = np.clip(floats(length), 0, 1)
     gap = 1 - length
     with np.errstate(divide="ignore"):
         kappa = np.asarray(length * (n - length**2) / (gap * (1 + length)))
-    # At 0 and next to 1 the start is exact to six digits or better, and the rounding of A would count for more.
+    # At 0 and near 1 the start is exact to six digits or more, and rounding errors of A would be larger.
     refine = (length > 0) & (gap > 1e-6)
     target, root = np.asarray(length)[refine], kappa[refine]
     for _ in range(20):
@@ -87,7 +89,7 @@ def vmf_concentration(length: ArrayLike, n: int) -> Array:
 
 
 def log_bessel(v: float, x: ArrayLike) -> Array:
-    """log of Gamma(v+1) (2/x)^v exp(-x) I_v(x), v >= 0, which is 0 at x = 0 and neither under- nor overflows.
+    """Return log(Gamma(v+1) (2/x)^v exp(-x) I_v(x)) for v >= 0; 0 at x = 0, without under- or overflow.
 
     Order 50 and up: Debye's uniform expansion (Abramowitz and Stegun 9.7.7), divided by its value at x = 0.
     """
@@ -98,7 +100,7 @@ def log_bessel(v: float, x: ArrayLike) -> Array:
         excess = x * (x / v) / (hypotenuse + v)  # sqrt(1 + (x/v)^2) - 1
         series = sum(u(t) / v**k for k, u in enumerate(DEBYE)) / sum(u(1.0) / v**k for k, u in enumerate(DEBYE))
         return -2 * v * x / (hypotenuse + v + x) - v * np.log1p(excess / 2) + 0.5 * np.log(t) + np.log(series)
-    # Below 1 the power series, in whose terms nothing underflows; above 1e8 the expansion of Hankel, as ive ends there.
+    # Power series below 1, where ive underflows; Hankel's expansion above 1e8, where ive stops working.
     quarter, power = np.minimum(x, 1) ** 2 / 4, np.ones_like(x)
     for k in range(10, 0, -1):
         power = 1 + power * quarter / (k * (v + k))
@@ -132,7 +134,7 @@ def to_polar(z: ArrayLike) -> tuple[Array, Array]:
 
 
 def from_polar(r: ArrayLike, phi: ArrayLike) -> Array:
-    """z [..., n], the inverse of `to_polar`."""
+    """Return z [..., n], the inverse of `to_polar`."""
     r, phi = floats(r), floats(phi)
     one = np.ones_like(phi[..., :1])
     sines = np.cumprod(np.concatenate([one, np.sin(phi)], axis=-1), axis=-1)
@@ -141,7 +143,7 @@ def from_polar(r: ArrayLike, phi: ArrayLike) -> Array:
 
 
 def polar_log_determinant(r: ArrayLike, phi: ArrayLike) -> Array:
-    """log |det dz / d(r, phi)| = (n-1) log r + sum_i (n-1-i) log sin phi_i."""
+    """Return log |det dz / d(r, phi)| = (n-1) log r + sum_i (n-1-i) log sin phi_i."""
     r, phi = floats(r), floats(phi)
     power = np.arange(phi.shape[-1] - 1, -1, -1)
     log_determinant: Array = xlogy(phi.shape[-1], r) + xlogy(power, np.abs(np.sin(phi))).sum(-1)
@@ -151,8 +153,10 @@ def polar_log_determinant(r: ArrayLike, phi: ArrayLike) -> Array:
 def cartesian_log_density(
     log_norm_density: ArrayLike, log_angle_density: ArrayLike, r: ArrayLike, phi: ArrayLike
 ) -> Array:
-    """log p(z) = log p(r|phi) + log p(phi) - log |det dz / d(r, phi)|. With p(phi) the same in two domains, the ratio
-    of their densities in z is the ratio of their p(r|phi): theorem 1."""
+    """Return log p(z) = log p(r|phi) + log p(phi) - log |det dz / d(r, phi)|.
+
+    If p(phi) is the same in two domains, the ratio of their densities in z is the ratio of their p(r|phi) (theorem 1).
+    """
     return floats(log_norm_density) + floats(log_angle_density) - polar_log_determinant(r, phi)
 
 
@@ -160,19 +164,21 @@ def cartesian_log_density(
 
 
 def density_ratio(r: ArrayLike, mu: ArrayLike, delta: ArrayLike, *, first_order: bool = False) -> Array:
-    """w = p_target(r) / p_source(r) = mu exp(r/mu) / delta, the norm being uniform over a range of width delta on the
-    target and exponential with mean mu on the source; first order (mu + r) / delta (corollary 1)."""
+    """Return w = p_target(r) / p_source(r) = mu exp(r/mu) / delta, or its first order (mu + r) / delta (corollary 1).
+
+    The norm is uniform over a range of width delta on the target and exponential with mean mu on the source.
+    """
     r, mu, delta = floats(r), floats(mu), floats(delta)
     return (mu + r if first_order else mu * np.exp(r / mu)) / delta
 
 
 def target_posterior(cosines: ArrayLike, ratios: ArrayLike, priors: ArrayLike, kappa: float) -> Array:
-    """p_target(y|z) = exp(kappa cos theta_y) w_y P(y) / sum_c exp(kappa cos theta_c) w_c P(c): theorem 2."""
+    """Return p_target(y|z) = exp(kappa cos theta_y) w_y P(y) / sum_c exp(kappa cos theta_c) w_c P(c) (theorem 2)."""
     return softmax(kappa * floats(cosines) + np.log(floats(ratios)) + np.log(floats(priors)), axis=-1)
 
 
 def exponential_kl(mu_star: ArrayLike, mu: ArrayLike, *, first_order: bool = False) -> Array:
-    """KL(Exp(1/mu*) || Exp(1/mu)) = log(mu/mu*) + mu*/mu - 1; with log x = x - 1 to first order mu/mu* + mu*/mu - 2."""
+    """Return KL(Exp(1/mu*) || Exp(1/mu)) = log(mu/mu*) + mu*/mu - 1, or its first order mu/mu* + mu*/mu - 2."""
     x = floats(mu) / floats(mu_star)
     return (x - 1 if first_order else np.log(x)) + 1 / x - 1
 
@@ -181,33 +187,37 @@ def exponential_kl(mu_star: ArrayLike, mu: ArrayLike, *, first_order: bool = Fal
 
 
 def perturbed_cosines(cosines: ArrayLike, label: int, m: float) -> Array:
-    """[cos theta_1 .. cos(theta_y + m) .. cos theta_C], for theta_y + m up to pi."""
+    """Return [cos theta_1 .. cos(theta_y + m) .. cos theta_C], for theta_y + m up to pi."""
     perturbed = floats(cosines).copy()
     perturbed[label] = np.cos(np.arccos(np.clip(perturbed[label], -1, 1)) + m)
     return perturbed
 
 
 def loss(cosines: ArrayLike, label: int, m: float, kappa: float) -> float:
-    """-log of the probability of the label under softmax(kappa * perturbed cosines)."""
+    """Return -log of the label's probability under softmax(kappa * perturbed cosines)."""
     a = perturbed_cosines(cosines, label, m)
     return float(logsumexp(kappa * (a - a[label])))
 
 
 def entropy_objective(p: ArrayLike, cosines: ArrayLike, label: int, m: float, kappa: float) -> float:
-    """kappa sum_c P_c (a_c - a_y) - sum_c P_c log P_c with a the perturbed cosines: its maximum over the simplex is
-    the loss (theorem 3)."""
+    """Return kappa sum_c P_c (a_c - a_y) - sum_c P_c log P_c, where a are the perturbed cosines.
+
+    The maximum over the simplex is the loss (theorem 3).
+    """
     p, a = floats(p), perturbed_cosines(cosines, label, m)
     return float(kappa * (p * (a - a[label])).sum() - xlogy(p, p).sum())
 
 
 def entropy_maximizer(cosines: ArrayLike, label: int, m: float, kappa: float) -> Array:
-    """P*, where that maximum is: softmax(kappa * perturbed cosines), the model's prediction under perturbation."""
+    """Return the maximizer P* of `entropy_objective`: softmax(kappa * perturbed cosines), the perturbed prediction."""
     return softmax(kappa * perturbed_cosines(cosines, label, m))
 
 
 def loss_gradient(z: ArrayLike, directions: ArrayLike, label: int, m: float, kappa: float) -> Array:
-    """d loss / d w_c for the unit columns w_c of `directions` [n, C], m held fixed, p = P*:
-    kappa p_c z/|z| for c != y and -kappa (1 - p_y) sin(theta_y + m) / sin(theta_y) z/|z| for y."""
+    """Return d loss / d w_c for the unit columns w_c of `directions` [n, C], with m held fixed.
+
+    With p = P*: kappa p_c z/|z| for c != y, and -kappa (1 - p_y) sin(theta_y + m) / sin(theta_y) z/|z| for y.
+    """
     z = floats(z)
     unit = z / np.linalg.norm(z)
     cosines = unit @ floats(directions)

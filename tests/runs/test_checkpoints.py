@@ -155,7 +155,7 @@ def test_a_flipped_state_is_not_continued(begun: Path, tmp_path: Path) -> None:
     folder = RunFolder(Path(shutil.copytree(begun, tmp_path / begun.name)))
     content = folder.state.read_bytes()
     folder.state.write_bytes(flip(content, 4 * len(content)))
-    with pytest.raises(DamagedFile, match=r"Remove it to start this run from the beginning"):
+    with pytest.raises(DamagedFile, match="Remove it"):
         train(SPEC, tmp_path, device="cpu")
     folder.state.unlink()
     assert RunFolder(train(SPEC, tmp_path, device="cpu")).finished
