@@ -22,6 +22,24 @@ Settings = tuple[tuple[str, str], ...]  # of --set, name and value
 RunKey = tuple[tuple[str, ...], int, int]  # targets, trial, draw
 
 
+@dataclass(frozen=True)
+class Grid:
+    """Every trial and draw from 0 on with each of the targets unseen; with leave-one-out, pairs of targets too."""
+
+    targets: tuple[str, ...] = ()
+    trials: int = 0
+    draws: int = 0
+    leave_one_out: bool = False
+
+    def runs(self, domains: Sequence[str]) -> set[RunKey]:
+        """Return the runs of the grid."""
+        unseen: set[tuple[str, ...]] = {(target,) for target in self.targets}
+        if self.leave_one_out:
+            for target, other in product(self.targets, domains):
+                unseen.add(tuple(name for name in domains if name in (target, other)))
+        return set(product(unseen, range(self.trials), range(self.draws)))
+
+
 @dataclass
 class RunGroup:
     """Runs of one algorithm with the same options and hyper-parameters: they differ in target, trial and draw.
@@ -44,36 +62,26 @@ class RunGroup:
     runs: set[RunKey] = field(default_factory=set)
     values: dict[str, list[Any]] = field(default_factory=dict)
 
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """What groups of several algorithms have in common if one sweep trains them."""
-        plan = (self.algorithm, json.dumps(self.values)) if self.values else ()
-        return self.dataset, self.options, self.settings, tuple(self.domains), frozenset(self.runs), plan
-
     def accepts(self, draw: int, settings: Settings, hyper_parameters: Mapping[str, Any]) -> bool:
         """Return whether a run belongs to the group. --set replaces the values of every draw."""
         if draw == 0:
             return self.settings == settings
         return all(_exact(hyper_parameters.get(name)) == value for name, value in self.settings)
 
-    def largest_grid(self) -> tuple[list[str], int, int]:
-        """Return the targets, trials and draws of the largest full grid among the runs with one target."""
-        best: tuple[list[str], int, int] = ([], 0, 0)
+    def largest_grid(self) -> Grid:
+        """Return the largest full grid among the runs."""
+        best, size = Grid(), 0
         numbers = {(1 + trial, 1 + draw) for _, trial, draw in self.runs}
         for trials, draws in product({trials for trials, _ in numbers}, {draws for _, draws in numbers}):
-            cells = list(product(range(trials), range(draws))) if trials * draws <= len(self.runs) else [(-1, -1)]
-            targets = [name for name in self.domains if all(((name,), *cell) in self.runs for cell in cells)]
-            if len(targets) * trials * draws > len(best[0]) * best[1] * best[2]:
-                best = (targets, trials, draws)
-        return best
-
-    def pairs(self, targets: Sequence[str], trials: int, draws: int) -> set[RunKey]:
-        """Return the runs with two targets that leave-one-out needs for a grid."""
-        return {
-            (tuple(name for name in self.domains if name in (target, other)), trial, draw)
-            for target, other, trial, draw in product(targets, self.domains, range(trials), range(draws))
-            if other != target
-        }
+            if trials * draws > len(self.runs):
+                continue
+            cells = list(product(range(trials), range(draws)))
+            targets = tuple(name for name in self.domains if all(((name,), *cell) in self.runs for cell in cells))
+            if len(targets) * len(cells) > size:
+                size = len(targets) * len(cells)
+                best = Grid(targets, trials, draws)
+        with_pairs = replace(best, leave_one_out=True)
+        return with_pairs if with_pairs.runs(self.domains) <= self.runs else best
 
 
 def folder(path: Path) -> str:
@@ -96,29 +104,25 @@ def commands(runs: Iterable[RunRecords], out: str) -> list[str]:
         for file, known in weights.items()
         if file != known
     ]
-    alike: dict[Any, list[RunGroup]] = {}
+    alike: dict[Any, list[RunGroup]] = {}  # groups that one sweep can train
     for group in _group(described):
-        alike.setdefault(group.shape, []).append(group)
+        plan = (group.algorithm, json.dumps(group.values)) if group.values else ()
+        key = group.largest_grid(), group.dataset, group.options, group.settings, tuple(group.domains), plan
+        alike.setdefault(key, []).append(group)
     singles: list[str] = []
     options_swept: dict[str, tuple[str, ...]] = {}
     swept: set[tuple[str, str]] = set()
-    for groups in sorted(alike.values(), key=lambda groups: -len(groups[0].runs)):
-        group = groups[0]
-        algorithms = [member.algorithm for member in groups]
-        keys = {(group.dataset, algorithm) for algorithm in algorithms}
-        left = set(group.runs)
-        targets, trials, draws = group.largest_grid()
-        several = len(targets) * trials * draws * len(groups) > 1
-        if several and options_swept.get(group.dataset, group.options) == group.options and not keys & swept:
-            options_swept[group.dataset] = group.options
+    for (grid, dataset, options, *_), groups in sorted(alike.items(), key=lambda item: -len(item[1][0].runs)):
+        algorithms = [group.algorithm for group in groups]
+        keys = {(dataset, algorithm) for algorithm in algorithms}
+        runs_swept = grid.runs(groups[0].domains)
+        if len(runs_swept) * len(groups) < 2 or options_swept.get(dataset, options) != options or keys & swept:
+            runs_swept = set()
+        else:
+            options_swept[dataset] = options
             swept |= keys
-            left -= set(product(((name,) for name in targets), range(trials), range(draws)))
-            pairs = group.pairs(targets, trials, draws)
-            leave_one_out = pairs <= left
-            if leave_one_out:
-                left -= pairs
-            lines += _sweep(group, algorithms, targets, trials, draws, leave_one_out, out)
-        singles += [_train(group, algorithm, run, out) for run in sorted(left) for algorithm in algorithms]
+            lines += _sweep(groups[0], algorithms, grid, out)
+        singles += [_train(group, run, out) for group in groups for run in sorted(group.runs - runs_swept)]
     return lines + singles
 
 
@@ -157,26 +161,18 @@ def _merge_values(groups: list[RunGroup]) -> list[RunGroup]:
     return groups
 
 
-def _sweep(
-    group: RunGroup,
-    algorithms: Sequence[str],
-    targets: Sequence[str],
-    trials: int,
-    draws: int,
-    leave_one_out: bool,
-    out: str,
-) -> list[str]:
+def _sweep(group: RunGroup, algorithms: Sequence[str], grid: Grid, out: str) -> list[str]:
     words = ["aidgn", "sweep", group.dataset.removeprefix("own-")]
     for algorithm in algorithms:
         words += ["--algorithm", algorithm]
-    if list(targets) != list(group.domains):
-        for name in targets:
+    if list(grid.targets) != list(group.domains):
+        for name in grid.targets:
             words += ["--target", name]
-    if leave_one_out:
+    if grid.leave_one_out:
         words.append("--leave-one-out")
-    words += ["--trials", str(trials)]
-    if draws > 1:
-        words += ["--draws", str(draws)]
+    words += ["--trials", str(grid.trials)]
+    if grid.draws > 1:
+        words += ["--draws", str(grid.draws)]
     words += _last_words(group, out)
     if not group.values:
         return [shlex.join(words)]
@@ -184,9 +180,9 @@ def _sweep(
     return [f"{shlex.join(['echo', json.dumps(plan)])} > values.yaml", shlex.join([*words, "--plan", "values.yaml"])]
 
 
-def _train(group: RunGroup, algorithm: str, run: RunKey, out: str) -> str:
+def _train(group: RunGroup, run: RunKey, out: str) -> str:
     targets, trial, draw = run
-    words = ["aidgn", "train", group.dataset.removeprefix("own-"), "--algorithm", algorithm]
+    words = ["aidgn", "train", group.dataset.removeprefix("own-"), "--algorithm", group.algorithm]
     for name in targets or ("none",):
         words += ["--target", name]
     words += ["--trial", str(trial)]
