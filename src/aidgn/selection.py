@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aidgn.errors import UnknownNameError
+from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.differences import check_same_images
 from aidgn.runs.reader import load_records, read_runs
 from aidgn.runs.records import Record, Records, RunRecords, as_records, domain_names
@@ -94,7 +95,7 @@ def _leave_one_out(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
             for domain in sources:
                 common = np.intersect1d(common, held_out[domain].curve("step"))
             curves = [
-                held_out[domain].curve(f"env{domain}_in_acc")[np.isin(held_out[domain].curve("step"), common)]
+                held_out[domain].curve(accuracy_key(domain, "in"))[np.isin(held_out[domain].curve("step"), common)]
                 for domain in sources
             ]
             positions = run.order[np.isin(steps, common)]
@@ -105,7 +106,7 @@ def _oracle(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
     """Validation accuracy: the target's *out* accuracy at the last step. No step is chosen."""
     for run in runs:
         if run.targets == [target]:
-            validation = run.number(run.record(int(run.order[-1])), f"env{target}_out_acc")
+            validation = run.number(run.record(int(run.order[-1])), accuracy_key(target, "out"))
             yield from _candidate(run, *run.best(run.order[-1:], np.array([validation])))
 
 
@@ -174,7 +175,7 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
         if best is None:
             continue
         record = best.run.record(best.record)
-        accuracy = best.run.number(record, f"env{target}_in_acc")
+        accuracy = best.run.number(record, accuracy_key(target, "in"))
         if np.isnan(accuracy):
             continue
         row = {

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.errors import AidgnError
+from aidgn.runs import names
 from aidgn.runs.label import Label
 
 MODEL_NEEDS = ("algorithm", "average", "backbone", "weights", "target", "hyper_parameters")  # of the identity
@@ -59,7 +60,7 @@ class RunMetadata:
     aidgn: str = ""
     torch: str = ""
     python: str = ""
-    path: Path = field(default=Path("run.json"), compare=False)
+    path: Path = field(default=Path(names.METADATA), compare=False)
 
     @classmethod
     def read(cls, path: Path) -> "RunMetadata":

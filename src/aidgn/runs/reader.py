@@ -15,6 +15,7 @@ import numpy as np
 from aidgn.data.cache import usable_cores
 from aidgn.errors import AidgnError
 from aidgn.runs import names
+from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.label import Label
 from aidgn.runs.metadata import RunMetadata
@@ -256,8 +257,8 @@ def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | N
     except AidgnError:  # a boolean or a text; parsing in full names the line
         return None
     # Selection reads these columns of every run, and others of selected runs only.
-    target = [f"env{i}_in_acc" for i in run.targets] if len(run.targets) == 2 else []
-    sources = [f"env{i}_out_acc" for i in run.domains if [i] != run.targets] if len(run.targets) == 1 else []
+    target = [accuracy_key(i, "in") for i in run.targets] if len(run.targets) == 2 else []
+    sources = [accuracy_key(i, "out") for i in run.domains if [i] != run.targets] if len(run.targets) == 1 else []
     for key in run.keys.intersection(target + sources):
         run.column(key)
     return run

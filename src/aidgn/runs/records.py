@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError
+from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 from aidgn.runs.label import Label
 from aidgn.runs.metadata import RunMetadata
 
@@ -37,7 +38,6 @@ SETTINGS_IN_ARGS = {
     "holdout_fraction": "holdout_fraction",
 }
 ACCURACY = re.compile(r"env\d+_\w*acc")
-OUT_ACCURACY = re.compile(r"env\d{1,3}_out_acc")
 
 RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that a loss term must not have
 
@@ -85,7 +85,9 @@ class RunRecords:
         self.keys = frozenset(first)
         self.columns: dict[str, Floats] = {}
         self.targets: list[int] = sorted(set(self.args["test_envs"]))
-        self.domains = sorted(int(key[3:-8]) for key in first if OUT_ACCURACY.fullmatch(key))
+        self.domains = sorted(
+            domain for domain, split in filter(None, map(parse_accuracy_key, first)) if split == "out"
+        )
         # DomainBed's last step is args.steps - 1; records with the names of the domains are ours.
         self.steps = metadata.steps or (self.args.get("steps") if "domains" in self.args else None)
         self.metadata = metadata
@@ -173,7 +175,9 @@ class RunRecords:
         sources = [domain for domain in self.domains if domain not in self.targets]
         if not sources:
             raise AidgnError(f"The records of {self} have no accuracy on a source domain's out split (env*_out_acc).")
-        return self.best(self.order, np.stack([self.curve(f"env{domain}_out_acc") for domain in sources], 1).mean(1))
+        return self.best(
+            self.order, np.stack([self.curve(accuracy_key(domain, "out")) for domain in sources], 1).mean(1)
+        )
 
     def best(self, positions: Integers, validation: Floats) -> tuple[float, int]:
         """Return the highest of these accuracies, NaN left out, and the position of the first record that has it."""
