@@ -25,14 +25,14 @@ from aidgn.analysis.extraction import (
     compute_features,
     extract_features,
     open_images,
-    own_algorithm,
 )
-from aidgn.analysis.features import Features, open_run
+from aidgn.analysis.features import Features
 from aidgn.data.loader import DeviceImageStore
 from aidgn.errors import AidgnError, UnknownNameError
 from aidgn.files import FolderLock, write_text
 from aidgn.inference import load_model
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.reader import read_adaptation
 from aidgn.training.evaluation import predicts_by_classifier
 
@@ -89,7 +89,7 @@ def adapt(
     options: dict[str, Any] = {"data": data, "data_dir": data_dir, "device": device, "on_progress": report}
     known = given or extract_features(run, algorithm=algorithm, **options)
     report("adapting", done, total)  # the time left does not depend on that of computing features
-    model = load_model(run, device, own_algorithm(folder.metadata, algorithm))
+    model = load_model(run, device, choose_custom_algorithm(folder.metadata, algorithm))
     streams = Streams(known, model.network, model.device, lambda: open_images(folder.metadata, **options))
     results.add("none", known, [({}, *_trained_accuracies(known))])
     refused = []

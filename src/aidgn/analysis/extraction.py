@@ -10,19 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aidgn.algorithms import Algorithm, find
+from aidgn.algorithms import Algorithm
 from aidgn.algorithms.base import class_vectors
-from aidgn.algorithms.custom import source_of
-from aidgn.analysis.features import Features, open_run
-from aidgn.data import DATASETS, Dataset, load_dataset
+from aidgn.analysis.features import Features
 from aidgn.data.cache import prepare
-from aidgn.data.dataset import load_folder
 from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import clean
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.inference import load_model
+from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
 from aidgn.training.evaluation import compute_outputs, index_batches
 from aidgn.training.setup import load_images
@@ -66,7 +64,7 @@ def extract_features(
         except AidgnError as error:
             log.warning("%s They are computed again.", error)
     images = open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report)
-    model = load_model(folder.path, device, own_algorithm(folder.metadata, algorithm))
+    model = load_model(folder.path, device, choose_custom_algorithm(folder.metadata, algorithm))
     features = _compute_all(model.network, images, folder.identity, digest, report)
     try:
         features.save(folder.features)
@@ -138,19 +136,6 @@ def clean_transform(images: DeviceImageStore) -> Callable[[Tensor, Tensor], Tens
 # The run and its images -----------------------------------------------------------------------------------------------
 
 
-def own_algorithm(metadata: RunMetadata, given: str | Sequence[str] | None) -> str | None:
-    """Choose the run's FILE.py:CLASS among those given for many runs: by name, then by the text of the file."""
-    identity = metadata.identity
-    if identity.get("source") is None:
-        return None
-
-    def score(name: str) -> tuple[bool, bool]:
-        custom = find(name)
-        return metadata.label.name == custom.name(), identity["source"] == source_of(custom)
-
-    return max([given] if isinstance(given, str) else given or (), key=score, default=None)
-
-
 def open_images(
     metadata: RunMetadata,
     *,
@@ -172,33 +157,3 @@ def open_images(
             "files were added, removed or changed. Give the right folder with --data DIR."
         )
     return load_images(decoded, choose_device(device))
-
-
-def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str | Path | None = None) -> Dataset:
-    """Find a run's data set: in `data`, else where the training found it, else in `data_dir`."""
-    metadata.check_complete("dataset")
-    name, root = metadata.identity["dataset"], metadata.root
-    info = DATASETS.get(name)
-    if name == "digits":
-        dataset = load_dataset(name)
-    elif data is not None and (info is None or info.order_folders(_subfolders(Path(data)))):
-        dataset = load_folder(Path(data), info)
-    elif data is None and root is not None and Path(root).is_dir():
-        dataset = load_folder(Path(root), info)
-    elif info is not None:
-        try:
-            dataset = load_dataset(name, data_dir if data is None else data)
-        except AidgnError as error:  # commands on runs have --data instead of --data-dir
-            raise AidgnError(str(error).replace("--data-dir", "--data")) from None
-    else:
-        reason = f"{root} does not exist" if root else "run.json does not say where they were"
-        raise AidgnError(
-            f"The images of {metadata.path.parent} were not found: {reason}. Give the folder of {name} with --data DIR."
-        )
-    return dataset.with_image_size(metadata.image_size)
-
-
-def _subfolders(path: Path) -> list[str]:
-    if not path.is_dir():
-        return []
-    return [entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != "."]

@@ -12,8 +12,7 @@ import numpy as np
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
-from aidgn.inference.loading import find_run
-from aidgn.runs.folder import RunFolder
+from aidgn.runs.inputs import open_run
 
 VERSION = 1
 # Fields that hold an array with an entry per image: name in files, dimensions and type.
@@ -138,16 +137,6 @@ class Features:
         """Everything but arrays and files."""
         names = [field.name for field in fields(self) if field.name not in (*ARRAYS, "files", "weight")]
         return {"version": VERSION, **{name: getattr(self, name) for name in names}}
-
-
-def open_run(path: str | Path) -> RunFolder:
-    """Open the folder of a finished run, and check that its run.json says what analyses need."""
-    path = Path(path)
-    if path.is_file():
-        raise AidgnError(f"{path} is a file: give the folder of a finished run.")
-    run = find_run(path, RunFolder(path).model)
-    run.metadata.check_complete("dataset", "algorithm", "target", "trial", "draw", "data")
-    return run
 
 
 def check_suffix(path: Path) -> None:

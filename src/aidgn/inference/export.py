@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aidgn.analysis.extraction import find_dataset, open_run, own_algorithm
 from aidgn.data import Dataset
 from aidgn.errors import AidgnError
 from aidgn.files import write_text
@@ -14,6 +13,7 @@ from aidgn.inference.model_card import write_model_card
 from aidgn.inference.onnx_export import ONNX_FILE, OnnxCheck, check_exportable, write_onnx
 from aidgn.runs.checkpoints import read_novelty, read_weights, write_weights
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
 
 # Values of run.json in the exported file. Paths and file names of the training data stay private.
@@ -72,7 +72,7 @@ def export(
             f"{run} was made by `aidgn export` and is complete. To export again, give the folder of the run."
         )
     metadata = open_run(run).metadata
-    model = load_model(run, "cpu", own_algorithm(metadata, algorithm))
+    model = load_model(run, "cpu", choose_custom_algorithm(metadata, algorithm))
     if onnx:
         check_exportable(model)
     folder = RunFolder(run).export if out is None else Path(out)

@@ -1,7 +1,6 @@
 """Find the model of a trained run, check its files, and load it."""
 
 import logging
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ from aidgn.algorithms.base import class_vectors
 from aidgn.algorithms.custom import source_of
 from aidgn.algorithms.search_space import resolve
 from aidgn.devices import choose_device, choose_precision
-from aidgn.errors import AidgnError, plural
+from aidgn.errors import AidgnError
 from aidgn.inference.model import Model
 from aidgn.novelty import FALSE_ALARM_RATE, Novelty
 from aidgn.runs.checkpoints import read_novelty, read_weights
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.inputs import find_run
 from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
 from aidgn.training.featurizer import Featurizer
 
@@ -107,41 +107,6 @@ def load_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) ->
     if weights.name != run.model.name or not run.novelty.exists():
         return None
     return Novelty.from_dict(read_novelty(run.novelty), class_vectors(network.classifier))
-
-
-def find_run(path: Path, weights: Path) -> RunFolder:
-    """Return the run that a model belongs to, after checking that there is a model."""
-    run = RunFolder(weights.parent)
-    expected = (
-        f"expected the folder of `aidgn fit` or of a finished run, {run.model.name} or {run.last.name} in it"
-        ", or the .safetensors file of `aidgn export`"
-    )
-    if not path.exists():
-        raise AidgnError(f"The model {path} does not exist: {expected}.")
-    if weights.suffix == ".onnx":
-        raise AidgnError(
-            f"{path} is for other programs; here give the {run.model.name} that `aidgn export` wrote next to it."
-        )
-    if weights.suffix != ".safetensors":
-        raise AidgnError(f"{path} is not a model: {expected}.")
-    if not run.exists:
-        places = "runs/*", "*", "*/model"  # the last: models of `aidgn fit`
-        runs = next(filter(None, (RunFolder.find(path, place) for place in places)), [])
-        if runs:
-            raise AidgnError(f"{path} holds {plural(len(runs), 'run')}: give one, such as {runs[0]}.")
-        raise AidgnError(
-            f"{run} is not the folder of a run: it has no {run.metadata_file.name}, which describes the network; "
-            f"{expected}."
-        )
-    if not weights.exists():
-        curves = "It has no records yet either."
-        if run.records:
-            curves = f"`aidgn report {shlex.quote(str(run))}` shows its curves so far."
-        raise AidgnError(
-            f"The run {path} is not finished: it has no {weights.name} yet. {curves} The `aidgn train` "
-            "command that started it goes on with it."
-        )
-    return run
 
 
 def find_algorithm(run_file: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:

@@ -16,13 +16,14 @@ from PIL import Image, ImageOps
 
 from aidgn.analysis.diagnosis import Diagnosis, diagnose
 from aidgn.analysis.embedding import subsample, tsne
-from aidgn.analysis.extraction import extract_features, find_dataset
+from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.features import Features
 from aidgn.analysis.summary import sentences
 from aidgn.data.images import read_image
 from aidgn.errors import AidgnError, some
 from aidgn.files import atomic_write
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.inputs import find_dataset
 
 SHEET = 16  # thumbnails per row and column of a sheet, which is decoded when one of them is looked at
 SIDES = (80, 56, 40, 32)  # of a thumbnail, by the number of data sets in the page

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from aidgn.analysis.embedding import tsne
-from aidgn.analysis.features import Features, open_run
+from aidgn.analysis.features import Features
 from aidgn.data import Dataset
 from aidgn.data.images import read_shrunk
 from aidgn.data.splits import train_val_indices
@@ -19,6 +19,7 @@ from aidgn.inference import Model
 from aidgn.inference.export import find_training_images
 from aidgn.runs.checkpoints import read_weights
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.inputs import open_run
 from aidgn.runs.metadata import RunMetadata
 
 MAX_COMPARED = 20_000  # training images that a picture is compared with
