@@ -21,10 +21,17 @@ class StorageError(AidgnError):
 
 
 def open_no_link(path: Path, mode: str, **options: Any) -> IO[Any]:
-    """Open a file, but do not follow symbolic links: a folder from someone else must not choose the file written."""
+    """Open a file, but do not follow symbolic links, and do not write to a file with several hard links.
+
+    A folder from someone else must not choose the file that is written. Modes that truncate are not supported.
+    """
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+        file = os.open(name, flags | os.O_NOFOLLOW, 0o666)
+        if flags & (os.O_WRONLY | os.O_RDWR) and os.fstat(file).st_nlink > 1:
+            os.close(file)
+            raise OSError(errno.EMLINK, "the file has a second name (a hard link), which would change too", name)
+        return file
 
     return open(path, mode, opener=opener, **options)
 

@@ -151,6 +151,15 @@ def test_flipped_bits_are_refused_or_harmless(name: str, files: Path, tmp_path: 
         assert refused == len(bits)
 
 
+def test_a_state_with_the_attribute_of_a_folder_is_refused(files: Path, tmp_path: Path) -> None:
+    content = bytearray((files / "state.pt").read_bytes())
+    entry = content.rindex(b"PK\x01\x02")  # of the archive's directory; at byte 38 are the attributes
+    content[entry + 38] ^= 0x10
+    (tmp_path / "state.pt").write_bytes(content)
+    with pytest.raises(DamagedFile):
+        read_state(tmp_path / "state.pt")
+
+
 def test_a_flipped_state_is_not_continued(begun: Path, tmp_path: Path) -> None:
     folder = RunFolder(Path(shutil.copytree(begun, tmp_path / begun.name)))
     content = folder.state.read_bytes()

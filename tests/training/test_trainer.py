@@ -406,6 +406,27 @@ def test_links_in_a_run_folder_are_not_followed(
     assert victim.read_text() == "of the user"
 
 
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("log.txt", lambda folder: folder.log("text")),
+        ("results.jsonl", lambda folder: folder.append({"step": 1})),
+        ("results.jsonl", RunWriter.load),
+    ],
+)
+def test_a_file_with_a_second_name_is_not_written(
+    name: str, write: Callable[[RunWriter], object], tmp_path: Path
+) -> None:
+    folder, victim = RunWriter(tmp_path / "run"), tmp_path / "victim"
+    folder.path.mkdir()
+    victim.write_text("of the user")
+    folder.save({"step": 0})
+    (folder.path / name).hardlink_to(victim)
+    with pytest.raises(AidgnError, match="hard link"):
+        write(folder)
+    assert victim.read_text() == "of the user"
+
+
 def test_a_link_of_a_temporary_name_is_replaced(tmp_path: Path) -> None:
     folder, victim = RunWriter(tmp_path / "run"), tmp_path / "victim"
     folder.path.mkdir()

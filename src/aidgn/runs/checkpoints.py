@@ -129,8 +129,10 @@ def read_state(path: Path) -> dict[str, Any]:
 
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
+            damaged = archive.testzip() is not None
+            # PyTorch writes none; a folder's attribute makes its reader leave a tensor unread
+            damaged = damaged or any(record.external_attr for record in archive.infolist())
+        if damaged:
             raise _damaged(path, "its content does not match its checksum")
         state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict):
