@@ -51,7 +51,10 @@ class CacheEntry(NamedTuple):
 
 
 def stamp_of(path: str) -> list[int]:
-    """Return what changes whenever the file does: the system sets the ctime on every write, and nobody can reset it."""
+    """Return numbers that change whenever the file does. Programs cannot reset the ctime, which every write sets.
+
+    One case is missed: a program that keeps the file mapped for writing may change it again without a new ctime.
+    """
     stat = os.stat(path)  # noqa: PTH116, for half a million files
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
