@@ -51,7 +51,7 @@ def meaning(diagnosis: Diagnosis) -> str:
     """Say what both verdicts mean for a practitioner."""
     target = _target(diagnosis)
     if np.isnan(diagnosis.angular.effect):
-        return "In short: by direction, this network does not tell the classes of its own sources apart."
+        return "In short: by direction, this network does not tell the classes of its source domains apart."
     if np.isnan(diagnosis.norm.effect):
         return "In short: this network gives all features of a class the same length."
     if "unclear" in (diagnosis.angular.size, diagnosis.norm.size):

@@ -223,7 +223,7 @@ def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[st
                 if not found:
                     notes.append(
                         f"{run.path.parent.name} was adapted with other weights than it has now; `aidgn "
-                        "adapt` measures it anew."
+                        "adapt` measures it again."
                     )
             except AidgnError as error:
                 notes.append(str(error).replace(str(run.path.parent), run.path.parent.name))

@@ -25,7 +25,7 @@ from aidgn.report.figures import (
 from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 
 METHOD_COLOURS = {"none": "#888888", "T3A": "#D55E00", "Tent-BN": "#0072B2", "Tent-C": "#56B4E9", "Tent": "#E69F00"}
-SIDE_BY_SIDE = 3  # algorithms whose bars fit beside each other in two columns of a paper
+SIDE_BY_SIDE = 3  # algorithms whose bars fit next to each other in two columns of a paper
 
 
 @styled

@@ -77,7 +77,7 @@ class Option:
 
     @property
     def command_line(self) -> str:
-        """The option as it is written on the command line."""
+        """Name of the option on the command line."""
         return self.flag or f"--{self.name.replace('_', '-')}"
 
 

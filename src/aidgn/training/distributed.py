@@ -99,7 +99,7 @@ class ShardedFeaturizer(Featurizer):
 class _Gather(torch.autograd.Function):
     """Gather the features of every shard.
 
-    All processes compute the same loss, so each needs only the rows of its own shard of the gradient.
+    All processes compute the same loss, so each needs only its shard of the gradient.
     """
 
     @staticmethod
