@@ -160,8 +160,11 @@ def ks_distance(r: Array, cdf: Callable[[Array], Array]) -> Array:
 
 
 def fit_p(distance: Callable[[Array], Array], draw: Callable[[tuple[int, int]], Array], r: Array, times: int) -> float:
-    """The chance of a distance as large as that of r, if r were of the family: from `times` samples of it, whose
-    parameters are estimated for each of them (Lilliefors). Its members differ by scale and place only, so any member will do."""
+    """Return the chance of a distance as large as that of r if r were of the family (Lilliefors).
+
+    The parameters are estimated for each of `times` samples. Members of the family differ by scale and place only, so
+    the samples may come from any member.
+    """
     drawn = np.array([distance(draw((1, len(r))))[0] for _ in range(times)])
     return float((1 + (drawn >= distance(r)).sum()) / (1 + times))
 
