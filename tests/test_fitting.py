@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from aidgn.cli.fit import fit as fit_command
 from aidgn.data import Dataset, load_dataset
 from aidgn.errors import AidgnError
 from aidgn.fitting import Estimate, FitPlan, inspect
@@ -93,6 +94,13 @@ def test_the_plan_leaves_each_domain_out_once_and_compares_with_erm() -> None:
     )
     job = plan_fit(one, "digits", "AIDGN")
     assert not job.estimates and "One model: 1 run of" in str(job)
+
+
+def test_every_run_of_a_fit_follows_the_schedule() -> None:
+    job = plan_fit(DIGITS, "digits", "AIDGN", schedule="halve:50,100", warmup=5)
+    specs = [*job.estimates, *job.finals.values()]
+    assert {(spec.schedule, spec.warmup) for spec in specs} == {("halve:50,100", 5)}
+    assert {"schedule", "warmup"} <= {parameter.name for parameter in fit_command.params}
 
 
 def test_weights_are_averaged_where_they_start_from_a_trained_network() -> None:

@@ -34,7 +34,7 @@ ABLATIONS: dict[str, dict[str, float]] = {
 SWITCHES = [
     {"ratio": ratio, "regularizer": regularizer, "variant": variant, **ABLATIONS[ablation]}
     for ratio, regularizer, variant, ablation in itertools.product(
-        ("linear", "exact"), ("linear", "exact"), ("paper", "release"), ABLATIONS
+        ("linear", "exact"), ("linear", "exact"), ("paper", "release", "release-paired"), ABLATIONS
     )
     if not (ratio == "exact" and "D" in ablation)
 ]
@@ -64,14 +64,14 @@ def reference(
 
     constant = z if held is None else held.tolist()
     mu, mu_constant = means(z), means(constant)
-    cross_entropies, per_sample = [], []
+    cross_entropies, clamped, hs = [], [], []
     for i, row in enumerate(z):
         r = norm(row)
         bm = o["beta"] * mu_constant[d[i]]
         rc = min(max(r, 10.0), o["mu_star"])
         x = r if o["variant"] == "paper" else rc - 10
         m = o["gamma"] * (x + bm if o["ratio"] == "linear" else bm * math.exp(x / bm))
-        if o["variant"] == "release":
+        if o["variant"] != "paper":
             m += 0.4
         cosines = [sum(a * b for a, b in zip(row, column, strict=True)) / r / norm(column) for column in w]
         theta = math.acos(cosines[y[i]])
@@ -88,16 +88,21 @@ def reference(
                 "h" if h != 1 else "h = 1",
                 "low" if r < 10 else "high" if r > o["mu_star"] else "norm",
             }
-        eta_released = o["eta"] * o["mu_star"]
+        clamped.append(rc)
+        hs.append(h)
+    # In the released code every norm meets every h.
+    pairs = zip(clamped, hs, strict=True) if o["variant"] == "release-paired" else itertools.product(clamped, hs)
+    released = []
+    for rc, h in pairs:
         if o["regularizer"] == "linear":
-            per_sample.append(eta_released * (rc / (h * o["mu_star"]) ** 2 + 1 / rc))
+            released.append(o["eta"] * o["mu_star"] * (rc / (h * o["mu_star"]) ** 2 + 1 / rc))
         else:
-            per_sample.append(o["eta"] * (math.log(rc / (h * h * o["mu_star"])) - 1 + o["mu_star"] / rc))
+            released.append(o["eta"] * (math.log(rc / (h * h * o["mu_star"])) - 1 + o["mu_star"] / rc))
     per_domain = []
     for value in mu.values():
         first = value / o["mu_star"] if o["regularizer"] == "linear" else math.log(value / o["mu_star"]) - 1
         per_domain.append(o["eta"] * (first + o["mu_star"] / value))
-    terms = per_domain if o["variant"] == "paper" else per_sample
+    terms = per_domain if o["variant"] == "paper" else released
     classification, regularizer = sum(cross_entropies) / len(z), sum(terms) / len(terms)
     return classification + regularizer, classification, regularizer
 
@@ -172,6 +177,21 @@ def test_gradient(switches: dict[str, Any]) -> None:
             numeric[index] = (ends[0] - ends[1]) / (2 * step)
         assert tensor.grad is not None
         torch.testing.assert_close(tensor.grad, numeric, rtol=1e-6, atol=1e-8)
+
+
+def test_the_released_regulariser_is_a_product_of_means() -> None:
+    """eta' (mean(1/h^2) mean(rc) / mu*^2 + mean(1/rc)) with eta' = eta mu*; pairing gives another value."""
+    z, y, d, w = batch(2)
+    norms = z.norm(dim=1).tolist()
+    means = [sum(r for r, e in zip(norms, d, strict=True) if e == k) / int((d == k).sum()) for k in d]
+    h = [r / mean if r / mean > 1.2 else 1.0 for r, mean in zip(norms, means, strict=True)]
+    rc = [min(max(r, 10.0), 40.0) for r in norms]
+    crossed = sum(1 / a**2 for a in h) / 8 * sum(rc) / 8 / 40**2 + sum(1 / a for a in rc) / 8
+    paired = sum(b / a**2 for a, b in zip(h, rc, strict=True)) / 8 / 40**2 + sum(1 / a for a in rc) / 8
+    options = {**MODERATE, "eta": 0.3}
+    assert aidgn_loss(z, y, d, w, variant="release", **options).regularizer.item() == pytest.approx(12 * crossed)
+    assert aidgn_loss(z, y, d, w, variant="release-paired", **options).regularizer.item() == pytest.approx(12 * paired)
+    assert abs(crossed - paired) > 0.02 * crossed
 
 
 def test_mean_norm_is_constant_in_the_margin_and_not_in_the_regulariser() -> None:
@@ -252,7 +272,7 @@ def test_finite_everywhere(switches: dict[str, Any], dtype: torch.dtype) -> None
         assert all(t.isfinite().all() for t in (*loss, w.grad, z.grad)), (name, gamma)
 
 
-@pytest.mark.parametrize("variant", ["paper", "release"])
+@pytest.mark.parametrize("variant", ["paper", "release", "release-paired"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("beta", [0.3, 1e-3, 1e-50])
 def test_exact_ratio_never_overflows(beta: float, dtype: torch.dtype, variant: str) -> None:
@@ -439,7 +459,7 @@ def test_compiles_in_one_graph(options: dict[str, Any]) -> None:
     [
         ({"ratio": "exakt"}, "ratio must be 'linear' or 'exact', got 'exakt'"),
         ({"regularizer": "kl"}, "regularizer must be"),
-        ({"variant": "Paper"}, "variant must be 'paper' or 'release'"),
+        ({"variant": "Paper"}, "variant must be 'paper' or 'release' or 'release-paired'"),
         ({"ratio": "exact", "beta": 0.0}, "needs beta > 0"),
         ({"kappa": 0.0}, "kappa must be above 0"),
         ({"mu_star": -1.0}, "mu_star must be above 0"),

@@ -17,6 +17,7 @@ TINY = 1e-12
 COSINE_GAP = 1e-7
 # The released code clamps norms from below at this value and adds this angle (in radians) to every margin.
 RELEASE_LEAST_NORM, RELEASE_OFFSET = 10.0, 0.4
+VARIANTS = ("paper", "release", "release-paired")
 
 
 class AIDGNLoss(NamedTuple):
@@ -96,9 +97,11 @@ def aidgn_loss(
             a smaller gamma.
         regularizer: "linear", or "exact" for KL(Exp(1/mu*) || Exp(1/mu_d)) = log(mu_d/mu*) + mu*/mu_d - 1.
         variant: "paper", or "release" for what the authors' published code trains: with rc = clamp(r, 10, mu*),
-            m = gamma (rc - 10 + beta mu_d) + 0.4 and the regulariser eta mean_i (rc / (h^2 mu*) + mu* / rc), where
-            h = r / mu_d (a constant) if above `ratio_threshold`, else 1. Meant for mu* well above 10.
-        ratio_threshold: see `variant`; used by "release" only.
+            m = gamma (rc - 10 + beta mu_d) + 0.4 and the regulariser eta mean_ij (rc_j / (h_i^2 mu*) + mu* / rc_j),
+            where h = r / mu_d (a constant) if above `ratio_threshold`, else 1. That code divides tensors of shapes
+            [B, 1] and [B], so every norm meets the h of every sample. "release-paired" gives each norm its own h:
+            eta mean_i (rc_i / (h_i^2 mu*) + mu* / rc_i). Meant for mu* well above 10.
+        ratio_threshold: see `variant`; not used by "paper".
 
     >>> features = torch.randn(6, 512, requires_grad=True)
     >>> labels, domains = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([0, 0, 0, 0, 5, 5])
@@ -110,7 +113,7 @@ def aidgn_loss(
     check_words(
         ratio=(ratio, ("linear", "exact")),
         regularizer=(regularizer, ("linear", "exact")),
-        variant=(variant, ("paper", "release")),
+        variant=(variant, VARIANTS),
     )
     check_numbers(
         above_zero={"kappa": kappa, "mu_star": mu_star, "ratio_threshold": ratio_threshold},
@@ -161,10 +164,12 @@ def loss_and_margins(
         if variant == "paper":
             penalty = (domain_weight * norm_regularizer(mu_d, mu_star, regularizer)).sum()
         else:
-            clamped = r.clamp(RELEASE_LEAST_NORM, mu_star)
+            norms = r.clamp(RELEASE_LEAST_NORM, mu_star)
             h = (r / mu_d).detach()
             h = torch.where(h > ratio_threshold, h, torch.ones_like(h))
-            penalty = norm_regularizer(clamped, mu_star, regularizer, h).mean()
+            if variant == "release":
+                norms = norms.unsqueeze(1)  # [B, 1] with h [B]: all pairs, as in the released code
+            penalty = norm_regularizer(norms, mu_star, regularizer, h).mean()
         logits = perturbed_logits(cosines(z, weight), labels.long(), m, kappa)
         classification = F.cross_entropy(logits, labels.long())
         penalty = eta * penalty

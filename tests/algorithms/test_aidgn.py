@@ -1,12 +1,18 @@
-"""What AIDGN records besides its loss: norms per domain and margins, by loops."""
+"""What AIDGN records with its loss, by loops, and the switches of its hyper-parameters."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from aidgn.algorithms import create
+from aidgn.algorithms.batches import domain_ids, join
+from aidgn.data import load_dataset
+from aidgn.data.registry import get_info
+from aidgn.objective import aidgn_loss
+from aidgn.runs.spec import RunSpec
 
 
 @pytest.mark.parametrize("name", ["AIDGN", "AIDGN-noD", "AIDGN-release"])
@@ -33,3 +39,27 @@ def test_norms_per_domain_and_mean_margin(name: str) -> None:
     assert [float(terms["norm_0"]), float(terms["norm_1"])] == pytest.approx(means, rel=1e-5)
     assert float(terms["margin"]) == pytest.approx(sum(margins) / 8, rel=1e-5)
     assert float(terms["norm"]) == pytest.approx(sum(map(sum, norms)) / 8, rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["release", "release-paired"])
+def test_variant_is_a_hyper_parameter_of_the_released_objective(variant: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Linear(6, 4)
+    network.num_features = 4  # type: ignore[assignment]
+    algorithm = create("AIDGN-release", network, 3, 2, variant=variant)
+    minibatches = [(300 * torch.randn(5, 6), torch.randint(3, (5,))) for _ in range(2)]
+    x, y = join(minibatches)
+    loss = aidgn_loss(network(x), y, domain_ids(minibatches), algorithm.classifier.weight, variant=variant)
+    terms = algorithm.update(minibatches)
+    assert [float(terms[name]) for name in ("loss", "regularizer")] == [loss.total.item(), loss.regularizer.item()]
+    assert create("AIDGN-release", network, 3, 2).hparams.variant == "release"
+
+
+@pytest.mark.parametrize("name", ["AIDGN", "AIDGN-noR", "AIDGN-release"])
+@pytest.mark.parametrize(
+    ("dataset", "milestones"), [("PACS", (2000, 4000)), ("OfficeHome", (2000, 4000)), ("VLCS", ())]
+)
+def test_halving_where_the_paper_says_so(name: str, dataset: str, milestones: tuple[int, ...]) -> None:
+    info = get_info(dataset)
+    images = replace(load_dataset("digits"), info=info)
+    assert RunSpec(dataset, name, info.letters[0]).resolved(images).lr_milestones == milestones

@@ -54,7 +54,6 @@ class AIDGN(Algorithm):
         "eta": (0.3, uniform(0.1, 0.3)),
         "mu_star": (20.0, fixed(20.0, above=True)),
     }
-    variant: ClassVar[str] = "paper"
     classifier: AngularClassifier
 
     def build(self) -> None:
@@ -68,9 +67,7 @@ class AIDGN(Algorithm):
         x, y = join(minibatches)
         z = self.features(x)
         arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items() if name in ARGUMENTS}
-        loss, r, m = loss_and_margins(
-            z, y, domain_ids(minibatches), self.classifier.weight, variant=self.variant, **arguments
-        )
+        loss, r, m = loss_and_margins(z, y, domain_ids(minibatches), self.classifier.weight, **arguments)
         return {
             "loss": loss.total,
             "classification": loss.classification,
@@ -110,18 +107,18 @@ class AIDGNnoRD(AIDGN):
 
 class AIDGNRelease(AIDGN):
     """The objective of the authors' published code: AIDGN's with rc_i = clamp(r_i, 10, mu_star) in place of norms r_i,
-    m_i = gamma (rc_i - 10 + beta mu_d) + 0.4, and the regularizer eta mean_i (rc_i / (h_i^2 mu_star) + mu_star / rc_i),
-    h_i = r_i / mu_d, a constant, where above ratio_threshold, else 1."""
+    m_i = gamma (rc_i - 10 + beta mu_d) + 0.4, and the regularizer eta mean_ij (rc_j / (h_i^2 mu_star) + mu_star / rc_j)
+    over all pairs of samples, h_i = r_i / mu_d, a constant, where above ratio_threshold, else 1. With
+    variant=release-paired each norm has its own h: eta mean_i (rc_i / (h_i^2 mu_star) + mu_star / rc_i)."""
 
     display_name = "AIDGN-release"
     title = "the objective that the authors' released code trains"
     paper = "released code of Jin et al., IJCAI 2022"
-    lr_milestones = False
-    variant = "release"
     search_space: ClassVar[SearchSpace] = {
         **{name: entry for name, entry in AIDGN.search_space.items() if name not in ("ratio", "regularizer")},
         "lr": (2.5e-5, one_of(1.25e-5, 2.5e-5, above=True)),
         "mu_star": (410.0, fixed(410.0, least=RELEASE_LEAST_NORM, above=True)),
         "eta": (0.04, uniform(10 / 410, 25 / 410)),  # that code searches eta mu* from 10 to 25
         "ratio_threshold": (1.0, uniform(1, 3)),
+        "variant": ("release", fixed("release", options=("release", "release-paired"))),
     }
