@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all coverage lint hooks docs dist clean
+.PHONY: demo test test-all test-attack coverage lint hooks docs dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/aidgn demo
@@ -14,6 +14,10 @@ test: $(VENV)/installed-dev lint
 
 test-all: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Attacks on files, processes and servers; prints how many were tried and survived.
+test-attack: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m attack
 
 # Open htmlcov/index.html to see which lines no test reaches.
 coverage: $(VENV)/installed-dev

@@ -2,10 +2,14 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+
+Tally = Callable[[str], AbstractContextManager[None]]
 
 os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it, and so would what tests interrupt
@@ -48,3 +52,48 @@ class Mine(Algorithm):
         return -super().predict(x)
 """)
     return f"{tmp_path / 'own.py'}:Mine"
+
+
+# Attacks: `pytest -m attack` runs all tests that count with `tally` --------------------------------------------------
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """Count attempts of an attack for the table at the end of the session.
+
+    `with tally("flipped bits"): ...` is one attempt. The code survived it if the block raises nothing.
+    """
+    tried: Counter[str] = Counter()
+    survived: Counter[str] = Counter()
+
+    @contextmanager
+    def attempt(name: str) -> Iterator[None]:
+        tried[name] += 1
+        yield
+        survived[name] += 1
+
+    yield attempt
+    request.node.user_properties.append(("tally", (dict(tried), dict(survived))))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tally" in getattr(item, "fixturenames", ()):
+            item.add_marker("attack")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the attacks of the session tried, and how many the code survived."""
+    tried: Counter[str] = Counter()
+    survived: Counter[str] = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if getattr(report, "when", None) == "teardown":
+            for name, counts in report.user_properties:
+                if name == "tally":
+                    tried.update(counts[0])
+                    survived.update(counts[1])
+    if tried:
+        terminalreporter.write_sep("-", "attacks")
+        terminalreporter.write_line("| attack | tried | survived |\n|---|---:|---:|")
+        for name in sorted(tried):
+            terminalreporter.write_line(f"| {name} | {tried[name]} | {survived[name]} |")

@@ -34,6 +34,7 @@ from aidgn.runs.folder import RunFolder
 from aidgn.sweeps.status import read_status
 from aidgn.sweeps.store import SweepFolder
 from aidgn.training import RunSpec, train
+from tests.conftest import Tally
 
 DigitsRun = Callable[..., Path]
 FLIPS = 400
@@ -126,7 +127,7 @@ def as_0_1_0(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_flipped_bits_are_refused_or_harmless(name: str, files: Path, tmp_path: Path) -> None:
+def test_flipped_bits_are_refused_or_harmless(name: str, files: Path, tmp_path: Path, tally: Tally) -> None:
     content, read, dice = (files / name).read_bytes(), READERS[name], random.Random(name)
     wanted, path, size = read(files / name), tmp_path / name, 8 * len(content)
     bits = [dice.randrange(size) for _ in range(FLIPS)]
@@ -135,14 +136,15 @@ def test_flipped_bits_are_refused_or_harmless(name: str, files: Path, tmp_path: 
     refused, payload = 0, [0, 0]
     for number, bit in enumerate(bits):
         path.write_bytes(flip(content, bit))
-        try:
-            found = read(path)
-        except DamagedFile as error:
-            assert str(path) in str(error)
-            refused += 1
-            payload[0] += number < FLIPS
-        else:
-            assert same(found, wanted), f"bit {bit} changed what is read"
+        with tally(f"flipped bits in {name}"):
+            try:
+                found = read(path)
+            except DamagedFile as error:
+                assert str(path) in str(error)
+                refused += 1
+                payload[0] += number < FLIPS
+            else:
+                assert same(found, wanted), f"bit {bit} changed what is read"
         payload[1] += number < FLIPS
     print(f"{name}: {len(content)} bytes, {len(bits)} flips, {refused} refused, {len(bits) - refused} harmless")
     if name == "state.pt":  # the archive has padding and fields that nobody reads
