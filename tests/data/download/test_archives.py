@@ -101,9 +101,16 @@ def headers_of(size: int) -> bytes:
     return buffer.getvalue()
 
 
+def overwrite(content: bytes, position: int, value: bytes) -> bytes:
+    return content[:position] + value + content[position + len(value) :]
+
+
+DIRECTORY = ARCHIVE.index(b"PK\1\2")  # of the zip
 TAR = tarred({f"kfold/{name}": content for name, content in IMAGES.items()})
 DAMAGED = {
     "crc.zip": flip(ARCHIVE, ARCHIVE.index(b"IDAT") + 8),
+    "bzip2.zip": overwrite(ARCHIVE, DIRECTORY + 10, b"\x0c"),  # the method of compression
+    "nameless.zip": overwrite(ARCHIVE, DIRECTORY + 46, b"\0"),
     "cut.tar.gz": TAR[: len(TAR) // 2],
     "late cut.tar.gz": TAR[:-6],
     "flipped.tar.gz": flip(TAR, len(TAR) - 6),  # in the checksum at the end

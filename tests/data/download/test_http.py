@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from aidgn.data.dataset import load_dataset
-from aidgn.data.download import download
+from aidgn.data.download import connection, download
 from aidgn.data.download import http as fetch
 from aidgn.data.download.connection import MirrorError, SafeRedirects, check_address, parse_integer, retry_after
 from aidgn.data.download.http import ATTEMPTS, CHUNK, File
@@ -282,16 +282,6 @@ def send_forever(handler: Handler) -> None:
             handler.wfile.write(bytes(CHUNK))
 
 
-def drip(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(10**6))
-    handler.end_headers()
-    with suppress(OSError):
-        for _ in range(600):
-            handler.wfile.write(b"x")
-            time.sleep(0.05)
-
-
 def test_a_server_that_sends_without_end_is_left(server: Server, tmp_path: Path) -> None:
     bad, first = simple(server, "/first.zip")
     bad.first = [send_forever]
@@ -300,14 +290,48 @@ def test_a_server_that_sends_without_end_is_left(server: Server, tmp_path: Path)
     assert [request.path for request in server.log] == ["/first.zip", "/second.zip"]
 
 
-def test_a_server_that_drips_is_left(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+STATUS = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = STATUS + b"Transfer-Encoding: chunked\r\n\r\n"
+DRIPPING = {  # what the server sends first, then again and again, and the seconds between
+    "body": (STATUS + b"Content-Length: 1000000\r\n\r\n", b"x", 0.05),
+    "page": (STATUS + b"Content-Type: text/html\r\n\r\n<title>", b"x", 0.05),
+    "status": (b"HTTP/1.1 200 ", b"O", 0.05),
+    "header": (STATUS + b"X: ", b"x", 0.05),
+    "interim": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, 0.0),
+    "redirect": (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", b"x" * CHUNK, 0.0),
+    "chunk size": (CHUNKED, b"0", 0.05),
+    "trailer": (CHUNKED + b"1\r\nx\r\n0\r\n", b"X: y\r\n" * 100, 0.0),
+}
+
+
+@pytest.mark.parametrize("where", DRIPPING)
+def test_a_server_that_drips_is_left(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     monkeypatch.setattr(fetch, "SPEED_WINDOW", 0.2)
+    monkeypatch.setattr(connection, "PATIENCE", 0.2)
+    monkeypatch.setattr(fetch, "ATTEMPTS", 2)
+    stopped = threading.Event()
+
+    def drip(handler: Handler) -> None:
+        begin, more, pause = DRIPPING[where]
+        with suppress(OSError):
+            handler.wfile.write(begin)
+            while not stopped.wait(pause):
+                handler.wfile.write(more)
+        handler.close_connection = True
+
     bad, first = simple(server, "/first.zip")
-    bad.first = [drip] * ATTEMPTS
+    bad.first = [drip] * 2
     _, second = simple(server, "/second.zip")
-    begin = time.monotonic()
-    assert contents(get(source_of(ENTRY, first, second), tmp_path)) == IMAGES
-    assert time.monotonic() - begin < 15 and len(server.requests("/first.zip")) == ATTEMPTS
+    given_up = threading.Timer(20, stopped.set)
+    given_up.start()
+    try:
+        assert contents(get(source_of(ENTRY, first, second), tmp_path)) == IMAGES
+        assert not stopped.is_set()
+    finally:
+        stopped.set()
+        given_up.cancel()
 
 
 @pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "Wed, 01 Jan 99999 00:00:00 GMT"])

@@ -397,6 +397,13 @@ def test_parquet_with_wrong_checksum_or_columns(server: Server, tmp_path: Path) 
         get(source_of(ENTRY, hub(server, ENTRY, [b"no parquet"])), tmp_path)
 
 
+@pytest.mark.parametrize("listing", [b"[" * 100_000, b'[{"path": "a.parquet", "size": "x"}]', b"3", b"[]"])
+def test_a_listing_that_is_none(server: Server, tmp_path: Path, listing: bytes) -> None:
+    mirror = Mirror("m", arrange="parquet", listing=server.serve("/list", listing), resolve=server.url("/"))
+    with pytest.raises(AidgnError, match="list"):
+        get(source_of(ENTRY, mirror), tmp_path)
+
+
 def test_without_pyarrow_the_next_mirror_is_tried(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,6 +546,15 @@ def test_sources_are_well_formed() -> None:
                 )
             for known in mirror.names.values():
                 assert known in (*source.info.domains, *source.info.classes)
+
+
+def test_few_files_have_no_published_checksum() -> None:
+    files = {file for source in SOURCES.values() for mirror in source.mirrors for file in mirror.files}
+    assert {file.name for file in files if not file.digest} == {
+        "vlcs-dassl.zip",
+        *("Art.tgz", "Clipart.tgz", "Product.tgz", "Real_World.tgz"),  # TLlib's OfficeHome
+        "caltech_camera_traps.json.zip",
+    }
 
 
 def test_mnist_checksums_are_torchvisions() -> None:

@@ -179,13 +179,13 @@ def list_repository(mirror: Mirror, downloads: Path, backoff: float) -> list[Fil
             File(
                 PurePosixPath(item["path"]).name,
                 (mirror.resolve + urllib.parse.quote(item["path"]),),
-                item["size"],
+                int(item["size"]),
                 f"sha256:{item['lfs']['oid']}" if item.get("lfs") else "",
             )
             for item in json.loads(path.read_bytes())
             if item["path"].endswith(".parquet")
         ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MirrorError(f"{mirror.listing} sent no list of files ({error!r})") from error
     if not files:
         raise MirrorError(f"{mirror.listing} lists no parquet files")

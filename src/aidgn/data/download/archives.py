@@ -5,7 +5,6 @@ import shutil
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,20 +13,10 @@ from typing import IO
 
 from aidgn.data.download.connection import MirrorError
 from aidgn.data.download.http import CHUNK, translate_os_errors
+from aidgn.errors import AidgnError
 
 LARGEST_HEADER = 1 << 20  # bytes of a tar header: Python's tarfile reads each into memory
 GZIP = b"\x1f\x8b"
-DAMAGE = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    gzip.BadGzipFile,
-    zlib.error,
-    EOFError,
-    NotImplementedError,  # a zip compressed in another way
-    RecursionError,  # headers within headers
-    UnicodeError,
-)
-
 
 class DamagedFile(MirrorError):
     """A downloaded file cannot be read, so it must not count as downloaded the next time."""
@@ -76,7 +65,9 @@ def damage_named(archive: Path) -> Iterator[None]:
     """Turn the errors of damaged archives in this block into one that names the archive."""
     try:
         yield
-    except DAMAGE as error:
+    except (AidgnError, MirrorError):
+        raise
+    except Exception as error:  # zipfile, tarfile and the decompressors fail with exceptions of all kinds
         raise DamagedFile(archive, f"damaged or no archive ({error})") from error
 
 

@@ -2,6 +2,7 @@
 
 import email.utils
 import http.client
+import io
 import socket
 import ssl
 import time
@@ -9,9 +10,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from email.message import Message
+from functools import partial
 from html.parser import HTMLParser
+from typing import Any
 
 TIMEOUT = 30.0  # seconds without a byte
+PATIENCE = 60.0  # seconds for the header of a response, redirects included
 LARGEST_PAGE = 1 << 20
 
 
@@ -52,6 +56,55 @@ def connection_error(error: Exception) -> MirrorError | TransferError:
     return TransferError(f"could not be reached ({reason or type(error).__name__})")
 
 
+class TimedResponse(http.client.HTTPResponse):
+    """A response that cannot be read after its deadline, however steadily the server drips.
+
+    The timeout of a socket starts again with every byte. This deadline covers whatever http.client reads: endless
+    headers, interim responses, sizes of chunks and trailers.
+    """
+
+    def __init__(self, sock: socket.socket, *arguments: Any, deadline: float, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.deadline = deadline
+        self.fp = io.BufferedReader(TimedReader(self.fp.detach(), self))  # type: ignore[attr-defined]
+
+
+class TimedReader(io.RawIOBase):
+    """The socket of a `TimedResponse`."""
+
+    def __init__(self, raw: io.RawIOBase, response: TimedResponse) -> None:
+        self.raw = raw
+        self.response = response
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if time.monotonic() > self.response.deadline:
+            raise TimeoutError("the server sends next to nothing")
+        return self.raw.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
+
+    def close(self) -> None:
+        self.raw.close()
+        super().close()
+
+
+class TimedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Open connections whose responses are read until the deadline at most."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__()
+        self.deadline = deadline
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **http_conn_args: Any) -> http.client.HTTPResponse:
+        def connect(*host: Any, **settings: Any) -> http.client.HTTPConnection:
+            connection: http.client.HTTPConnection = http_class(*host, **settings)
+            connection.response_class = partial(TimedResponse, deadline=self.deadline)  # type: ignore[assignment]
+            return connection
+
+        return super().do_open(connect, req, **http_conn_args)  # type: ignore[arg-type]
+
+
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follow redirects, except from https to an address that anybody on the way could answer for."""
 
@@ -59,6 +112,7 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
         self, request, response, code, reason, headers, url
     ) -> urllib.request.Request | None:
         check_address(url, request.full_url)
+        response.close()  # otherwise urllib reads the body, which may never end
         return super().redirect_request(request, response, code, reason, headers, url)
 
 
@@ -71,7 +125,7 @@ def check_address(url: str, previous: str) -> None:
         raise MirrorError(f"leads to {url}, which is not encrypted; refused")
 
 
-def open_url(url: str, offset: int, validator: str | None, asks: bool) -> tuple[http.client.HTTPResponse, bool]:
+def open_url(url: str, offset: int, validator: str | None, asks: bool) -> tuple[TimedResponse, bool]:
     """Request a file from byte `offset` on, and confirm a page that asks to (Google Drive, for large files).
 
     Args:
@@ -86,7 +140,8 @@ def open_url(url: str, offset: int, validator: str | None, asks: bool) -> tuple[
     headers = {"User-Agent": "aidgn", "Accept-Encoding": "identity"}
     ranged = {"Range": f"bytes={offset}-"} if offset else {}
     ranged |= {"If-Range": validator} if offset and validator else {}
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), SafeRedirects())
+    timed = TimedHandler(time.monotonic() + PATIENCE)
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), SafeRedirects(), timed)
     previous = url
     for hop in range(3):
         check_address(url, previous)

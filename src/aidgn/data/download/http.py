@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aidgn.data.download.connection import (
     MirrorError,
+    TimedResponse,
     TransferError,
     connection_error,
     open_url,
@@ -31,8 +32,8 @@ CHUNK = 1 << 16
 ATTEMPTS = 5  # failures in a row without progress
 PROGRESS = 1 << 20  # bytes after which the failures are counted from the start
 LONGEST_WAIT = 60.0  # seconds, whatever the server asks for
-SLOWEST = 1000  # bytes a second, averaged over SPEED_WINDOW
 SPEED_WINDOW = 60.0  # seconds
+LEAST = 60_000  # bytes in SPEED_WINDOW
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def check_total(total: int | None, done: int, file: File, part: Path) -> None:
 
 
 def append_response(
-    response: http.client.HTTPResponse,
+    response: TimedResponse,
     part: Path,
     done: int,
     total: int | None,
@@ -204,12 +205,14 @@ def append_response(
     on_progress: OnProgress | None,
 ) -> int:
     """Append a response to the unfinished file; return the file's size. Give up a server that sends next to nothing."""
-    window_start = time.monotonic()
-    window_done = done
+    expected = done
     with translate_os_errors(part):
         output = open_no_link(part, "ab")
     with output:
         while True:
+            if done >= expected:
+                expected = done + LEAST
+                response.deadline = time.monotonic() + SPEED_WINDOW
             if on_progress:
                 on_progress(done, total)
             try:
@@ -223,12 +226,6 @@ def append_response(
                 raise too_much(file, part)
             with translate_os_errors(part):
                 output.write(chunk)
-            seconds = time.monotonic() - window_start
-            if seconds > SPEED_WINDOW:
-                if done - window_done < SLOWEST * seconds:
-                    raise TransferError(f"sends less than {SLOWEST} bytes a second")
-                window_start = time.monotonic()
-                window_done = done
         with translate_os_errors(part):
             output.flush()
     return done

@@ -101,12 +101,14 @@ VLCS = Source(
     ),
 )
 
+OFFICE_HOME_DIGEST = "md5:b1c14819770c4448fd5b6d931031c91c"  # both copies are the same archive
 OFFICE_HOME_AUTHORS = drive(
-    "OfficeHomeDataset_10072016.zip", "0B81rNlvomiwed0V1YUxQdC1uOTg", resource_key="0-2SNWq0CDAuWOBRRBL7ZZsw"
+    "OfficeHomeDataset_10072016.zip",
+    "0B81rNlvomiwed0V1YUxQdC1uOTg",
+    OFFICE_HOME_DIGEST,
+    resource_key="0-2SNWq0CDAuWOBRRBL7ZZsw",
 )
-OFFICE_HOME_DOMAINBED = drive(
-    "office_home.zip", "1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC", "md5:b1c14819770c4448fd5b6d931031c91c"
-)
+OFFICE_HOME_DOMAINBED = drive("office_home.zip", "1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC", OFFICE_HOME_DIGEST)
 OFFICE_HOME_TLLIB = {
     "Art.tgz": "4691878067d04755beab",
     "Clipart.tgz": "0d41e7da4558408ea5aa",
@@ -139,7 +141,12 @@ CAMERA_TRAPS = File(
     size=6_492_615_601,
     digest="md5:8143c17aa2a12872b66f284ff211531f",
 )
-ECCV_ANNOTATIONS = File("eccv_18_annotations.tar.gz", (f"{LILA}/eccv_18_annotations.tar.gz",), size=2_997_071)
+ECCV_ANNOTATIONS = File(
+    "eccv_18_annotations.tar.gz",
+    (f"{LILA}/eccv_18_annotations.tar.gz",),
+    size=2_997_071,
+    digest="md5:66a1f481b44aa1edadf75c9cfbd27aba",
+)
 ALL_ANNOTATIONS = File(
     "caltech_camera_traps.json.zip",
     tuple(f"{host}/labels/caltech_camera_traps.json.zip" for host in (LILA, LILA_AZURE)),
@@ -165,12 +172,26 @@ TERRA_INCOGNITA = Source(
 )
 
 
-def bu(path: str, digest: str = "") -> File:
+def bu(path: str, digest: str) -> File:
     """Describe a file of DomainNet at Boston University."""
     address = f"csr.bu.edu/ftp/visda/2019/multi-source/{path}"
     return File(path.rpartition("/")[2], (f"https://{address}", f"http://{address}"), digest=digest)
 
 
+DOMAIN_NET_LISTS = {
+    "clipart_train.txt": "b4349693a7f9c05c53955725c47ed6cb",
+    "infograph_train.txt": "379b50054f4ac2018dca4f89421b92d9",
+    "painting_train.txt": "7db0e7ca73ad9982f6e1f7f3ef372c0a",
+    "quickdraw_train.txt": "b732ced3939ac8efdd8c0a889dca56cc",
+    "real_train.txt": "8ebf02c2075fadd564705f0dc7cd6291",
+    "sketch_train.txt": "1233bd18aa9a8a200bf4cecf1c34ef3e",
+    "clipart_test.txt": "f5ddbcfd657a3acf9d0f7da10db22565",
+    "infograph_test.txt": "779626b50869edffe8ea6941c3755c71",
+    "painting_test.txt": "232b35dc53f26d414686ae579e38d9b5",
+    "quickdraw_test.txt": "c1a828fdfe216fb109f1c0083a252c6f",
+    "real_test.txt": "6098816791c3ebed543c71ffa11b9054",
+    "sketch_test.txt": "d8a222e4672cfd585298aa14d02ea441",
+}
 DOMAIN_NET = Source(
     DATASETS["DomainNet"],
     unpacked=19_000_000_000,
@@ -187,11 +208,7 @@ DOMAIN_NET = Source(
                 bu("quickdraw.zip", "sha512:127cce1dd57fc99992f8614de77d03ae8ed6af242973f7a013ec0a"),
                 bu("real.zip", "sha512:751713d4592d1278b50bf69787988cfae280cabdac80ee34ec4016e"),
                 bu("sketch.zip", "sha512:369b8b6d78ac61bfcc85f660d878ba5fc701524b82bbc2eb65ca9a"),
-                *(
-                    bu(f"domainnet/txt/{domain}_{split}.txt")
-                    for split in ("train", "test")
-                    for domain in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-                ),
+                *(bu(f"domainnet/txt/{name}", f"md5:{digest}") for name, digest in DOMAIN_NET_LISTS.items()),
             ),
             arrange="listed_folders",
         ),
