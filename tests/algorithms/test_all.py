@@ -1,5 +1,6 @@
 """What holds for every algorithm: it runs, continues where it was killed, and its hyper-parameters are in order."""
 
+import copy
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from aidgn.algorithms import ALGORITHMS, Algorithm, create
 from aidgn.algorithms.base import domain_ids
 from aidgn.algorithms.search_space import Distribution, uniform
 from aidgn.errors import AidgnError
+from aidgn.training.featurizer import Featurizer
 
 NAMES = list(ALGORITHMS)
 
@@ -163,6 +165,51 @@ def test_passes_that_do_not_train_the_featuriser_keep_nothing_for_gradients(
         seen.clear()
         algorithm.update(batches(toy, step))
         assert seen == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frozen_featurizer_and_its_optimizer_state_wait(toy: SimpleNamespace, name: str) -> None:
+    algorithm = build(toy, name, weight_decay=0.1)
+    network = algorithm.featurizer
+    algorithm.featurizer = Featurizer(network, "float32")
+    algorithm.featurizer.frozen = True
+    before, head = copy.deepcopy(network.state_dict()), copy.deepcopy(algorithm.classifier.state_dict())
+
+    def moments() -> list[dict]:
+        optimizer = algorithm.optimizers["main"]
+        return [optimizer.state[weight] for weight in network.parameters() if optimizer.state[weight]]
+
+    for step in range(4):
+        algorithm.update(batches(toy, step))
+    assert_identical(network.state_dict(), before)
+    assert not moments()
+    assert not torch.equal(next(iter(head.values())), next(iter(algorithm.classifier.state_dict().values())))
+    algorithm.featurizer.frozen = False
+    for step in range(4, 6):
+        algorithm.update(batches(toy, step))
+    assert not torch.equal(next(iter(before.values())), next(iter(network.state_dict().values())))
+    steps = {float(state["step"]) for state in moments()}
+    assert len(steps) == 1 and steps <= {1.0, 2.0, 4.0}  # DANN trains every second time, SagNet twice
+
+
+def test_head_first_is_two_adams_one_after_the_other(toy: SimpleNamespace) -> None:
+    algorithm = toy.make("ERM", Featurizer(toy.image_network(3), "float32"))
+    network, classifier = copy.deepcopy(algorithm.featurizer.network), copy.deepcopy(algorithm.classifier)
+    head = toy.Adam(classifier.parameters(), 1e-2, 1e-3)
+    rest = toy.Adam(network.parameters(), 1e-2, 1e-3)
+    for step in range(5):
+        minibatches = toy.batches(step, shape=(3, 6, 6))
+        algorithm.featurizer.frozen = step < 3
+        algorithm.update(minibatches)
+        loss = toy.cross_entropy(
+            classifier(network(torch.cat([x for x, _ in minibatches]))), torch.cat([y for _, y in minibatches])
+        )
+        gradients = torch.autograd.grad(loss, [*head.parameters, *rest.parameters])
+        head.step(gradients[: len(head.parameters)])
+        if step >= 3:
+            rest.step(gradients[len(head.parameters) :])
+        toy.same_weights(algorithm.featurizer.network, network)
+        toy.same_weights(algorithm.classifier, classifier)
 
 
 @pytest.mark.parametrize(

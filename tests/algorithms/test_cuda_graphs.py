@@ -27,8 +27,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("warm_start", [0, 3])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_updates_are_those_of_the_plain_network(toy: SimpleNamespace, name: str, weights: Path) -> None:
+def test_updates_are_those_of_the_plain_network(
+    toy: SimpleNamespace, name: str, warm_start: int, weights: Path
+) -> None:
     device = torch.device("cuda")
     network = create_featurizer(
         BACKBONE, weights, 3 + ALGORITHMS[name].extra_channels, choose_precision("float32", device), device
@@ -40,6 +43,7 @@ def test_updates_are_those_of_the_plain_network(toy: SimpleNamespace, name: str,
         batch = [(x.to(device, torch.float32), y.to(device)) for x, y in toy.batches(step, (8, 8, 8), (3, 64, 64))]
         terms = []
         for algorithm in (graphs, plain):
+            algorithm.featurizer.frozen = step < warm_start
             toy.seed(step)
             torch.compiler.cudagraph_mark_step_begin()
             terms.append(algorithm.update(batch))

@@ -28,6 +28,7 @@ EXAMPLES = {
     "average": "sma:20",
     "schedule": "halve:4,6",
     "warmup": 2,
+    "warm_start": 3,
     "augment_validation": True,
     "evaluate_source_in": True,
     "skip_broken": True,

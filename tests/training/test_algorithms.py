@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aidgn.algorithms import ALGORITHMS
+from aidgn.errors import ParameterError
 from aidgn.runs.checkpoints import read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
@@ -29,7 +30,13 @@ class Stop(Exception):
 
 
 def check(
-    algorithm: str, cuts: tuple[int, ...], out: Path, steps: int = 4, every: int = 2, average: str | None = None
+    algorithm: str,
+    cuts: tuple[int, ...],
+    out: Path,
+    steps: int = 4,
+    every: int = 2,
+    average: str | None = None,
+    warm_start: int = 0,
 ) -> None:
     """The run in one go, and the run that is thrown over after each of these steps, right after a save."""
     spec = RunSpec(
@@ -39,6 +46,7 @@ def check(
         steps=steps,
         eval_every=every,
         average=average,
+        warm_start=warm_start,
         hyper_parameters={"batch_size": 4, "resnet_dropout": 0.1, **BUSY.get(algorithm, {})},
     )
 
@@ -89,3 +97,28 @@ def test_continued_average_is_uninterrupted(
 
     monkeypatch.setattr(SMA, "start", 2)
     check(algorithm, (3, 7, 9), tmp_path, average=average, steps=10)
+
+
+@pytest.mark.parametrize("average", [None, "sma:1"])
+def test_continued_warm_start_is_uninterrupted(average: str | None, tmp_path: Path) -> None:
+    check("AIDGN", (2, 4, 5), tmp_path, average=average, steps=6, warm_start=4)
+
+
+def test_warm_start_trains_the_head_alone(tmp_path: Path) -> None:
+    folders = {
+        (steps, warm_start): train(
+            RunSpec("digits", "ERM", "chalk", steps=steps, eval_every=steps, warm_start=warm_start),
+            tmp_path,
+            device="cpu",
+        )
+        for steps, warm_start in ((4, 3), (5, 3), (4, 0))
+    }
+    first, later, without = (read_weights(folder / "last.safetensors")[0] for folder in folders.values())
+    conv = next(name for name in first if name.startswith("featurizer") and first[name].dim() == 4)
+    # Adam's first step moves a weight by the learning rate at most, here after three steps of the head alone.
+    assert (first[conv] - later[conv]).abs().max() <= 1.01e-3
+    assert (first[conv] - without[conv]).abs().max() > 1.5e-3
+    assert RunFolder(folders[4, 3]).identity["warm_start"] == 3
+    assert "warm_start" not in RunFolder(folders[4, 0]).identity
+    with pytest.raises(ParameterError):
+        train(RunSpec("digits", "ERM", "chalk", steps=4, warm_start=4), tmp_path, device="cpu")

@@ -41,6 +41,30 @@ def test_running_average_is_the_mean_from_the_start_on() -> None:
         np.testing.assert_array_equal(module.weight.detach().numpy(), weight)  # the trained weights are back
 
 
+def test_steps_of_the_head_alone_are_not_averaged() -> None:
+    module, path = walk(12)
+    average = create_average("sma:2", module, warm_start=5)
+    assert average.first_step(10) == 7
+    for step, weight in enumerate(path, 1):
+        put(module, weight)
+        average.after_step(step)
+        expected = weight if step <= 7 else np.mean(path[6:step], axis=0)
+        with average.applied():
+            np.testing.assert_allclose(module.weight.detach().numpy(), expected, rtol=1e-12)
+
+
+def test_valley_begins_after_the_steps_of_the_head_alone() -> None:
+    module, path = walk(12)
+    average = create_average("swad", module, warm_start=4)
+    for step, weight in enumerate(path, 1):
+        put(module, weight)
+        average.after_step(step)
+        if step % 2 == 0:
+            average.after_evaluation({2: 0.1, 4: 0.2}.get(step, 1.0))
+    with average.applied():
+        np.testing.assert_allclose(module.weight.detach().numpy(), np.mean(path[4:], axis=0), rtol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["ema", ":3"])
 def test_other_averages_are_refused(name: str) -> None:
     with pytest.raises(UnknownNameError) as caught:

@@ -50,6 +50,7 @@ class MLDG(Algorithm):
         optimizer = self.optimizers["main"]
         total_loss = torch.zeros((), device=minibatches[0][1].device)
         live = self.live_batch_norms()
+        reached: set[int] = set()  # parameters with a gradient: in a warm start, those of the head
         optimizer.zero_grad()
         torch._foreach_zero_(inner.total)
 
@@ -66,6 +67,7 @@ class MLDG(Algorithm):
                 if parameter.grad is not None
             ]
             torch._foreach_add_([total for total, _ in used], [grad for _, grad in used], alpha=weight)
+            reached.update(id(parameter) for parameter in inner.parameters if parameter.grad is not None)
             total_loss = total_loss + weight * loss.detach()
 
         for i, j in self.pairs():
@@ -82,7 +84,7 @@ class MLDG(Algorithm):
                 buffer.copy_(saved)
 
         for parameter, total in zip(inner.parameters, inner.total, strict=True):
-            parameter.grad = total
+            parameter.grad = total if id(parameter) in reached else None
         optimizer.step()
         optimizer.zero_grad()
         return {"loss": total_loss}

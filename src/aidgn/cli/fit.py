@@ -38,6 +38,7 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     "average",
     "schedule",
     "warmup",
+    "warm_start",
     steps="by the number of images",
     image_size="224; less for small pictures",
     backbone="resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures",

@@ -155,6 +155,13 @@ class RunOptions:
     warmup: int = option(
         0, "Raise the learning rate to its value over the first N steps", default_help="0", minimum=0, must_match=True
     )
+    warm_start: int = option(
+        0,
+        "Train the head alone for the first N steps, then the whole network",
+        default_help="0",
+        minimum=0,
+        must_match=True,
+    )
     augment_validation: bool = option(
         False, "Validate on augmented images, as DomainBed does.", must_match=True, identity="always"
     )

@@ -69,8 +69,9 @@ class RunSpec(RunOptions):
         use_milestones = algorithm.lr_milestones and self.schedule is None
         milestones = dataset.info.lr_milestones if use_milestones else ()
         steps = dataset.info.steps if self.steps is None else self.steps
-        if self.warmup >= steps:
-            raise ParameterError("warmup", self.warmup, f"fewer than the {plural(steps, 'step')} of the run")
+        for name in ("warmup", "warm_start"):
+            if options[name] >= steps:
+                raise ParameterError(name, options[name], f"fewer than the {plural(steps, 'step')} of the run")
         return replace(
             replace(self, **options),
             algorithm=canonical(self.algorithm),

@@ -21,11 +21,13 @@ class WeightAverage(ABC):
 
     Args:
         module: The module; only parameters with gradients are averaged.
+        warm_start: Number of first steps that train the head alone. They are left out: the first of `add` follows.
     """
 
     needs_validation_loss = False  # whether `after_evaluation` wants the loss on the sources' validation splits
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, warm_start: int = 0):
+        self.warm_start = warm_start
         self.parameters: Weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.average = _copy(self.parameters)
         self.count = 0  # weights in the average
@@ -34,9 +36,16 @@ class WeightAverage(ABC):
     def first_step(self, eval_every: int) -> int:
         """Return the earliest step after which the average may be one of several steps."""
 
-    @abstractmethod
     def after_step(self, step: int) -> None:
-        """Take note of the weights after a step."""
+        """Take note of the weights after a step of the run."""
+        if step > self.warm_start:
+            self.add(step - self.warm_start)
+        else:
+            _mix(self.average, self.parameters, 1.0)
+
+    @abstractmethod
+    def add(self, step: int) -> None:
+        """Take note of the weights after a step, counted from the end of the warm start."""
 
     def after_evaluation(self, validation_loss: float) -> None:  # noqa: B027
         """Take note of the loss on the sources' validation splits."""
@@ -69,19 +78,20 @@ class SMA(WeightAverage):
 
     Args:
         module: The module; only parameters with gradients are averaged.
-        start: First step whose weights are averaged.
+        warm_start: Number of first steps that train the head alone.
+        start: First step whose weights are averaged, counted from the end of the warm start.
     """
 
     start = 100
 
-    def __init__(self, module: nn.Module, start: int | None = None):
-        super().__init__(module)
+    def __init__(self, module: nn.Module, warm_start: int = 0, start: int | None = None):
+        super().__init__(module, warm_start)
         self.start = start or self.start
 
     def first_step(self, eval_every: int) -> int:
-        return self.start
+        return self.warm_start + self.start
 
-    def after_step(self, step: int) -> None:
+    def add(self, step: int) -> None:
         self.count = self.count + 1 if step > self.start else 1
         _mix(self.average, self.parameters, 1 / self.count)
 
@@ -98,8 +108,8 @@ class SWAD(WeightAverage):
     needs_validation_loss = True
     n_converge, n_tolerance, tolerance = 3, 6, 0.3
 
-    def __init__(self, module: nn.Module):
-        super().__init__(module)
+    def __init__(self, module: nn.Module, warm_start: int = 0):
+        super().__init__(module, warm_start)
         self.segment = _copy(self.parameters)  # the average since the last evaluation
         self.segment_count = 0
         self.waiting: list[dict[str, Any]] = []  # segments that may or may not belong to the valley
@@ -107,15 +117,17 @@ class SWAD(WeightAverage):
         self.ended = False
 
     def first_step(self, eval_every: int) -> int:
-        return (self.n_converge - 1) * eval_every
+        return self.warm_start + (self.n_converge - 1) * eval_every
 
-    def after_step(self, step: int) -> None:
+    def add(self, step: int) -> None:
         self.segment_count += 1
         _mix(self.segment, self.parameters, 1 / self.segment_count)
         if self.limit is None:
             _mix(self.average, self.parameters, 1.0)
 
     def after_evaluation(self, validation_loss: float) -> None:
+        if self.segment_count == 0:  # within the warm start
+            return
         self.waiting.append({"loss": validation_loss, "weights": _copy(self.segment), "count": self.segment_count})
         self.segment_count = 0
         if self.ended:
@@ -157,12 +169,12 @@ class SWAD(WeightAverage):
 AVERAGES: dict[str, type[WeightAverage]] = {"sma": SMA, "swad": SWAD}
 
 
-def create_average(name: str, module: nn.Module) -> WeightAverage:
-    """Create the average of this name: `sma`, `swad`, or `sma:N` from step N on."""
+def create_average(name: str, module: nn.Module, warm_start: int = 0) -> WeightAverage:
+    """Create the average of this name: `sma`, `swad`, or `sma:N` from step N after the warm start on."""
     method, _, start = name.partition(":")
     if method not in AVERAGES:
         raise UnknownNameError("average", name, AVERAGES)
-    return SMA(module, int(start)) if start else AVERAGES[method](module)
+    return SMA(module, warm_start, int(start)) if start else AVERAGES[method](module, warm_start)
 
 
 def _copy(weights: Weights) -> Weights:

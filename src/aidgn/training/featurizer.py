@@ -77,6 +77,8 @@ class NetworkRunner:
 class Featurizer(nn.Module):
     """Images [B, channels, H, W] to features [B, num_features] in float32.
 
+    While `frozen` is true, the network gets no gradients, so that optimizers leave it and its state alone.
+
     Args:
         network: Backbone with `num_features`.
         precision: Name in `aidgn.devices.PRECISIONS`.
@@ -89,9 +91,14 @@ class Featurizer(nn.Module):
         self.num_features = int(getattr(network, "num_features", 0))
         self.runner = NetworkRunner(network, precision, compiled)
         self._auxiliary: NetworkRunner | None = None
+        self.frozen = False
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.runner(x)
+        if not self.frozen:
+            return self.runner(x)
+        with torch.no_grad():
+            features = self.runner(x)
+        return features.requires_grad_(torch.is_grad_enabled())  # some objectives differentiate by features
 
     def auxiliary(self, network: nn.Module) -> NetworkRunner:
         """Wrap an auxiliary network with the same precision and compilation.

@@ -27,6 +27,7 @@ from aidgn.training.averaging import create_average
 from aidgn.training.compile import build_transforms
 from aidgn.training.errors import NotFinite, explain_out_of_memory, report_custom_errors
 from aidgn.training.evaluation import SplitEvaluator
+from aidgn.training.featurizer import Featurizer
 from aidgn.training.interrupt import stoppable
 from aidgn.training.loss_terms import LossTerms, check_term_names
 from aidgn.training.random_state import random_state, seed_generators, set_random_state
@@ -194,7 +195,7 @@ class Trainer:
         self.batch_size = int(algorithm.hparams.batch_size)
         self.sampler = BatchSampler(pools, self.batch_size, seed)
         self.steps_per_epoch = min(map(len, pools)) / self.batch_size
-        self.average = create_average(spec.average, algorithm) if spec.average else None
+        self.average = create_average(spec.average, algorithm, spec.warm_start) if spec.average else None
         self.step = 0
         self.terms = LossTerms(images.device, self.steps)
         self.terms_checked = False
@@ -220,6 +221,8 @@ class Trainer:
         )
         if factor != self.algorithm.lr_factor:
             self.algorithm.scale_lr(factor)
+        if isinstance(self.algorithm.featurizer, Featurizer):
+            self.algorithm.featurizer.frozen = self.step < self.spec.warm_start
         if self.images.device.type == "cuda":  # elsewhere it would import the compiler, a second, for nothing
             torch.compiler.cudagraph_mark_step_begin()
         terms = self.algorithm.update(minibatches)
