@@ -1,6 +1,9 @@
 """Devices and precisions by name. PyTorch is imported when one is chosen: listing the names takes no time."""
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aidgn.errors import ParameterError
@@ -34,6 +37,9 @@ def choose_device(name: str = "auto") -> "torch.device":
     """Return the device of this name, after checking that it works; `auto` is the GPU if there is one."""
     import torch
 
+    allowed = limit_threads(torch.get_num_threads())
+    if allowed < torch.get_num_threads():
+        torch.set_num_threads(allowed)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.split(":")[0] not in ("cpu", "cuda"):
@@ -44,6 +50,25 @@ def choose_device(name: str = "auto") -> "torch.device":
     except (RuntimeError, AssertionError) as error:
         raise ParameterError("device", name, f"a device that works ({str(error).splitlines()[0]})") from None
     return device
+
+
+def limit_threads(count: int) -> int:
+    """Return `count`, or `OMP_THREAD_LIMIT` if it is lower: with more threads than OpenMP grants, convolutions hang."""
+    with suppress(ValueError):  # OpenMP ignores an invalid limit too
+        limit = int(os.environ.get("OMP_THREAD_LIMIT", count))
+        return min(count, limit) if limit > 0 else count
+    return count
+
+
+def describe_cpu() -> str:
+    """Return what the last digits of sums on the CPU depend on: instruction set and model, such as "AVX2, AMD EPYC"."""
+    import torch
+
+    with suppress(OSError):  # Linux only
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return f"{torch.backends.cpu.get_cpu_capability()}, {line.partition(':')[2].strip()}"
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def choose_precision(name: str, device: "torch.device") -> str:

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from aidgn.devices import describe_cpu
 from aidgn.errors import AidgnError
 from aidgn.runs.checkpoints import DamagedFile, read_weights
 from aidgn.runs.folder import RunFolder, RunWriter
@@ -150,6 +151,35 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(undisturbed: Path, start: Sta
     _, errors = process.communicate(timeout=300)
     assert process.returncode != 0 and "The same command continues" in errors
     assert without_times(train(spec(), tmp_path, device="cpu")) == without_times(undisturbed)
+
+
+def test_another_processor_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = interrupted(tmp_path)
+    before = folder.metadata.to_dict()
+    assert before["cpu"] == describe_cpu()
+    (folder.path / "run.json").write_text(json.dumps({**before, "cpu": "AVX9, Another"}))
+    train(spec(), tmp_path, device="cpu")
+    (warning,) = caplog.messages
+    assert "AVX9, Another" in warning and describe_cpu() in warning
+    assert "AVX9, Another" in folder.log_file.read_text()
+
+
+@pytest.mark.parametrize("cpu", ["", None])
+def test_the_same_processor_or_none_known_is_silent(
+    cpu: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = interrupted(tmp_path)
+    if cpu is not None:  # as version 0.1.0 wrote it
+        (folder.path / "run.json").write_text(json.dumps({**folder.metadata.to_dict(), "cpu": cpu}))
+    train(spec(), tmp_path, device="cpu")
+    assert not caplog.messages
+
+
+def test_a_run_from_the_beginning_describes_this_processor(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path)
+    (folder.path / "run.json").write_text(json.dumps({**folder.metadata.to_dict(), "cpu": "AVX9, Another"}))
+    folder.state.unlink()
+    assert RunFolder(train(spec(), tmp_path, device="cpu")).metadata.cpu == describe_cpu()
 
 
 def shapes(*folders: Path) -> None:

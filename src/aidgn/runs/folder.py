@@ -210,8 +210,8 @@ class RunWriter(RunFolder):
         return stale
 
     def write_metadata(self, metadata: RunMetadata) -> None:
-        """Write run.json, unless it exists."""
-        if self.enabled and not self.exists:
+        """Write run.json."""
+        if self.enabled:
             write_text(self.metadata_file, json.dumps(metadata.to_dict(), indent=1) + "\n")
 
     def remove_temp_files(self) -> None:

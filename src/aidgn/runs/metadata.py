@@ -40,6 +40,7 @@ class RunMetadata:
         precision: Arithmetic of the training.
         threads: Number of CPU threads. Sums depend on it, so a continued run uses the same number.
         device: Name of the device.
+        cpu: Instruction set and model of the CPU. Sums on the CPU depend on them.
         aidgn: Version of aidgn.
         torch: Version of PyTorch.
         python: Version of Python.
@@ -57,6 +58,7 @@ class RunMetadata:
     precision: str = ""
     threads: int | None = None
     device: str = ""
+    cpu: str = ""
     aidgn: str = ""
     torch: str = ""
     python: str = ""

@@ -13,6 +13,7 @@ from aidgn.algorithms import Algorithm, find
 from aidgn.algorithms.annealed import Annealed
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.loader import DeviceImageStore
+from aidgn.devices import describe_cpu, limit_threads
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.spec import RunSpec
@@ -49,8 +50,8 @@ def create_algorithm(
     return algorithm.train()
 
 
-def set_threads(recorded: int | None, small: bool, processes: int) -> int:
-    """Set the number of CPU threads and return that of the run.
+def share_threads(recorded: int | None, small: bool, processes: int) -> int:
+    """Set the number of CPU threads of this process and return that of the run.
 
     Sums on the CPU depend on the number of threads, so it belongs to the run, wherever the run is continued.
 
@@ -60,8 +61,10 @@ def set_threads(recorded: int | None, small: bool, processes: int) -> int:
         processes: Processes that share the threads.
     """
     threads = recorded or (1 if small else THREADS)
-    torch.set_num_threads(max(threads // processes, 1))
-    return threads
+    wanted = max(threads // processes, 1)
+    allowed = limit_threads(wanted)
+    torch.set_num_threads(allowed)
+    return threads if allowed == wanted else allowed * processes
 
 
 def describe_device(device: torch.device, count: int = 1) -> str:
@@ -87,6 +90,7 @@ def describe_run(
         precision=identity["precision"],
         threads=threads,
         device=describe_device(device),
+        cpu=describe_cpu(),
         aidgn=aidgn.__version__,
         torch=str(torch.__version__),
         python=platform.python_version(),
@@ -151,3 +155,25 @@ def warn_before_start(
     if folder.exists and folder.last.exists():
         folder.log(f"{folder.last.name} is damaged: the run is not finished")
         log.warning("%s is damaged: the run is trained again, from the last saved state if there is one.", folder.last)
+
+
+def warn_of_changes(folder: RunWriter, now: RunMetadata) -> None:
+    """Warn of a run that continues on another device, processor, number of threads or PyTorch; rank 0 only."""
+    if distributed.rank() > 0:
+        return
+    before = folder.metadata
+    names = ["device", "torch"]
+    if now.device.endswith("CPU"):
+        names += ["cpu", "threads"]
+    changes = [
+        f"{name} was {getattr(before, name)} and is {getattr(now, name)}"
+        for name in names
+        if getattr(before, name) not in (None, "", getattr(now, name))
+    ]
+    if changes:
+        folder.log(f"continues elsewhere: {'; '.join(changes)}")
+        log.warning(
+            "This run continues elsewhere: %s. It goes on, but its last digits will differ from those of a run that "
+            "was not interrupted.",
+            "; ".join(changes),
+        )

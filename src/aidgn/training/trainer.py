@@ -120,14 +120,18 @@ def train(
         folder.check_identity(identity)
         if folder.exists and folder.finished:  # by another process in the meantime
             return folder.path
-        threads = setup.set_threads(folder.metadata.threads if folder.exists else None, dataset.small, devices)
+        threads = setup.share_threads(folder.metadata.threads if folder.exists else None, dataset.small, devices)
         seed_generators(spec.seed(dataset))
         algorithm = setup.create_algorithm(spec, len(dataset.classes), num_sources, precision, first_device)
         images = setup.load_images(prepared, first_device)
         trainer = Trainer(spec, algorithm, images, setup.record_args(spec, prepared, identity))
         setup.warn_before_start(spec, algorithm, trainer.average, folder, identity)
-        folder.write_metadata(setup.describe_run(spec, prepared, identity, threads, first_device))
+        metadata = setup.describe_run(spec, prepared, identity, threads, first_device)
         trainer.restore(folder)
+        if trainer.step:
+            setup.warn_of_changes(folder, metadata)
+        else:
+            folder.write_metadata(metadata)
         hardware = setup.describe_device(first_device, devices)
         verb = "continued" if trainer.step else "started"
         folder.log(

@@ -1,0 +1,45 @@
+"""Devices: threads within OpenMP's limit, and what a processor is called."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aidgn.devices import describe_cpu, limit_threads
+
+CONVOLUTIONS = """
+import torch
+from aidgn.devices import choose_device
+from aidgn.training.setup import share_threads
+
+def convolve():
+    torch.nn.Conv2d(3, 64, 7)(torch.randn(8, 3, 224, 224)).sum().backward()
+    print(torch.get_num_threads())
+
+choose_device("cpu")
+convolve()
+print(share_threads(2, False, 1))  # a run that was begun with two threads
+convolve()
+"""
+
+
+def test_a_limit_of_threads_does_not_hang() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_THREAD_LIMIT": "1"}
+    done = subprocess.run([sys.executable, "-c", CONVOLUTIONS], env=environment, capture_output=True, timeout=120)
+    assert done.stdout.split() == [b"1", b"1", b"1"], done.stderr.decode()
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("3", 3), ("8", 4), ("0", 4), ("-1", 4), ("many", 4)])
+def test_limits_of_threads(limit: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+    assert limit_threads(4) == threads
+
+
+def test_the_instruction_set_in_use_is_named() -> None:
+    """The one that PyTorch uses, not all that the processor has."""
+    code = "from aidgn.devices import describe_cpu; print(describe_cpu())"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    limited = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout
+    assert limited.split(",")[0].strip() in ("DEFAULT", "NO AVX")
+    assert limited.partition(",")[2].strip() == describe_cpu().partition(",")[2].strip()
