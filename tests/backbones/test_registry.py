@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -28,7 +29,9 @@ from aidgn.backbones import (
     preprocessing,
     weights_identity,
 )
+from aidgn.data import transforms as aug
 from aidgn.errors import ParameterError, UnknownNameError
+from aidgn.training.compile import build_transforms
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
 HE2015 = {
@@ -221,6 +224,74 @@ def test_preprocessing_is_that_of_the_library() -> None:
     with pytest.raises(UnknownNameError):
         preprocessing("resnet5")
     assert {SMALL, DEFAULT, "torchvision/resnet50"} <= set(list_backbones())
+
+
+FAMILIES = (
+    "resnet50.tv_in1k",
+    "vit_base_patch16_224.augreg_in21k",
+    "vit_small_patch14_dinov2.lvd142m",
+    "vit_small_patch16_dinov3.lvd1689m",
+    "vit_base_patch16_clip_224.openai",
+    "vit_base_patch16_siglip_224.webli",
+    "eva02_tiny_patch14_224.mim_in22k",
+    "swin_tiny_patch4_window7_224.ms_in1k",
+    "convnext_tiny.fb_in22k",
+    "maxvit_tiny_tf_224.in1k",
+    "tf_efficientnet_lite0.in1k",
+    "mobilenetv3_large_100.ra_in1k",
+    "regnety_016.tv2_in1k",
+    "resnext50_32x4d.a1h_in1k",
+    "beit_base_patch16_224.in22k_ft_in22k",
+    "deit_tiny_patch16_224.fb_in1k",
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_images_are_prepared_as_timm_does(name: str) -> None:
+    """Without timm's crop of the middle. timm rounds to whole grey levels twice, after resizing rows and columns."""
+    import timm
+
+    config = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+    ours = preprocessing(name)
+    assert (*ours.mean, *ours.std) == (*config["mean"], *config["std"]) and (3, *ours.input_size) == config[
+        "input_size"
+    ]
+    size = 64
+    config |= {"input_size": (3, size, size), "crop_pct": 1.0, "crop_mode": "squash"}
+    transform = timm.data.create_transform(**config, is_training=False)
+    _, clean = build_transforms(size, True, False, False, ours)
+    for height, width in ((97, 150), (40, 51)):
+        pixels = torch.randint(70, 186, (1, height, width, 3), dtype=torch.uint8)  # timm clamps twice, we do once
+        expected = transform(Image.fromarray(pixels[0].numpy()))
+        levels = (clean(pixels, torch.tensor([[height, width, height, width]]))[0] - expected).abs() * 255
+        assert (levels * torch.tensor(ours.std)[:, None, None]).max() < 2
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, ((0.5,) * 3, (0.5,) * 3, "bicubic")),
+        ({"input": "RGB in [0,1], ImageNet mean/std"}, (aug.MEAN, aug.STD, "bicubic")),
+        ({"mean": "[0.1, 0.2, 0.3]", "std": "[1, 2, 3]"}, ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0), "bicubic")),
+        ({"interpolation": "bilinear"}, ((0.5,) * 3, (0.5,) * 3, "bilinear")),
+    ],
+)
+def test_metadata_of_a_file_decide(metadata: dict[str, str], expected: tuple[object, ...], tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"weight": torch.zeros(1)}, path, metadata)
+    ours = preprocessing("tf_efficientnet_lite0", path)
+    assert (ours.mean, ours.std, ours.interpolation) == expected
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"mean": "0.5"}, {"mean": "[1, 2"}, {"std": "[0, 1, 1]"}, {"std": "[NaN, 1, 1]"}, {"interpolation": "lanczos"}],
+)
+def test_metadata_that_cannot_be_used(metadata: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"weight": torch.zeros(1)}, path, metadata)
+    with pytest.raises(WeightsError, match=r"weights\.safetensors"):
+        preprocessing("resnet18", path)
 
 
 class Malicious:

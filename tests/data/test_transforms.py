@@ -374,6 +374,38 @@ def test_evaluation_resizes_both_sides() -> None:
     assert ours.dtype == torch.float32 and ours.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_bicubic_weights_are_torchvisions() -> None:
+    """The products that compiled code uses, and the crop of every image; both clamp what bicubic weights overshoot."""
+    images = [noise(*size, seed) for seed, size in enumerate(SIZES)]
+    mean, std = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
+    expected = torch.stack(
+        [
+            v2.normalize(
+                v2.resize(image / 255, [SIZE, SIZE], v2.InterpolationMode.BICUBIC, antialias=True).clamp(0, 1),
+                mean,
+                std,
+            )
+            for image in images
+        ]
+    )
+    settings = {"mean": mean, "std": std, "interpolation": "bicubic"}
+    by_products = torch.compile(clean, backend="eager")
+    for function in (clean, by_products):
+        ours = function(slots(images), geometry(SIZES), SIZE, **settings)
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+    uniforms = uniform(len(images), UNIFORMS, seed=6)
+    uniforms[:, SHARES[0]] = 1  # no flip
+    uniforms[:, -SHARES[3] - SHARES[4] :] = torch.tensor([0.5] * SHARES[3] + [1])  # no jitter, no grey
+    ours = augment(slots(images), geometry(SIZES), uniforms, SIZE, **settings)
+    crops = []
+    for image, u in zip(images, uniforms.double().tolist(), strict=True):
+        box = torchvision_box(u[: SHARES[0]], *image.shape[1:])[0]
+        crop = classic.resized_crop(image / 255, *box, [SIZE, SIZE], v2.InterpolationMode.BICUBIC, antialias=True)
+        crops.append(v2.normalize(crop.clamp(0, 1), mean, std))
+    torch.testing.assert_close(ours, torch.stack(crops), atol=1e-4, rtol=0)
+
+
 def test_one_row_of_geometry_is_for_all_images() -> None:
     images = torch.randint(0, 256, (3, 12, 12, 3), dtype=torch.uint8)
     geometry = torch.tensor([[9, 11, 9, 11]])

@@ -3,10 +3,10 @@
 from aidgn.backbones.folding import fold, freeze_folded, unfold, unfuse
 from aidgn.backbones.frozen_bn import FrozenBatchNorm, freeze
 from aidgn.backbones.fused_resnet import FoldedConv2d, stem_convolution
+from aidgn.backbones.preprocessing import IMAGENET, Preprocessing
 from aidgn.backbones.registry import (
     DEFAULT,
     TORCHVISION,
-    Preprocessing,
     check_name,
     create,
     list_backbones,
@@ -26,6 +26,7 @@ from aidgn.backbones.weights import (
 
 __all__ = [
     "DEFAULT",
+    "IMAGENET",
     "SMALL",
     "TORCHVISION",
     "FoldedConv2d",

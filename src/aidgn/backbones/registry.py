@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from aidgn.backbones.frozen_bn import freeze
+from aidgn.backbones.preprocessing import Preprocessing
 from aidgn.backbones.small import SMALL, SmallConvNet
 from aidgn.backbones.weights import hub_error, hub_or_cache, load_weights, resolve_weights, summarize
 from aidgn.errors import ParameterError, UnknownNameError
@@ -18,25 +19,6 @@ DEFAULT = "resnet50.tv_in1k"
 TORCHVISION = "torchvision/"
 # Networks without a single linear layer at the end, or with auxiliary outputs in training.
 NOT_BACKBONES = ("squeezenet", "googlenet", "inception")
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How images were prepared for the published weights of a network.
-
-    Attributes:
-        mean: Mean of each channel, subtracted from images with values from 0 to 1.
-        std: Standard deviation of each channel, which divides them afterwards.
-        interpolation: Name of the resampling filter, such as `bilinear` or `bicubic`.
-        input_size: Height and width of an image.
-    """
-
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
-    interpolation: str = "bilinear"
-    input_size: tuple[int, int] = (224, 224)
 
 
 @dataclass(frozen=True)
@@ -117,8 +99,23 @@ def check_name(name: str, from_hub: bool = False) -> None:
         raise ParameterError("weights", "hub", f"none or a file, because {name} has no published weights")
 
 
-def preprocessing(name: str) -> Preprocessing:
-    """Return the preprocessing that the published weights of a backbone expect, as its library describes it."""
+def preprocessing(name: str, weights: str | Path | None = None) -> Preprocessing:
+    """Return the preprocessing that a backbone expects.
+
+    Its library describes it for the published weights; the metadata of a weights file may say otherwise.
+
+    Args:
+        name: Name of the backbone.
+        weights: `hub`, `none` or a file.
+    """
+    described = describe_preprocessing(name)
+    return described if weights in (None, "hub", "none") else described.updated(Path(str(weights)))
+
+
+def describe_preprocessing(name: str) -> Preprocessing:
+    """Return the preprocessing that the library of a backbone describes for its published weights."""
+    if name == DEFAULT:  # known without importing timm
+        return Preprocessing()
     check_name(name)
     if name == SMALL:
         return Preprocessing(input_size=(28, 28))
@@ -131,7 +128,8 @@ def preprocessing(name: str) -> Preprocessing:
     import timm
 
     config = timm.get_pretrained_cfg(name)
-    assert config is not None
+    if config is None:  # an architecture without published weights
+        return Preprocessing()
     _, height, width = config.input_size
     return Preprocessing(tuple(config.mean), tuple(config.std), config.interpolation, (height, width))
 

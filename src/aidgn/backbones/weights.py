@@ -151,18 +151,26 @@ def read_weights_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return content, metadata
 
 
+def read_file_metadata(weights: Path) -> dict[str, str]:
+    """Read the metadata of a .safetensors file; other files have none."""
+    from safetensors import SafetensorError, safe_open
+
+    if weights.suffix != ".safetensors":
+        return {}
+    try:
+        with safe_open(weights, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}  # reading the tensors reports the fault
+
+
 # The stride of He et al. ----------------------------------------------------------------------------------------------
 
 
 def is_stride_first(name: str, weights: str | Path | None) -> bool:
     """Tell whether the initial weights are a file for a ResNet with the strides of `set_stride_first`."""
-    from safetensors import safe_open
-
     weights = resolve_weights(name, weights)
-    if not isinstance(weights, Path) or weights.suffix != ".safetensors":
-        return False
-    with safe_open(weights, framework="pt") as file:
-        return _is_stride_first(file.metadata() or {})
+    return isinstance(weights, Path) and _is_stride_first(read_file_metadata(weights))
 
 
 def _is_stride_first(metadata: Mapping[str, str]) -> bool:

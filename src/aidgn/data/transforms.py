@@ -13,7 +13,7 @@ RATIO = (3 / 4, 4 / 3)  # width / height of the crop
 ATTEMPTS = 10
 JITTER = 0.3
 GREY_PROBABILITY = 0.1
-MEAN = (0.485, 0.456, 0.406)
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's, which many networks expect and not all
 STD = (0.229, 0.224, 0.225)
 
 # Uniforms of an image for its crop, flip, order of the jitter, factors of the jitter, grey.
@@ -26,10 +26,20 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 PART = (BRIGHTNESS, SATURATION, BRIGHTNESS)
 SEQUENCE = (*PART, CONTRAST, *PART, HUE, *PART, CONTRAST, *PART)
 
+Channels = tuple[float, ...]  # a number for red, green and blue
 Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue [B, H, W] in [0, 1]
 
 
-def augment(images: Tensor, geometry: Tensor, uniforms: Tensor, size: int) -> Tensor:
+def augment(
+    images: Tensor,
+    geometry: Tensor,
+    uniforms: Tensor,
+    size: int,
+    *,
+    mean: Channels = MEAN,
+    std: Channels = STD,
+    interpolation: str = "bilinear",
+) -> Tensor:
     """Augment training images; return [B, 3, size, size], float32, channels_last.
 
     Args:
@@ -37,17 +47,29 @@ def augment(images: Tensor, geometry: Tensor, uniforms: Tensor, size: int) -> Te
         geometry: Stored height and width, original height and width [B, 4].
         uniforms: Random numbers in [0, 1) [B, UNIFORMS].
         size: Side of the result.
+        mean: Subtracted from each channel, whose values go from 0 to 1.
+        std: Divides each channel afterwards.
+        interpolation: `bilinear` or `bicubic`.
     """
     crop, flip, order, factors, to_grey = uniforms.split(SHARES, dim=1)
     stored, original = geometry.split(2, dim=1)
     boxes = crop_boxes(crop, original) * (stored / original).repeat(1, 2)
-    x = resample(images, boxes, flip[:, 0] < 0.5, size)
+    x = resample(images, boxes, flip[:, 0] < 0.5, size, interpolation=interpolation)
     x = jitter(x, order, jitter_factors(factors))
     x = blend(x, grey(x), (to_grey >= GREY_PROBABILITY)[:, :, None].float())
-    return normalise(x)
+    return normalise(x, mean, std)
 
 
-def clean(images: Tensor, geometry: Tensor, size: int, *, exact_fit: bool = False) -> Tensor:
+def clean(
+    images: Tensor,
+    geometry: Tensor,
+    size: int,
+    *,
+    exact_fit: bool = False,
+    mean: Channels = MEAN,
+    std: Channels = STD,
+    interpolation: str = "bilinear",
+) -> Tensor:
     """Resize whole images for evaluation; return [B, 3, size, size].
 
     Args:
@@ -55,30 +77,39 @@ def clean(images: Tensor, geometry: Tensor, size: int, *, exact_fit: bool = Fals
         geometry: See `augment`; images of one size need only one row.
         size: Side of the result.
         exact_fit: Whether every image fills its slot and slots have this size, so that nothing is resized.
+        mean: See `augment`.
+        std: See `augment`.
+        interpolation: See `augment`.
     """
     if exact_fit:
         if images.shape[1:3] != (size, size):
             raise ValueError(f"exact_fit needs slots of {size} x {size} pixels, got {tuple(images.shape[1:3])}")
         red, green, blue = (images / 255).unbind(dim=3)
-        return normalise((red, green, blue))
+        return normalise((red, green, blue), mean, std)
     if images.device.type == "cpu" and not torch.compiler.is_compiling():  # one by one is faster than products on a CPU
         return torch.cat(
             [
-                clean_one(image[:height, :width], size)
+                normalise(resize_one(image[:height, :width], size, interpolation), mean, std)
                 for image, (height, width) in zip(images, geometry[:, :2].expand(len(images), 2).tolist(), strict=True)
             ]
         )
     stored = geometry[:, :2].float()
     boxes = torch.cat([torch.zeros_like(stored), stored], dim=1)
-    return normalise(resample(images, boxes, torch.zeros_like(geometry[:, 0], dtype=torch.bool), size))
+    flip = torch.zeros_like(geometry[:, 0], dtype=torch.bool)
+    return normalise(resample(images, boxes, flip, size, interpolation=interpolation), mean, std)
 
 
-def clean_one(image: Tensor, size: int) -> Tensor:
-    """Resize one image [H, W, 3] to [1, 3, size, size]; all of it stays in the processor's cache."""
+def resize_one(image: Tensor, size: int, interpolation: str) -> Planes:
+    """Resize one image [H, W, 3]; all of it stays in the processor's cache."""
     image = image.permute(2, 0, 1)[None].float()
-    resized = functional.interpolate(image, (size, size), mode="bilinear", antialias=True)
-    red, green, blue = (resized / 255).unbind(dim=1)
-    return normalise((red, green, blue))
+    resized = functional.interpolate(image, (size, size), mode=interpolation, antialias=True)
+    red, green, blue = limit(resized / 255, interpolation).unbind(dim=1)
+    return red, green, blue
+
+
+def limit(x: Tensor, interpolation: str) -> Tensor:
+    """Clamp values to [0, 1], which only bicubic weights leave: some of them are negative."""
+    return x.clamp(0, 1) if interpolation == "bicubic" else x
 
 
 def crop_boxes(uniforms: Tensor, sizes: Tensor) -> Tensor:
@@ -109,7 +140,14 @@ def crop_boxes(uniforms: Tensor, sizes: Tensor) -> Tensor:
     )
 
 
-def resample(images: Tensor, boxes: Tensor, flip: Tensor, size: int, dtype: torch.dtype | None = None) -> Planes:
+def resample(
+    images: Tensor,
+    boxes: Tensor,
+    flip: Tensor,
+    size: int,
+    dtype: torch.dtype | None = None,
+    interpolation: str = "bilinear",
+) -> Planes:
     """Cut boxes out of images and resize them to size x size, as products rows @ image @ columns^T.
 
     Args:
@@ -118,13 +156,14 @@ def resample(images: Tensor, boxes: Tensor, flip: Tensor, size: int, dtype: torc
         flip: Whether to mirror an image [B].
         size: Side of the result.
         dtype: Type of the products. By default float16 on CUDA (error up to about 0.12 grey levels), else float32.
+        interpolation: `bilinear` or `bicubic`.
     """
     dtype = dtype or (torch.float16 if images.is_cuda else torch.float32)
     margin = -images.shape[1] % 8  # tensor cores need rows of a multiple of 16 bytes
     images = functional.pad(images, (0, 0, 0, margin, 0, margin))
     batch, slot = images.shape[:2]
-    rows = weights(boxes[:, 0], boxes[:, 2], torch.zeros_like(flip), size, slot).to(dtype)
-    columns = weights(boxes[:, 1], boxes[:, 3], flip, size, slot).to(dtype)
+    rows = weights(boxes[:, 0], boxes[:, 2], torch.zeros_like(flip), size, slot, interpolation).to(dtype)
+    columns = weights(boxes[:, 1], boxes[:, 3], flip, size, slot, interpolation).to(dtype)
     # With the channel between row and column, both products read the memory without copies. Bytes are exact in float16,
     # and centring them halves the rounding errors of the products.
     x = images.transpose(2, 3).to(dtype, memory_format=torch.contiguous_format).sub_(128)
@@ -134,16 +173,19 @@ def resample(images: Tensor, boxes: Tensor, flip: Tensor, size: int, dtype: torc
     # PyTorch before the fix of pytorch/pytorch#190517 compiles this without a barrier, so wrong numbers may be read.
     high, wide = (matrix.sum(dim=2, dtype=torch.float32) for matrix in (rows, columns))
     x = x.reshape(batch, size, 3, size).float() / (high[:, :, None, None] * wide[:, None, None])
-    red, green, blue = ((x + 128) / 255).unbind(dim=2)
+    red, green, blue = limit((x + 128) / 255, interpolation).unbind(dim=2)
     return red, green, blue
 
 
-def weights(start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int) -> Tensor:
-    """Compute weights [B, size, slot] that resize [start, start + length) to `size` pixels, bilinear and antialiased.
+def weights(
+    start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int, interpolation: str = "bilinear"
+) -> Tensor:
+    """Compute weights [B, size, slot] that resize [start, start + length) to `size` pixels, antialiased.
 
-    Pixel i is centred at start + (i + 1/2) length / size. The weight of a neighbour is a triangle of half-width
-    max(1, length / size), times the part of the neighbour in the interval. The sum of the weights is about one, and
-    less at the ends of the interval; the caller divides by the sum.
+    Pixel i is centred at start + (i + 1/2) length / size. The weight of a neighbour is a function of its distance in
+    units of max(1, length / size), times the part of the neighbour in the interval: a triangle for `bilinear`, the
+    cubic of Keys with a = -1/2 for `bicubic`. The sum of the weights differs from one at the ends of the interval; the
+    caller divides by the sum.
     """
     start, length, flip = start[:, None, None], length[:, None, None], flip[:, None, None]
     pixel = torch.arange(slot, device=start.device)
@@ -152,7 +194,12 @@ def weights(start: Tensor, length: Tensor, flip: Tensor, size: int, slot: int) -
     centre = start + (torch.where(flip, size - 1 - i, i) + 0.5) * scale
     inside = (torch.minimum(pixel + 1, start + length) - torch.maximum(pixel, start)).clamp(0, 1)
     half = scale.clamp(min=1)
-    return (1 - (pixel + 0.5 - centre).abs() / half).clamp(min=0) * inside / half
+    distance = (pixel + 0.5 - centre).abs() / half
+    if interpolation == "bicubic":
+        near = (1.5 * distance - 2.5) * distance**2 + 1
+        far = ((2.5 - 0.5 * distance) * distance - 4) * distance + 2
+        return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0)) * inside / half
+    return (1 - distance).clamp(min=0) * inside / half
 
 
 def jitter_factors(uniforms: Tensor) -> Tensor:
@@ -232,7 +279,7 @@ def shift_hue(x: Planes, turn: Tensor) -> Planes:
     )
 
 
-def normalise(x: Planes) -> Tensor:
+def normalise(x: Planes, mean: Channels, std: Channels) -> Tensor:
     """Return (x - mean) / std per channel, [B, 3, H, W] in channels_last memory."""
-    planes = [(plane - mean) / std for plane, mean, std in zip(x, MEAN, STD, strict=True)]
+    planes = [(plane - m) / s for plane, m, s in zip(x, mean, std, strict=True)]
     return torch.stack(planes, dim=3).permute(0, 3, 1, 2)

@@ -62,7 +62,17 @@ def load_model(
         )
     network.load_state_dict(tensors, strict=False)
     novelty = load_novelty(weights, network, metadata)
-    return Model(network, label, run.classes, run.domains, run.image_size, target_device, novelty, false_alarms)
+    return Model(
+        network,
+        label,
+        run.classes,
+        run.domains,
+        run.image_size,
+        target_device,
+        novelty,
+        false_alarms,
+        find_preprocessing(run),
+    )
 
 
 def build_network(run: RunMetadata, device: torch.device, algorithm: str | None) -> Algorithm:
@@ -89,6 +99,14 @@ def build_network(run: RunMetadata, device: torch.device, algorithm: str | None)
     featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
     hyper_parameters = resolve(name, algorithm_type.search_space, {**identity["hyper_parameters"]})
     return algorithm_type(featurizer, len(run.classes), len(run.sources), **hyper_parameters)
+
+
+def find_preprocessing(run: RunMetadata) -> backbones.Preprocessing:
+    """Return how the run prepared its images."""
+    try:
+        return backbones.Preprocessing.recorded(run.identity)
+    except ValueError as error:
+        raise DamagedMetadata(run.path, f"identity.preprocessing cannot be used ({error})") from None
 
 
 def find_model(path: str | Path) -> Path:

@@ -41,6 +41,7 @@ class Model:
         device: torch.device,
         novelty: Novelty | None = None,
         false_alarms: float = FALSE_ALARM_RATE,
+        preprocessing: backbones.Preprocessing = backbones.IMAGENET,
     ):
         self.network = network.to(device).eval()
         self.algorithm = algorithm
@@ -50,6 +51,7 @@ class Model:
         self.device = device
         self.novelty = novelty
         self.false_alarms = false_alarms
+        self.preprocessing = preprocessing
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
         self.batch_size = eval_batch_size(network, device)
         if device.type == "cuda":
@@ -141,7 +143,8 @@ class Model:
             stream.wait_stream(self.uploads)
             x.record_stream(stream)
             geometry.record_stream(stream)
-        x = clean(x[:, :largest, :largest], geometry, self.image_size, exact_fit=exact_fit)
+        settings = self.preprocessing.transform_settings()
+        x = clean(x[:, :largest, :largest], geometry, self.image_size, exact_fit=exact_fit, **settings)
         features, logits = compute_outputs(self.network, x)
         on_device = (features.float(), logits.float(), *norms_and_angles(features, logits, self.vectors))
         results = Outputs(*(tensor.to("cpu", non_blocking=True) for tensor in on_device))

@@ -19,7 +19,7 @@ from aidgn import backbones
 from aidgn.algorithms import Algorithm
 from aidgn.data import Dataset
 from aidgn.data.images import read_image
-from aidgn.data.transforms import MEAN, STD, weights
+from aidgn.data.transforms import limit, weights
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
 from aidgn.inference.model import Model
@@ -76,6 +76,7 @@ class OnnxModel(nn.Module):
         backbones.unfold(self.network)  # other programs fold batch norm themselves
         self.size = model.image_size
         self.slot = model.slot
+        self.preprocessing = model.preprocessing
         self.eval()
 
     def resize_weights(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,9 @@ class OnnxModel(nn.Module):
         centre = (torch.arange(self.slot)[:, None] + 0.5) * scale
         triangle = (1 - (pixels + 0.5 - centre).abs() / scale).clamp(min=0)
         to_slot = triangle / triangle.sum(1, keepdim=True).clamp(min=1e-6)  # rows beyond `shrunk_length` are 0
-        to_size = weights(torch.zeros(1), shrunk_length, torch.zeros(1, dtype=torch.bool), self.size, self.slot)[0]
+        no_flip = torch.zeros(1, dtype=torch.bool)
+        interpolation = self.preprocessing.interpolation
+        to_size = weights(torch.zeros(1), shrunk_length, no_flip, self.size, self.slot, interpolation)[0]
         return to_slot, to_size / to_size.sum(1, keepdim=True)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,8 +98,11 @@ class OnnxModel(nn.Module):
         x = images.permute(0, 3, 1, 2).float()
         x = torch.floor(x @ columns_to_slot.T + 0.5)  # Pillow resizes rows first, then columns, and rounds each time
         x = torch.floor(rows_to_slot @ x + 0.5)
-        x = rows_to_size @ x @ columns_to_size.T / 255
-        x = (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+        x = limit(rows_to_size @ x @ columns_to_size.T / 255, self.preprocessing.interpolation)
+        mean, std = (
+            torch.tensor(values)[:, None, None] for values in (self.preprocessing.mean, self.preprocessing.std)
+        )
+        x = (x - mean) / std
         logits = self.network.predict(x)
         return logits, logits.softmax(1)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from aidgn.data.registry import is_registered, normalize_name
 
+# Parts of an identity that depend on images, weights or the machine, which the key of a run within a sweep leaves out.
+OF_FILES = ("data", "weights", "precision", "preprocessing")
+
 
 def folder_name(identity: Mapping[str, Any]) -> str:
     """A readable name with a digest of the whole identity."""
@@ -25,9 +28,14 @@ def folder_name(identity: Mapping[str, Any]) -> str:
     return name.encode(names, "replace").decode(names).replace("?", "_")
 
 
+def without_preprocessing(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity that version 0.1.0, which normalised every image by ImageNet's statistics, gave a run."""
+    return {key: value for key, value in identity.items() if key != "preprocessing"}
+
+
 def sweep_key(identity: Mapping[str, Any]) -> str:
     """`RunSpec.key` from the identity in a run.json."""
-    known = {key: value for key, value in identity.items() if key not in ("data", "weights", "precision")}
+    known = {key: value for key, value in identity.items() if key not in OF_FILES}
     name = normalize_name(known["dataset"])
     folder = name.removeprefix("own")  # of an own data set that is called as a published one
     return folder_name({**known, "dataset": folder if is_registered(folder) else name})

@@ -104,6 +104,8 @@ class RunSpec(RunOptions):
         """
         identity = self._identity_without_files(dataset.name)
         identity["weights"] = backbones.weights_identity(str(self.backbone), self.weights)
+        if preprocessing := backbones.preprocessing(str(self.backbone), self.weights).to_record():
+            identity["preprocessing"] = preprocessing
         identity["data"] = f"{dataset.fingerprint[:32]}-{content}"
         return identity
 

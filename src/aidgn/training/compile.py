@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aidgn.backbones import IMAGENET, Preprocessing
 from aidgn.data import transforms
 
 MAX_SHAPES = 1000  # batch shapes that a process compiles a function for
@@ -88,7 +89,13 @@ def compiled_transforms() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]
     return VerifiedCompile(transforms.augment), VerifiedCompile(transforms.clean)
 
 
-def build_transforms(size: int, augmented: bool, exact_fit: bool, compiled: bool) -> tuple[TrainTransform, Transform]:
+def build_transforms(
+    size: int,
+    augmented: bool,
+    exact_fit: bool,
+    compiled: bool,
+    preprocessing: Preprocessing = IMAGENET,
+) -> tuple[TrainTransform, Transform]:
     """Return the training and the evaluation transform of uint8 images.
 
     Args:
@@ -96,14 +103,16 @@ def build_transforms(size: int, augmented: bool, exact_fit: bool, compiled: bool
         augmented: Whether training images are augmented.
         exact_fit: Whether every image has the size of the network's input already.
         compiled: Whether to compile both, which pays on a GPU.
+        preprocessing: What the network expects.
     """
     if compiled:
         augment, clean = compiled_transforms()
     else:
         augment, clean = _in_chunks(transforms.augment), transforms.clean
-    eval_transform = partial(clean, size=size, exact_fit=exact_fit)
+    settings = preprocessing.transform_settings()
+    eval_transform = partial(clean, size=size, exact_fit=exact_fit, **settings)
     if augmented:
-        return partial(augment, size=size), eval_transform
+        return partial(augment, size=size, **settings), eval_transform
     return lambda pixels, geometry, _: eval_transform(pixels, geometry), eval_transform
 
 

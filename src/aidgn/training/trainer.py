@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aidgn.algorithms import Algorithm
 from aidgn.algorithms.checks import check_terms
+from aidgn.backbones import IMAGENET, Preprocessing
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
 from aidgn.data.loader import BatchSampler, DeviceImageStore, to_device
@@ -20,7 +21,7 @@ from aidgn.errors import AidgnError, Interrupted
 from aidgn.runs.checkpoints import write_novelty
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.records import domainbed_names
-from aidgn.runs.run_id import folder_name
+from aidgn.runs.run_id import folder_name, without_preprocessing
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed, setup
 from aidgn.training.averaging import create_average
@@ -88,6 +89,15 @@ def train(
     spec = spec.resolved(dataset)
     identity = {**spec.identity(dataset, prepared.content), "precision": precision}
     folder = RunWriter(Path(out) / folder_name(identity), enabled=distributed.rank() == 0)
+    earlier = RunWriter(Path(out) / folder_name(without_preprocessing(identity)), enabled=distributed.rank() == 0)
+    if earlier.exists and not folder.exists:
+        log.warning(
+            "%s is a run of version 0.1.0, which keeps ImageNet's mean and standard deviation; %s expects other "
+            "values. Move the folder away to train with them.",
+            earlier.path,
+            spec.backbone,
+        )
+        identity, folder = without_preprocessing(identity), earlier
     tracking = Tracking(trackers, folder)
     folder.check_identity(identity)
     if folder.exists and folder.finished:
@@ -124,7 +134,8 @@ def train(
         seed_generators(spec.seed(dataset))
         algorithm = setup.create_algorithm(spec, len(dataset.classes), num_sources, precision, first_device)
         images = setup.load_images(prepared, first_device)
-        trainer = Trainer(spec, algorithm, images, setup.record_args(spec, prepared, identity))
+        preprocessing = Preprocessing.recorded(identity)
+        trainer = Trainer(spec, algorithm, images, setup.record_args(spec, prepared, identity), preprocessing)
         setup.warn_before_start(spec, algorithm, trainer.average, folder, identity)
         metadata = setup.describe_run(spec, prepared, identity, threads, first_device)
         trainer.restore(folder)
@@ -178,10 +189,16 @@ class Trainer:
         algorithm: The algorithm, on the device.
         images: The images of the data set, on the device.
         record_args: What every record says about the run, `args` of DomainBed's records.
+        preprocessing: What the network expects.
     """
 
     def __init__(
-        self, spec: RunSpec, algorithm: Algorithm, images: DeviceImageStore, record_args: Mapping[str, Any] = {}
+        self,
+        spec: RunSpec,
+        algorithm: Algorithm,
+        images: DeviceImageStore,
+        record_args: Mapping[str, Any] = {},
+        preprocessing: Preprocessing = IMAGENET,
     ):
         dataset = images.decoded.dataset
         self.spec = spec
@@ -191,7 +208,7 @@ class Trainer:
         self.steps = int(spec.steps or 0)
         self.eval_every = int(spec.eval_every or 0)
         self.train_transform, eval_transform = build_transforms(
-            dataset.image_size, dataset.info.augment, images.exact_fit, compiled=images.device.type == "cuda"
+            dataset.image_size, dataset.info.augment, images.exact_fit, images.device.type == "cuda", preprocessing
         )
         seed = spec.seed(dataset)
         self.evaluator = SplitEvaluator(spec, images, seed, self.train_transform, eval_transform)
