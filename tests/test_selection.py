@@ -296,9 +296,18 @@ def test_plain_files_are_not_parsed_in_full(tmp_path: Path, style: dict[str, Any
     assert select(records, "training") == select(run, "training")
 
 
+def test_lists_of_numbers_are_read_quickly(tmp_path: Path) -> None:
+    run = [{**each, "env0_in_class_accuracy": [0.5, 1, 1e-05, None]} for each in some_run()]
+    records = read_runs(write(tmp_path, run))
+    assert list(records) == run
+    assert isinstance(records.runs[0].rest, bytes)
+    assert select(records, "training") == select(run, "training")
+
+
 TRICKS: dict[str, dict[str, Any]] = {
     "nested": {"norms": {"env0_out_acc": 1.0, "step": 7}},
     "list": {"confusion": [[1, 2], [3, 4]]},
+    "list of texts": {"said": ["step", "env0_out_acc", ":", "0.9"]},
     "null": {"env1_out_acc": None},
     "text": {"comment": 'said "step": 1, "args": {"a": 1}, "env2_out_acc": 5}\n{'},
     "same args elsewhere": {"aaa": {"args": record(0, {})["args"], "hparams": {"lr": 0.001, "batch_size": 32}}},

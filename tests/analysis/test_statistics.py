@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 from aidgn.analysis.statistics import (
-    calibration_error,
     chordal,
     energy_distances,
     exponential_distance,
@@ -127,17 +126,3 @@ def test_fits_are_refused_at_their_level() -> None:
     assert np.mean(np.array(p) <= 0.05) == pytest.approx(0.05, abs=0.035)
     assert fit_p(uniform_distance, rng.random, rng.uniform(3, 9, 200), 99) > 0.05
     assert fit_p(uniform_distance, rng.random, rng.normal(3, 1, 200), 99) == 0.01
-
-
-def test_calibration_error_by_loops() -> None:
-    rng = np.random.default_rng(0)
-    p = rng.dirichlet(np.ones(3), 200)
-    labels = rng.integers(3, size=200)
-    expected = 0.0
-    for i in range(15):
-        inside = [k for k in range(200) if i / 15 < p[k].max() <= (i + 1) / 15]
-        if inside:
-            accuracy = np.mean([p[k].argmax() == labels[k] for k in inside])
-            expected += len(inside) / 200 * abs(accuracy - np.mean([p[k].max() for k in inside]))
-    assert calibration_error(p, labels) == pytest.approx(expected)
-    assert calibration_error(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 0])) == 0

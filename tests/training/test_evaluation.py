@@ -1,4 +1,4 @@
-"""Accuracies and losses against loops over single images and single groups."""
+"""Metrics against loops over single images and single groups."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score, log_loss, recall_score
 from torch import Tensor
 
 from aidgn import backbones
@@ -13,6 +14,7 @@ from aidgn.algorithms import ALGORITHMS, Algorithm, create
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
 from aidgn.data.loader import DeviceImageStore
+from aidgn.metrics import calibration_error
 from aidgn.training.compile import build_transforms
 from aidgn.training.evaluation import CPU_BATCH, evaluate
 
@@ -69,9 +71,28 @@ def check(
     algorithm.eval()
     with torch.no_grad():
         wanted = expected(predict, images, groups)
-    np.testing.assert_array_equal(found[0], wanted[0])
-    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5)
-    assert len({*found[0]}) > 1 and max(found[0]) > 0
+    accuracies = [scores.accuracy for scores in found]
+    np.testing.assert_array_equal(accuracies, wanted[0])
+    np.testing.assert_allclose([scores.nll for scores in found], wanted[1], rtol=1e-5)
+    assert len({*accuracies}) > 1 and max(accuracies) > 0
+
+
+def test_scores_are_those_of_the_logits(images: DeviceImageStore) -> None:
+    """The metrics of a group are scikit-learn's of the predictions for its images, whatever shares a batch."""
+    algorithm = build("ERM")
+    groups = groups_of((31, 150, 70))
+    _, clean = build_transforms(28, False, images.exact_fit, False)
+    found = evaluate(algorithm, images, groups, clean)
+    for group, scores in zip(groups, found, strict=True):
+        labels = images.decoded.dataset.labels[group]
+        with torch.no_grad():
+            probabilities = algorithm.eval().predict(pixels_of(images, group)).double().softmax(1).numpy()
+        predicted = probabilities.argmax(1)
+        assert scores.macro_f1 == pytest.approx(f1_score(labels, predicted, average="macro"))
+        assert scores.nll == pytest.approx(log_loss(labels, probabilities, labels=range(10)), rel=1e-5)
+        recalls = recall_score(labels, predicted, average=None, labels=range(10), zero_division=np.nan)
+        np.testing.assert_allclose(np.array(scores.class_accuracies, float), recalls)
+        assert scores.ece == pytest.approx(calibration_error(probabilities.max(1), predicted == labels), abs=1e-6)
 
 
 def test_single_images(images: DeviceImageStore) -> None:

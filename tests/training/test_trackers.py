@@ -36,6 +36,9 @@ train(RunSpec("digits", "ERM", "ink", steps=12, eval_every=2, hyper_parameters={
 """
 
 
+DOMAINS = ["ink", "chalk", "poster", "outline"]
+
+
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -46,12 +49,18 @@ def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """By name in the tracker: step and value, from results.jsonl."""
     names = {
         "env0_in_acc": "accuracy/ink/in",
-        **{f"env{i}_out_acc": f"accuracy/{name}/out" for i, name in enumerate(["ink", "chalk", "poster", "outline"])},
+        **{f"env{i}_out_acc": f"accuracy/{name}/out" for i, name in enumerate(DOMAINS)},
+        **{
+            f"env{i}_{split}_{metric}": f"{metric}/{name}/{split}"
+            for i, name in enumerate(DOMAINS)
+            for split in ("in", "out")
+            for metric in ("macro_f1", "balanced_accuracy", "nll", "ece")
+        },
     }
     found: dict[str, list[tuple[int, float]]] = {}
     for record in RunFolder(folder).records:
         for key, value in record.items():
-            if key not in ("step", "args", "hparams"):
+            if key not in ("step", "args", "hparams") and not isinstance(value, list):
                 found.setdefault(names.get(key, key), []).append((record["step"], value))
     assert len(found["accuracy/chalk/out"]) == 6 and len(found) >= 8
     return found

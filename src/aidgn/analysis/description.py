@@ -10,7 +10,6 @@ from scipy.special import softmax, xlogy
 
 from aidgn.analysis.features import Features
 from aidgn.analysis.statistics import (
-    calibration_error,
     energy_distances,
     exponential_distance,
     fit_p,
@@ -18,6 +17,7 @@ from aidgn.analysis.statistics import (
     holm,
     uniform_distance,
 )
+from aidgn.metrics import calibration_error
 from aidgn.theory import vmf_concentration
 
 Integers = NDArray[np.integer]
@@ -51,11 +51,13 @@ def class_angles(
 
 def predictions(logits: Floats, labels: Integers) -> dict[str, float]:
     probabilities = softmax(logits.astype(np.float64), axis=1)
+    confidences = probabilities.max(1)
+    right = probabilities.argmax(1) == labels
     return {
         "accuracy": float((logits.argmax(1) == labels).mean()),
-        "confidence": float(probabilities.max(1).mean()),
+        "confidence": float(confidences.mean()),
         "entropy": float(-xlogy(probabilities, probabilities).sum(1).mean()),
-        "calibration_error": calibration_error(probabilities, labels),
+        "calibration_error": calibration_error(confidences, right),
     }
 
 

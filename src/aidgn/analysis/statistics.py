@@ -1,5 +1,5 @@
 """The statistics of a diagnosis: energy distances between domains with permutation tests and bootstrap intervals,
-Holm's correction, goodness of fit with estimated parameters, calibration."""
+Holm's correction, goodness of fit with estimated parameters."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -167,15 +167,3 @@ def fit_p(distance: Callable[[Array], Array], draw: Callable[[tuple[int, int]], 
     """
     drawn = np.array([distance(draw((1, len(r))))[0] for _ in range(times)])
     return float((1 + (drawn >= distance(r)).sum()) / (1 + times))
-
-
-# Predictions ----------------------------------------------------------------------------------------------------------
-
-
-def calibration_error(probabilities: Array, labels: NDArray[np.integer], bins: int = 15) -> float:
-    """ECE = sum over bins of confidence of (share of images) |accuracy - mean confidence| (Guo et al. 2017), for
-    probabilities [N, C] and `bins` of equal width."""
-    confidence = probabilities.max(1)
-    right = probabilities.argmax(1) == labels
-    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    return float(np.abs(np.bincount(place, right - confidence, bins)).sum() / len(labels))

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import log_softmax
 
 from aidgn.algorithms import Algorithm
 from aidgn.algorithms.base import class_vectors
@@ -15,14 +16,16 @@ from aidgn.data.loader import DeviceImageStore
 from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import UNIFORMS
 from aidgn.errors import AidgnError
+from aidgn.metrics import METRICS, Scores, measure
 from aidgn.novelty import CALIBRATION_IMAGES, Novelty
-from aidgn.runs.accuracy_key import accuracy_key
+from aidgn.runs.accuracy_key import Split, accuracy_key, class_accuracies_key, metric_key
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed
 from aidgn.training.compile import TrainTransform, Transform
 from aidgn.training.featurizer import EVAL_BATCH
 
 CPU_BATCH = 64  # images per forward pass on the CPU
+CLASS_DIGITS = 5  # decimals of accuracies per class in records, which have many of them
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ def evaluate(
     groups: Sequence[np.ndarray],
     transform: Transform,
     sharded: bool = True,
-) -> tuple[list[float], list[float]]:
-    """Return the accuracy and the mean cross entropy of every group of image indices.
+) -> list[Scores]:
+    """Measure the predictions for every group of image indices.
 
     Args:
         algorithm: Predicts logits; its training mode is restored.
@@ -82,10 +85,10 @@ def evaluate(
         transform: Maps uint8 images to the network's input.
         sharded: Whether the processes of the run share the batches out; a transform that draws must see them all.
     """
-    group_of = torch.from_numpy(np.repeat(np.arange(len(groups)), [len(group) for group in groups]))
     was_training = algorithm.training
     algorithm.eval()
-    values = torch.zeros(2, len(group_of), device=images.device)  # correct, cross entropy
+    # Predicted class, its probability and the loss of each image stay on the device until all are known.
+    values = torch.zeros(3, sum(map(len, groups)), device=images.device)
     with torch.no_grad():
         batches = index_batches(groups, algorithm, images.device)
         places = values.split([len(batch) for batch in batches], dim=1)
@@ -93,15 +96,20 @@ def evaluate(
         for (pixels, geometry, labels), place in zip(images.batches(batches[shard]), places[shard], strict=True):
             logits = algorithm.predict(transform(pixels, geometry))
             _check_logits(algorithm, logits, len(labels))
-            place[0] = logits.argmax(1) == labels
-            place[1] = cross_entropy(logits.float(), labels, reduction="none")
+            log_probabilities = log_softmax(logits.float(), 1)
+            place[0] = logits.argmax(1)
+            place[1] = log_probabilities.amax(1).exp()
+            place[2] = -log_probabilities.gather(1, labels[:, None])[:, 0]
         if sharded:
             distributed.all_reduce(values)
-        values = values.double().cpu()
+        results = values.cpu().numpy()
     algorithm.train(was_training)
-    totals = torch.zeros(2, len(groups), dtype=torch.float64).index_add_(1, group_of, values)
-    means = totals / torch.tensor([len(group) for group in groups])
-    return means[0].tolist(), means[1].tolist()
+    labels_of = images.decoded.dataset.labels
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    return [
+        measure(labels_of[group], predicted.astype(int), confidences, losses, algorithm.num_classes)
+        for group, (predicted, confidences, losses) in zip(groups, np.split(results, ends, axis=1), strict=True)
+    ]
 
 
 def _check_logits(algorithm: Algorithm, logits: object, images: int) -> None:
@@ -151,6 +159,19 @@ def calibrate(
     return Novelty.from_features(features, logits, class_vectors(algorithm.classifier))
 
 
+def name_metrics(by_split: dict[tuple[int, Split], Scores]) -> dict[str, Any]:
+    """Return the metrics of splits by their names in records: first all accuracies."""
+    named: dict[str, Any] = {
+        metric_key(domain, split, metric): getattr(scores, metric)
+        for metric in METRICS
+        for (domain, split), scores in by_split.items()
+    }
+    for (domain, split), scores in by_split.items():
+        by_class = [value and round(value, CLASS_DIGITS) for value in scores.class_accuracies]
+        named[class_accuracies_key(domain, split)] = by_class
+    return named
+
+
 class SplitEvaluator:
     """Evaluate an algorithm on the splits of a run.
 
@@ -180,40 +201,41 @@ class SplitEvaluator:
         self.sources = [domain for domain, name in enumerate(dataset.domains) if name not in spec.target]
         self.train_pools = [self.splits.train[domain] for domain in self.sources]
         self.source_validation = [self.splits.val[domain] for domain in self.sources]
-        self.groups: dict[str, np.ndarray] = {}  # by the name of the accuracy in records
+        self.groups: dict[tuple[int, Split], np.ndarray] = {}  # by domain and split
         for domain, name in enumerate(dataset.domains):
             if name in spec.target or spec.evaluate_source_in:
-                self.groups[accuracy_key(domain, "in")] = self.splits.train[domain]
+                self.groups[domain, "in"] = self.splits.train[domain]
             if name in spec.target or not spec.augment_validation:
-                self.groups[accuracy_key(domain, "out")] = self.splits.val[domain]
+                self.groups[domain, "out"] = self.splits.val[domain]
 
-    def accuracies(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], bool]:
-        """Return the accuracies by their names in records, and whether all losses are numbers."""
+    def metrics(self, algorithm: Algorithm, step: int) -> tuple[dict[str, Any], bool]:
+        """Return the metrics by their names in records, and whether all losses are numbers."""
         groups = list(self.groups.values())
-        values, losses = evaluate(algorithm, self.images, groups, self.eval_transform)
-        by_name = dict(zip(self.groups, values, strict=True))
+        scores = evaluate(algorithm, self.images, groups, self.eval_transform)
+        by_split = dict(zip(self.groups, scores, strict=True))
+        finite = not np.isnan([each.nll for each in scores]).any()
         if self.augment_validation:
-            by_name |= self._augmented_validation(algorithm, step)
-        return by_name, not np.isnan(losses).any()
+            by_split |= self._augmented_validation(algorithm, step)
+        return name_metrics(by_split), finite
 
-    def _augmented_validation(self, algorithm: Algorithm, step: int) -> dict[str, float]:
+    def _augmented_validation(self, algorithm: Algorithm, step: int) -> dict[tuple[int, Split], Scores]:
         generator = torch.Generator().manual_seed(self.seed + step)
 
         def transform(pixels: Tensor, geometry: Tensor) -> Tensor:
             uniforms = torch.rand((len(pixels), UNIFORMS), generator=generator).to(pixels.device)
             return self.train_transform(pixels, geometry, uniforms)
 
-        values, _ = evaluate(algorithm, self.images, self.source_validation, transform, sharded=False)
-        return {accuracy_key(domain, "out"): value for domain, value in zip(self.sources, values, strict=True)}
+        scores = evaluate(algorithm, self.images, self.source_validation, transform, sharded=False)
+        return {(domain, "out"): each for domain, each in zip(self.sources, scores, strict=True)}
 
-    def mean_validation(self, accuracies: dict[str, float]) -> float:
+    def mean_validation(self, metrics: dict[str, Any]) -> float:
         """Return the mean accuracy on the validation splits of the sources."""
-        return float(np.mean([accuracies[accuracy_key(domain, "out")] for domain in self.sources]))
+        return float(np.mean([metrics[accuracy_key(domain, "out")] for domain in self.sources]))
 
     def validation_loss(self, algorithm: Algorithm) -> float:
         """Return the mean cross entropy on the validation splits of the sources."""
-        _, losses = evaluate(algorithm, self.images, self.source_validation, self.eval_transform)
-        return float(np.mean(losses))
+        scores = evaluate(algorithm, self.images, self.source_validation, self.eval_transform)
+        return float(np.mean([each.nll for each in scores]))
 
     def calibrate(self, algorithm: Algorithm) -> Novelty:
         """Measure norms and angles on the validation splits of the sources."""

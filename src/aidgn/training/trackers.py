@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from aidgn.errors import AidgnError, Interrupted, UnknownNameError
 from aidgn.files import write_text
-from aidgn.runs.accuracy_key import parse_accuracy_key
+from aidgn.runs.accuracy_key import parse_metric_key
 from aidgn.runs.folder import RunWriter
 
 PATIENCE = 10.0  # seconds that the end of a run waits for its trackers
@@ -48,14 +48,14 @@ class Tracker(Protocol):
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Return the numbers of a record: accuracies as accuracy/<domain>/<split>, the others by their names."""
+    """Return the numbers of a record: metrics as accuracy/<domain>/<split>, the others by their names."""
     values = {}
     for name, value in record.items():
         if isinstance(value, int | float) and name != "step":
-            if accuracy := parse_accuracy_key(name):
-                domain, split = accuracy
+            if parsed := parse_metric_key(name):
+                domain, split, metric = parsed
                 domain_name = re.sub(r"[^\w .-]", "_", record["args"]["domains"][domain])
-                name = f"accuracy/{domain_name}/{split}"
+                name = f"{metric}/{domain_name}/{split}"
             values[name] = float(value)
     return values
 

@@ -272,16 +272,16 @@ class Trainer:
         return {**self.record(), "step_time": step_time}
 
     def record(self) -> dict[str, Any]:
-        """Return the record of this step without the time per step: accuracies, and means of the loss terms."""
+        """Return the record of this step without the time per step: metrics, and means of the loss terms."""
         began = time.perf_counter()
         distributed.sync_weights(self.algorithm)
         if self.average and self.average.needs_validation_loss:
             self.average.after_evaluation(self.evaluator.validation_loss(self.algorithm))
         with self.averaged():
-            accuracies, finite = self.evaluator.accuracies(self.algorithm, self.step)
+            metrics, finite = self.evaluator.metrics(self.algorithm, self.step)
             if not finite:
                 self.terms.mark_bad(self.step)
-            validation = self.evaluator.mean_validation(accuracies)
+            validation = self.evaluator.mean_validation(metrics)
             if validation > self.best_accuracy:
                 self.best_accuracy = validation
                 self.best_step = self.step
@@ -291,7 +291,7 @@ class Trainer:
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,
             **self.terms.take_means(),
-            **accuracies,
+            **metrics,
             "eval_time": time.perf_counter() - began,
             "args": self.record_args,
             "hparams": {names.get(name, name): value for name, value in self.spec.hyper_parameters.items()},

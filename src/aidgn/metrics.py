@@ -1,0 +1,115 @@
+"""Metrics of predictions: accuracy, per class and balanced, macro-F1, negative log-likelihood, calibration error."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Integers = NDArray[np.integer[Any]]
+
+CALIBRATION_BINS = 15
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is shown.
+
+    Args:
+        title: Name in captions.
+        key: Last part of its name in records.
+        percent: Whether it is a share, shown in percent.
+        higher_is_better: Whether more is better.
+    """
+
+    title: str
+    key: str
+    percent: bool = True
+    higher_is_better: bool = True
+
+    @property
+    def factor(self) -> float:
+        """What a value is multiplied with to be shown."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def digits(self) -> int:
+        """Decimals that are shown."""
+        return 1 if self.percent else 3
+
+
+METRICS = {
+    "accuracy": Metric("Accuracy", "acc"),
+    "balanced_accuracy": Metric("Balanced accuracy", "balanced_accuracy"),
+    "macro_f1": Metric("Macro-F1", "macro_f1"),
+    "nll": Metric("Negative log-likelihood", "nll", percent=False, higher_is_better=False),
+    "ece": Metric("Expected calibration error", "ece", higher_is_better=False),
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The metrics of predictions for some images.
+
+    Args:
+        accuracy: Share of images with the right label.
+        balanced_accuracy: Mean over classes of the accuracy on images of the class; classes without images left out.
+        macro_f1: Mean over classes of 2 hits / (images + predictions); classes with neither left out.
+        nll: Mean negative log-likelihood of the right labels.
+        ece: Expected calibration error, see `calibration_error`.
+        class_accuracies: Accuracy on the images of every class; None for a class without images.
+    """
+
+    accuracy: float
+    balanced_accuracy: float
+    macro_f1: float
+    nll: float
+    ece: float
+    class_accuracies: list[float | None]
+
+
+def measure(labels: Integers, predicted: Integers, confidences: Floats, losses: Floats, num_classes: int) -> Scores:
+    """Measure predictions.
+
+    Args:
+        labels: Right class of each image.
+        predicted: Predicted class of each image.
+        confidences: Probability of the predicted class.
+        losses: Negative log-likelihood of the right class.
+        num_classes: Number of classes.
+    """
+    right = predicted == labels
+    images = np.bincount(labels, minlength=num_classes)
+    predictions = np.bincount(predicted, minlength=num_classes)
+    hits = np.bincount(labels[right], minlength=num_classes)
+    known = images > 0
+    seen = images + predictions > 0
+    recalls = hits[known] / images[known]
+    by_class = np.full(num_classes, None, dtype=object)
+    by_class[known] = recalls.tolist()
+    return Scores(
+        accuracy=int(right.sum()) / len(labels),
+        balanced_accuracy=float(recalls.mean()),
+        macro_f1=float((2 * hits[seen] / (images + predictions)[seen]).mean()),
+        nll=float(losses.mean(dtype=np.float64)),
+        ece=calibration_error(confidences, right),
+        class_accuracies=by_class.tolist(),
+    )
+
+
+def calibration_error(confidences: Floats, right: NDArray[np.bool_], bins: int = CALIBRATION_BINS) -> float:
+    """Return the expected calibration error (Guo et al. 2017).
+
+    ECE = sum over bins of (share of images) |accuracy - mean confidence|, with bins of equal width (low, high].
+
+    Args:
+        confidences: Probability of the predicted class of each image.
+        right: Whether each prediction is right.
+        bins: Number of bins.
+    """
+    if np.isnan(confidences).any():
+        return float("nan")
+    confidences = confidences.astype(np.float64)
+    places = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
+    return float(np.abs(np.bincount(places, right - confidences, bins)).sum() / len(right))
