@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from aidgn.errors import UnknownNameError
-from aidgn.runs.accuracy_key import accuracy_key
+from aidgn.metrics import METRICS
+from aidgn.runs.accuracy_key import accuracy_key, class_accuracies_key, metric_key
 from aidgn.runs.differences import check_same_images
 from aidgn.runs.reader import load_records, read_runs
 from aidgn.runs.records import Record, Records, RunRecords, as_records, domain_names
@@ -160,7 +161,8 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
         method: A name in `METHODS`.
 
     Returns:
-        Rows with the accuracy on the target's *in* split, sorted. `target` is the number of the domain.
+        Rows with the accuracy on the target's *in* split and the other metrics that the record has, sorted. `target` is
+        the number of the domain.
     """
     find_method(method)
     groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
@@ -187,6 +189,12 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
             "step": record["step"],
             "hparams_seed": best.hparams_seed,
         }
+        for metric in METRICS:
+            if (key := metric_key(target, "in", metric)) in best.run.keys:
+                row[metric] = best.run.number(record, key)
+        by_class = record.get(class_accuracies_key(target, "in"))
+        if isinstance(by_class, list):
+            row["class_accuracies"] = by_class
         names = domain_names(runs[0].args)
         rows.append(row | ({"target_name": names[target]} if target < len(names) else {}))
     return rows

@@ -13,6 +13,7 @@ Examples:
   aidgn table runs/
   aidgn table runs/ --paper --selection oracle
   aidgn table runs/ --adaptation --paper
+  aidgn table runs/ --metric macro_f1
   aidgn table sweep1/ sweep2/ --latex > table.tex
 The command also reads folders that DomainBed wrote.""",
 )
@@ -23,6 +24,13 @@ The command also reads folders that DomainBed wrote.""",
     show_default=True,
     metavar="training|leave-one-out|oracle",
     help="Method that selects the run and step of each result.",
+)
+@click.option(
+    "--metric",
+    default="accuracy",
+    show_default=True,
+    metavar="accuracy|balanced_accuracy|macro_f1|nll|ece",
+    help="Metric to show: nll is the negative log-likelihood, ece the expected calibration error.",
 )
 @click.option(
     "--adaptation", is_flag=True, help="Show each algorithm as trained and with each method of `aidgn adapt`."
@@ -43,6 +51,7 @@ The command also reads folders that DomainBed wrote.""",
 def table(
     folders: tuple[str, ...],
     selection: str,
+    metric: str,
     adaptation: bool,
     spread: str,
     paper: bool,
@@ -62,6 +71,8 @@ def table(
             f"--selection {selection} does not go with --adaptation: the runs to adapt are selected by "
             "training-domain validation."
         )
+    if adaptation and metric != "accuracy":
+        raise AidgnError(f"--metric {metric} does not go with --adaptation, which measures accuracies.")
     from aidgn.report.table_formats import FORMATS
 
     files = [Path(file) for file in (csv, parquet) if file]
@@ -83,7 +94,7 @@ def table(
         for file in files:
             all_records_csv(records, file)
             click.echo(f"{len(records)} records in {file}", err=True)
-        made = tables(records, selection.lower(), spread, paper)
+        made = tables(records, selection.lower(), spread, paper, metric)
         made += paper_ablation(made) if paper else []
     format_table = FORMATS[formats[0] if formats else "terminal"]
     click.echo("\n\n".join(map(format_table, made)))

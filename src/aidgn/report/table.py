@@ -1,13 +1,15 @@
-"""Tables of results: mean and spread over trials, per target and per data set."""
+"""Tables of results, accuracies or another metric: mean and spread over trials, per target and per data set."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aidgn.data.registry import DATASETS
-from aidgn.errors import AidgnError, UnknownNameError, some
+from aidgn.errors import AidgnError, UnknownNameError, plural, some
+from aidgn.metrics import METRICS
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
 from aidgn.report.table_formats import SPREADS, Cell, Row, RowName, Table
 from aidgn.runs.differences import check_same_images, differences, search_differences
@@ -15,7 +17,7 @@ from aidgn.runs.label import Label
 from aidgn.runs.records import Record, Records, RunRecords, as_records
 from aidgn.selection import domain_names, find_method, select
 
-Trials = dict[int, dict[int, float]]  # target -> trial -> accuracy from 0 to 1
+Trials = dict[int, dict[int, float]]  # target -> trial -> accuracy from 0 to 1, or another metric
 Results = Mapping[str, Mapping[RowName, Trials]]  # data set -> row
 
 
@@ -26,25 +28,43 @@ class Columns(NamedTuple):
     notes: list[str]
 
 
-def tables(records: Iterable[Record], method: str = "training", spread: str = "sd", paper: bool = False) -> list[Table]:
-    """Tabulate the accuracies that a selection method selects.
+def tables(
+    records: Iterable[Record],
+    method: str = "training",
+    spread: str = "sd",
+    paper: bool = False,
+    metric: str = "accuracy",
+) -> list[Table]:
+    """Tabulate the results that a selection method selects, by accuracy whatever the metric.
 
     Args:
         records: Records of runs. Unfinished runs are left out.
         method: Selection method, a name in `aidgn.selection.METHODS`.
         spread: Number after the plus-minus: "sd" (standard deviation) or "se" (standard error).
-        paper: Add the paper's numbers and the difference below each row.
+        paper: Add the paper's numbers, which are accuracies, and the difference below each row.
+        metric: A key of `aidgn.metrics.METRICS`.
 
     Returns:
         One table per data set (algorithms x targets) and, if there are several data sets, one over all of them
         (algorithms x data sets).
     """
+    if metric not in METRICS:
+        raise UnknownNameError("metric", metric, METRICS)
+    if paper and metric != "accuracy":
+        raise AidgnError(f"The paper prints accuracies, so it has no {METRICS[metric].title.lower()} to compare with.")
     loaded = as_records(records)
     finished = loaded.finished()
     results: dict[str, dict[RowName, Trials]] = {}
-    for row in select(finished, method):
+    selected = select(finished, method)
+    measured = [row for row in selected if not np.isnan(row.get(metric, np.nan))]
+    for row in measured:
         trials = results.setdefault(row["dataset"], {}).setdefault(RowName(row["algorithm"]), {})
-        trials.setdefault(row["target"], {})[row["trial"]] = row["accuracy"]
+        trials.setdefault(row["target"], {})[row["trial"]] = row[metric]
+    if selected and not measured:
+        raise AidgnError(
+            f"None of the {plural(len(selected), 'selected run')} recorded the {METRICS[metric].title.lower()}, which "
+            "aidgn 0.1.0 and DomainBed do not. Tabulate the accuracy, or train the runs again in another folder."
+        )
     if not results:
         raise AidgnError(_explain_empty(loaded, finished, method))
     names = in_order({run.args["algorithm"] for run in finished.runs}, paper_order())
@@ -60,7 +80,7 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         count = 1 + max(domain for run in runs for domain in [*run.domains, *run.targets])
         columns[dataset] = column_names(dataset, [domain_names(run.args) for run in runs], count)
         notes[dataset] = _mixture_notes(runs)
-    made = make_tables(find_method(method).title, results, columns, rows, spread, paper)
+    made = make_tables(find_method(method).title, results, columns, rows, spread, paper, metric)
     reading_notes = _reading_notes(loaded)
     for table in made:
         if table.dataset is None:
@@ -68,6 +88,9 @@ def tables(records: Iterable[Record], method: str = "training", spread: str = "s
         else:
             table.notes += missing_runs(run for run in finished.runs if run.args["dataset"] == table.dataset)
             table.notes += notes[table.dataset]
+        if len(measured) < len(selected):
+            lacking = plural(len(selected) - len(measured), "selected run")
+            table.notes.append(f"Left out, because an earlier version or DomainBed did not record it: {lacking}.")
         table.notes += paper_notes(table.rows, method) if paper else []
         table.notes += reading_notes
     return made
@@ -80,19 +103,24 @@ def make_tables(
     rows: Mapping[str, Sequence[RowName]],
     spread: str,
     paper: bool,
+    metric: str = "accuracy",
 ) -> list[Table]:
     """Make a table per data set and, if there are several data sets, one over all of them."""
     if spread not in SPREADS:
         raise UnknownNameError("spread", spread, SPREADS, "Choose sd or se.")
+    if metric != "accuracy":
+        title = f"{METRICS[metric].title.lower()}, {title}"
     made = [
-        _dataset_table(f"{dataset}, {title}", dataset, columns[dataset], names, results.get(dataset, {}), spread, paper)
+        _dataset_table(
+            f"{dataset}, {title}", dataset, columns[dataset], names, results.get(dataset, {}), spread, paper, metric
+        )
         for dataset, names in rows.items()
     ]
     if len(rows) > 1:
         everyone = dict.fromkeys(name for names in rows.values() for name in names)
         order = in_order({name.algorithm for name in everyone}, paper_order())
         names = sorted(everyone, key=lambda name: order.index(name.algorithm))
-        made.append(_benchmark_table(f"All data sets, {title}", list(rows), names, results, spread, paper))
+        made.append(_benchmark_table(f"All data sets, {title}", list(rows), names, results, spread, paper, metric))
     return made
 
 
@@ -104,24 +132,27 @@ def _dataset_table(
     results: Mapping[RowName, Trials],
     spread: str,
     paper: bool,
+    metric: str,
 ) -> Table:
     """Algorithms x targets. Avg is the mean of the target means; its spread is that of the trials' averages."""
     rows: list[Row] = []
     uneven: list[str] = []
     for name in names:
         trials = results.get(name, {})
-        cells = [_cell(list(trials.get(target, {}).values()), spread) for target in range(len(columns.names))]
+        cells = [_cell(list(trials.get(target, {}).values()), spread, metric) for target in range(len(columns.names))]
         known = [cell.mean for cell in cells if cell is not None]
         average = None
         if len(known) == len(cells):
             averages = list(average_over_targets(trials, sorted(trials)).values())
-            average = Cell(sum(known) / len(known), _spread(averages, spread), len(averages))
+            average = Cell(
+                sum(known) / len(known), _spread(METRICS[metric].factor * np.array(averages), spread), len(averages)
+            )
             if not have_same_trials(trials):
                 uneven.append(str(name))
         rows.append(Row(str(name), [*cells, average], name=name))
         if paper:
             rows += paper_rows(name, dataset, columns.names, rows[-1].cells)
-    table = Table(title, [*columns.names, "Avg"], rows, [], dataset, spread)
+    table = Table(title, [*columns.names, "Avg"], rows, [], dataset, spread, metric)
     if uneven:
         table.notes.append(
             "Avg is the mean of the target means. If these are of different trials, the ± of Avg and its number in "
@@ -132,7 +163,13 @@ def _dataset_table(
 
 
 def _benchmark_table(
-    title: str, datasets: Sequence[str], names: Sequence[RowName], results: Results, spread: str, paper: bool
+    title: str,
+    datasets: Sequence[str],
+    names: Sequence[RowName],
+    results: Results,
+    spread: str,
+    paper: bool,
+    metric: str,
 ) -> Table:
     """Algorithms x data sets: targets are averaged within a trial first, as DomainBed does."""
     rows: list[Row] = []
@@ -145,7 +182,7 @@ def _benchmark_table(
             for target in sorted(trials):
                 for trial, accuracy in trials[target].items():
                     by_trial.setdefault(trial, []).append(accuracy)
-            cells.append(_cell([float(np.mean(by_trial[trial])) for trial in sorted(by_trial)], spread))
+            cells.append(_cell([float(np.mean(by_trial[trial])) for trial in sorted(by_trial)], spread, metric))
             targets = {target for other in names for target in results.get(dataset, {}).get(other, {})}
             if any(len(accuracies) < len(targets) for accuracies in by_trial.values()):
                 partial.append(f"{name} on {dataset}")
@@ -155,7 +192,7 @@ def _benchmark_table(
         if paper:
             rows += paper_rows(name, "benchmark", datasets, rows[-1].cells)
     notes = [f"Some trials lack a target and average the others: {', '.join(partial)}."] if partial else []
-    return Table(title, [*datasets, "Avg"], rows, notes, None, spread)
+    return Table(title, [*datasets, "Avg"], rows, notes, None, spread, metric)
 
 
 def average_over_targets(trials: Trials, targets: Sequence[int]) -> dict[int, float]:
@@ -169,17 +206,18 @@ def have_same_trials(*results: Trials) -> bool:
     return len({frozenset(trials) for targets in results for trials in targets.values()}) < 2
 
 
-def _cell(accuracies: Sequence[float], spread: str) -> Cell | None:
-    return Cell(100 * float(np.mean(accuracies)), _spread(accuracies, spread), len(accuracies)) if accuracies else None
-
-
-def _spread(accuracies: Sequence[float], spread: str) -> float | None:
-    """sd: sqrt(sum (a - mean)^2 / (n - 1)); se: sqrt(sum (a - mean)^2 / n) / sqrt(n), as DomainBed prints it."""
-    if len(accuracies) < 2:
+def _cell(values: Sequence[float], spread: str, metric: str) -> Cell | None:
+    if not values:
         return None
-    if spread == "sd":
-        return 100 * float(np.std(accuracies, ddof=1))
-    return 100 * float(np.std(np.array(accuracies) / np.sqrt(len(accuracies))))
+    shown = METRICS[metric].factor * np.array(values)
+    return Cell(float(shown.mean()), _spread(shown, spread), len(values))
+
+
+def _spread(values: NDArray[np.float64], spread: str) -> float | None:
+    """sd: sqrt(sum (a - mean)^2 / (n - 1)); se: sqrt(sum (a - mean)^2 / n) / sqrt(n), as DomainBed prints it."""
+    if len(values) < 2:
+        return None
+    return float(np.std(values, ddof=1) if spread == "sd" else np.std(values / np.sqrt(len(values))))
 
 
 def column_names(dataset: str, domains: Iterable[Sequence[str]], count: int) -> Columns:

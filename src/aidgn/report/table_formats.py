@@ -1,4 +1,4 @@
-"""A table of accuracies, and the formats that it is printed in."""
+"""A table of accuracies or another metric, and the formats that it is printed in."""
 
 import io
 import shutil
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from aidgn.escape import for_html, for_latex, for_markdown, for_terminal
+from aidgn.metrics import METRICS
 
 Mark = Literal["", "best", "second"]
 
@@ -15,7 +16,7 @@ SPREADS = {"sd": "standard deviation (n - 1) over trials", "se": "standard error
 
 
 class Cell(NamedTuple):
-    """An accuracy or a difference in percent."""
+    """A value or a difference, in percent if the metric is a share."""
 
     mean: float
     spread: float | None = None
@@ -59,7 +60,7 @@ class Row:
 
 @dataclass
 class Table:
-    """Rows of cells in percent. `notes` follow the caption, which says what the numbers are."""
+    """Rows of cells. `notes` follow the caption, which says what the numbers are."""
 
     title: str
     columns: list[str]
@@ -67,6 +68,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     dataset: str | None = None  # None: over several data sets
     spread: str | None = None  # a key of SPREADS; None: no caption
+    metric: str = "accuracy"  # a key of METRICS
 
     @property
     def ours(self) -> list[Row]:
@@ -84,7 +86,9 @@ class Table:
 
     def caption(self, spread: str) -> str:
         trials = sorted(self.trials)
-        text = "Accuracy (%) on the 80 % of the unseen domain's images that the protocol evaluates"
+        metric = METRICS[self.metric]
+        text = f"{metric.title}{' (%)' * metric.percent}{'' if metric.higher_is_better else ', lower is better,'}"
+        text += " on the 80 % of the unseen domain's images that the protocol evaluates"
         if trials == [1]:
             text += ", one trial, so there is no ±."
         elif len(trials) == 1:
@@ -103,22 +107,24 @@ class Table:
     def cell_text(self, row: Row, cell: Cell | None, mark: Mark = "") -> CellText:
         if cell is None:
             return CellText("X" if row.kind == "ours" else "")
+        digits = METRICS[self.metric].digits
         if row.kind == "difference":
-            return CellText(f"{round(cell.mean, 1) + 0.0:+.1f}")  # + 0.0: no minus before a zero
-        spread = "" if cell.spread is None else f"{cell.spread:.1f}"
+            return CellText(f"{round(cell.mean, digits) + 0.0:+.{digits}f}")  # + 0.0: no minus before a zero
+        spread = "" if cell.spread is None else f"{cell.spread:.{digits}f}"
         trials = str(cell.trials) if row.kind == "ours" and cell.trials and len(self.trials) > 1 else ""
-        return CellText(f"{cell.mean:.1f}", spread, trials, mark)
+        return CellText(f"{cell.mean:.{digits}f}", spread, trials, mark)
 
     def marks(self) -> list[list[Mark]]:
-        """Mark the best and the second of every column among our rows; equal to one decimal is equal."""
+        """Mark the best and the second of every column among our rows; equal as printed is equal."""
+        metric = METRICS[self.metric]
         marks: list[list[Mark]] = [["" for _ in row.cells] for row in self.rows]
         for column in range(len(self.columns)):
             printed = {
-                number: round(cell.mean, 1)
+                number: round(cell.mean, metric.digits)
                 for number, row in enumerate(self.rows)
                 if row.kind == "ours" and (cell := row.cells[column]) is not None
             }
-            ranks = sorted(set(printed.values()), reverse=True)
+            ranks = sorted(set(printed.values()), reverse=metric.higher_is_better)
             for number, value in printed.items():
                 if len(printed) > 1 and value in ranks[:2]:
                     marks[number][column] = "best" if value == ranks[0] else "second"
