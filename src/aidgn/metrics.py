@@ -29,6 +29,11 @@ class Metric:
     higher_is_better: bool = True
 
     @property
+    def noun(self) -> str:
+        """The title inside a sentence."""
+        return self.title[0].lower() + self.title[1:]
+
+    @property
     def factor(self) -> float:
         """What a value is multiplied with to be shown."""
         return 100.0 if self.percent else 1.0

@@ -190,8 +190,9 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
             "hparams_seed": best.hparams_seed,
         }
         for metric in METRICS:
-            if (key := metric_key(target, "in", metric)) in best.run.keys:
-                row[metric] = best.run.number(record, key)
+            name = metric_key(target, "in", metric)
+            if name in best.run.keys:
+                row[metric] = best.run.number(record, name)
         by_class = record.get(class_accuracies_key(target, "in"))
         if isinstance(by_class, list):
             row["class_accuracies"] = by_class

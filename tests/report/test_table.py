@@ -623,3 +623,50 @@ def test_all_records_as_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     all_records_csv(records, tmp_path / "all.parquet")
     table = parquet.read_table(tmp_path / "all.parquet").to_pylist()
     assert [(row["target"], row["trial"], row["env0_in_acc"]) for row in table] == [("0", 0, 0.5), ("0", 1, 0.25)]
+
+
+# Other metrics -----------------------------------------------------------------------------------------------------
+
+
+def with_metrics(algorithm: str, accuracy: float, **metrics: list[float]) -> list[Record]:
+    """A record per trial with one target, PACS's first."""
+    return [
+        record("PACS", algorithm, 0, trial, accuracy, domains=["a", "b"])
+        | {f"env0_in_{name}": values[trial] for name, values in metrics.items()}
+        for trial in range(2)
+    ]
+
+
+def test_metrics_by_hand() -> None:
+    records = with_metrics("ERM", 0.9, macro_f1=[0.5, 0.7], nll=[0.1234, 0.1236])
+    records += with_metrics("AIDGN", 0.8, macro_f1=[0.4, 0.4], nll=[2.0, 3.0])
+    (f1,) = tables(records, metric="macro_f1")
+    # sd of 50 and 70: sqrt((10^2 + 10^2) / 1) = 14.1
+    assert texts(f1)["ERM"][0] == "60.0 ± 14.1" and texts(f1)["AIDGN"][0] == "40.0 ± 0.0"
+    assert f1.marks()[0][0] == "best" and "Macro-F1 (%)" in f1.footnotes[0]
+    (nll,) = tables(records, metric="nll")
+    assert [texts(nll)[name][0] for name in ("ERM", "AIDGN")] == ["0.123 ± 0.000", "2.500 ± 0.707"]
+    assert [marks[0] for marks in nll.marks()] == ["best", "second"]  # the lower is the better
+    assert "lower is better" in nll.footnotes[0] and "%)" not in nll.footnotes[0]
+
+
+def test_the_metric_selects_nothing() -> None:
+    """The step is that of the best validation accuracy, whatever the metric says there."""
+    early, late = (record("PACS", "ERM", 0, 0, 0.5, step=step) for step in (1, 2))
+    early |= {"env1_out_acc": 0.9, "env0_in_macro_f1": 0.1}
+    late |= {"env1_out_acc": 0.1, "env0_in_macro_f1": 0.8}
+    (table,) = tables([early, late], metric="macro_f1")
+    assert texts(table)["ERM"][0] == "10.0"
+
+
+def test_records_without_the_metric() -> None:
+    old = grid("PACS", "ERM", [[0.8, 0.7]], domains=["a", "b"])
+    with pytest.raises(AidgnError, match="2 selected runs"):
+        tables(old, metric="ece")
+    (table,) = tables(old + with_metrics("AIDGN", 0.8, ece=[0.1, 0.3]), metric="ece")
+    assert texts(table)["ERM"][0] == "X" and texts(table)["AIDGN"][0].startswith("20.0")
+    assert any("2 selected runs" in note for note in table.notes)
+    with pytest.raises(UnknownNameError, match="macro_f1"):
+        tables(old, metric="macro")
+    with pytest.raises(AidgnError, match="paper"):
+        tables(old, paper=True, metric="ece")

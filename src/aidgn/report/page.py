@@ -7,9 +7,7 @@ import logging
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +16,25 @@ from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError, some
 from aidgn.files import for_json, write_text
 from aidgn.report import reproduce as rerun
-from aidgn.report.page_answer import Answer, make_answer
 from aidgn.report.page_data import (
     MANY_RUNS,
     adaptation,
     bars,
     curves,
-    drop_untargeted,
+    datasets_of,
     names_of,
     place,
     representatives,
     search,
-    with_paper,
 )
+from aidgn.report.page_results import Result, make_results
 from aidgn.report.paper import dataset_order, paper_order
-from aidgn.report.table import Trials, in_order, tables
-from aidgn.report.table_formats import RowName, Table
+from aidgn.report.table import in_order
+from aidgn.report.table_formats import Table
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.packed import SUFFIX as PACKED
 from aidgn.runs.records import Records
-from aidgn.selection import METHODS, read_runs, select
+from aidgn.selection import read_runs, select
 
 log = logging.getLogger("aidgn")
 
@@ -46,29 +43,6 @@ COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 POINTS = 2000  # images in the latent space, of `aidgn report` too
 
 Progress = Callable[[str, int, int], None]  # what is done, how many, of how many
-
-
-@dataclass
-class Result:
-    """The tables by one way of selecting, and the accuracies behind them."""
-
-    method: str
-    tables: list[Table]
-    paper_notes: list[list[str]]  # per table, [] where the paper has no numbers for it
-    accuracies: dict[str, dict[RowName, Trials]]  # by data set
-    answers: dict[str, Answer | None] = field(default_factory=dict)  # by data set
-
-    @property
-    def short_title(self) -> str:
-        return METHODS[self.method].short_title
-
-    @property
-    def title(self) -> str:
-        return METHODS[self.method].title
-
-    @property
-    def words(self) -> str:
-        return METHODS[self.method].description
 
 
 def write_report(
@@ -109,7 +83,7 @@ def write_report(
                 run.args["hparams_seed"],
             )
         )
-    results, notes = _results(records, finished)
+    results, notes = make_results(records, finished)
     latent = look_inside(
         [run.path.parent for run in representatives(finished) if run.path],
         data=data,
@@ -134,7 +108,7 @@ def write_report(
         places.setdefault(name, []).append(folder)
         given[str(Path(name, rerun.folder(folder)))] = None
     payload = {
-        "datasets": _datasets(records),
+        "datasets": datasets_of(records),
         "letters": _letters(results),
         "bars": {
             result.method: [
@@ -248,17 +222,6 @@ def _again(
     return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *own, *shown])]
 
 
-def _datasets(records: Records) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for run in records.runs:
-        entry = found.setdefault(
-            run.args["dataset"], {"name": run.args["dataset"], "domains": names_of(run), "algorithms": []}
-        )
-        if run.args["algorithm"] not in entry["algorithms"]:
-            entry["algorithms"].append(run.args["algorithm"])
-    return list(found.values())
-
-
 def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
     """Per data set, the names of the domains that letters stand for in its table."""
     return {
@@ -281,7 +244,7 @@ def _count(number: int) -> str:
 
 
 def _title(records: Records) -> str:
-    found = _datasets(records)
+    found = datasets_of(records)
     algorithms = list(dict.fromkeys(name for entry in found for name in entry["algorithms"]))
     targets = {(run.args["dataset"], target) for run in records.runs for target in run.targets}
     if len(targets) == 1:
@@ -320,31 +283,3 @@ def _unfinished(records: Records) -> list[str]:
         for run in records.runs
         if not run.finished
     ]
-
-
-# Results --------------------------------------------------------------------------------------------------------------
-
-
-def _results(records: Records, finished: Records) -> tuple[list[Result], list[str]]:
-    """Tabulate the runs by each selection method that they allow; and say why training-domain validation fails."""
-    results, notes = [], []
-    for method in METHODS if finished.runs else ():
-        try:
-            shown, extra = with_paper(partial(tables, finished, method, "sd"))
-            accuracies: dict[str, dict[RowName, Trials]] = {}
-            for row in select(finished, method):
-                trials = accuracies.setdefault(row["dataset"], {}).setdefault(RowName(row["algorithm"]), {})
-                trials.setdefault(row["target"], {})[row["trial"]] = row["accuracy"]
-        except AidgnError as error:
-            if method == "training":  # what the others need, most sweeps are not made for
-                notes.append(str(error))
-            continue
-        for table in shown:
-            drop_untargeted(table, records)
-        result = Result(method, shown, extra, accuracies)
-        for entry in _datasets(finished):
-            by_row = accuracies.get(entry["name"], {})
-            by_algorithm = {name: by_row[RowName(name)] for name in entry["algorithms"] if RowName(name) in by_row}
-            result.answers[entry["name"]] = make_answer(entry["domains"], by_algorithm)
-        results.append(result)
-    return results, notes

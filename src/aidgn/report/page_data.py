@@ -28,6 +28,18 @@ def names_of(run: RunRecords) -> list[str]:
     return domain_names(run.args) or [str(i) for i in range(1 + max([*run.domains, *run.targets]))]
 
 
+def datasets_of(records: Records) -> list[dict[str, Any]]:
+    """Name, domains and algorithms of every data set."""
+    datasets: dict[str, dict[str, Any]] = {}
+    for run in records.runs:
+        entry = datasets.setdefault(
+            run.args["dataset"], {"name": run.args["dataset"], "domains": names_of(run), "algorithms": []}
+        )
+        if run.args["algorithm"] not in entry["algorithms"]:
+            entry["algorithms"].append(run.args["algorithm"])
+    return list(datasets.values())
+
+
 def drop_untargeted(table: Table, records: Records) -> None:
     """Drop the columns of domains that no run targets, as in a report of one run."""
     tried = targets_of(records, table.dataset) if table.dataset else []

@@ -51,7 +51,7 @@ def tables(
     if metric not in METRICS:
         raise UnknownNameError("metric", metric, METRICS)
     if paper and metric != "accuracy":
-        raise AidgnError(f"The paper prints accuracies, so it has no {METRICS[metric].title.lower()} to compare with.")
+        raise AidgnError(f"The paper prints accuracies, so it has no {METRICS[metric].noun} to compare with.")
     loaded = as_records(records)
     finished = loaded.finished()
     results: dict[str, dict[RowName, Trials]] = {}
@@ -62,7 +62,7 @@ def tables(
         trials.setdefault(row["target"], {})[row["trial"]] = row[metric]
     if selected and not measured:
         raise AidgnError(
-            f"None of the {plural(len(selected), 'selected run')} recorded the {METRICS[metric].title.lower()}, which "
+            f"None of the {plural(len(selected), 'selected run')} recorded the {METRICS[metric].noun}, which "
             "aidgn 0.1.0 and DomainBed do not. Tabulate the accuracy, or train the runs again in another folder."
         )
     if not results:
@@ -109,7 +109,7 @@ def make_tables(
     if spread not in SPREADS:
         raise UnknownNameError("spread", spread, SPREADS, "Choose sd or se.")
     if metric != "accuracy":
-        title = f"{METRICS[metric].title.lower()}, {title}"
+        title = f"{METRICS[metric].noun}, {title}"
     made = [
         _dataset_table(
             f"{dataset}, {title}", dataset, columns[dataset], names, results.get(dataset, {}), spread, paper, metric

@@ -1,0 +1,20 @@
+"""Accuracies per class on the report page, against means worked out by hand."""
+
+from aidgn.report.page_results import average_classes
+
+
+def row(algorithm: str, classes: list[float | None], dataset: str = "photos") -> dict:
+    return {"dataset": dataset, "algorithm": algorithm, "accuracy": 0.5, "class_accuracies": classes}
+
+
+def test_classes_are_averaged_over_the_runs_that_have_images_of_them() -> None:
+    rows = [row("ERM", [0.5, None, None]), row("ERM", [1.0, 0.25, None]), row("AIDGN", [0.0, 1.0, 0.5])]
+    rows += [{"dataset": "photos", "algorithm": "ERM", "accuracy": 0.1}]  # of an earlier version
+    found = average_classes(rows, {"photos": ["cat", "dog", "cow"]})["photos"]
+    assert found.algorithms == ["ERM", "AIDGN"]
+    assert found.rows == [("cat", [75.0, 0.0]), ("dog", [25.0, 100.0]), ("cow", [None, 50.0])]
+
+
+def test_runs_on_other_classes_do_not_compare() -> None:
+    assert average_classes([row("ERM", [0.5]), row("AIDGN", [0.5, 0.5])], {}) == {}
+    assert average_classes([row("ERM", [0.5])], {})["photos"].rows == [("0", [50.0])]
