@@ -26,20 +26,18 @@ from aidgn.training.trainer import Minibatches, Trainer
 
 
 class AveragingTrainer(Trainer):
-    """A run that also measures averages of its weights."""
+    """A run that also measures averages of its weights, unless it trains with an average itself."""
 
     names: tuple[str, ...] = ("sma",)
-    latest: "AveragingTrainer | None" = None
 
     def __init__(self, spec: RunSpec, algorithm: Algorithm, images: DeviceImageStore, record_args: Mapping[str, Any]):
         super().__init__(spec, algorithm, images, record_args)
         self.averages: dict[str, Trainer] = {}
-        for name in self.names:
+        for name in () if spec.average else self.names:
             averaged = replace(spec, average=name)
             args = {**record_args, "algorithm": str(averaged.label())}
             self.averages[name] = Trainer(averaged, algorithm, images, args)
-        self.records: dict[str, list[dict[str, Any]]] = {name: [] for name in self.names}
-        AveragingTrainer.latest = self
+        self.records: dict[str, list[dict[str, Any]]] = {name: [] for name in self.averages}
 
     def train_step(self, minibatches: Minibatches) -> None:
         super().train_step(minibatches)
@@ -72,23 +70,21 @@ class AveragingTrainer(Trainer):
             other.average.load_state(state["averages"][name]["average"])
             self.records[name] = json.loads(state["averages"][name]["records"])
 
+    def finish(self, folder: RunWriter) -> None:
+        """Write the folders of the averages first, because a finished run is not trained again."""
+        metadata = RunFolder(folder.path).metadata
+        for name, records in self.records.items():
+            identity = {**metadata.identity, "algorithm": str(self.averages[name].spec.label()), "average": name}
+            averaged = RunWriter(folder.path.parent / folder_name(identity))
+            averaged.path.mkdir(exist_ok=True)
+            write_text(averaged.results, "".join(json.dumps(record) + "\n" for record in records))
+            averaged.write_metadata(replace(metadata, identity=identity))
+        super().finish(folder)
 
-def train(spec: RunSpec, out: str | Path, **options: Any) -> Path:
-    """Train a run as `aidgn.training.train` does, with averages."""
-    AveragingTrainer.latest = None
+
+def measure_averages() -> None:
+    """Let `aidgn.training.train` train every run of this process with averages."""
     trainer.Trainer = AveragingTrainer  # type: ignore[misc]
-    folder = trainer.train(spec, out, **options)
-    trained = AveragingTrainer.latest
-    if trained is None:  # the run was finished before
-        return folder
-    metadata = RunFolder(folder).metadata
-    for name, records in trained.records.items():
-        identity = {**metadata.identity, "algorithm": str(trained.averages[name].spec.label()), "average": name}
-        averaged = RunWriter(Path(out) / folder_name(identity))
-        averaged.path.mkdir(exist_ok=True)
-        write_text(averaged.results, "".join(json.dumps(record) + "\n" for record in records))
-        averaged.write_metadata(replace(metadata, identity=identity))
-    return folder
 
 
 if __name__ == "__main__":
@@ -107,4 +103,5 @@ if __name__ == "__main__":
     given = vars(parser.parse_args())
     AveragingTrainer.names = tuple(given.pop("average"))
     data, out = given.pop("data"), given.pop("out")
-    print(train(RunSpec(**given), out, data_dir=data))
+    measure_averages()
+    print(trainer.train(RunSpec(**given), out, data_dir=data))

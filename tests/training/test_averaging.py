@@ -147,7 +147,8 @@ def test_the_benchmark_measures_what_training_with_the_option_measures(
     monkeypatch.setattr(trainer, "Trainer", trainer.Trainer)  # the benchmark puts its own there
     benchmark = run_path(str(Path(__file__).parents[2] / "benchmarks" / "averaging.py"))
     spec = RunSpec("digits", "ERM", "chalk", steps=4, eval_every=2, hyper_parameters={"batch_size": 8})
-    benchmark["train"](spec, tmp_path / "together", device="cpu")
+    benchmark["measure_averages"]()
+    trainer.train(spec, tmp_path / "together", device="cpu")
 
     def records(folder: Path) -> list[dict[str, object]]:
         lines = (folder / "results.jsonl").read_text().splitlines()
