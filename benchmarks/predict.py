@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.base import class_vectors
-from aidgn.data.cache import usable_cores
 from aidgn.data.images import read_shrunk
+from aidgn.data.row_cache import usable_cores
 from aidgn.devices import choose_device, choose_precision
 from aidgn.inference import model as inference_model
 from aidgn.inference.image_files import find_images

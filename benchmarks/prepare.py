@@ -21,8 +21,9 @@ import numpy as np
 from PIL import Image
 
 from aidgn.data import Dataset, load_dataset
-from aidgn.data.cache import prepare, usable_cores
+from aidgn.data.cache import prepare
 from aidgn.data.images import largest_slot, read_shrunk
+from aidgn.data.row_cache import usable_cores
 
 
 def generate(root: Path, count: int, size: int) -> None:

@@ -10,6 +10,7 @@ from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import UnknownNameError
 from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.results import RunResult, SweepResult
+from aidgn.runs.options import without_aliases
 from aidgn.runs.run_id import sweep_key
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.launchers.base import RETRIES, Launcher
@@ -187,6 +188,7 @@ def split_options(
         algorithms: The algorithms that have the hyper-parameters.
     """
     known = [field.name for field in fields(options)]
+    given = without_aliases(given)
     settings = {name: value for name, value in given.items() if name in known}
     hyper_parameters = dict(settings.pop("hyper_parameters", None) or {})
     hyper_parameters |= {name: value for name, value in given.items() if name not in known}

@@ -87,6 +87,15 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
+def link_or_copy(file: Path, path: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no hard links."""
+    with atomic_write(path) as temporary:
+        try:
+            os.link(file, temporary)
+        except OSError:
+            shutil.copyfile(file, temporary)
+
+
 def for_json(value: Any) -> Any:
     """Convert a value for JSON: NaN and infinity to null, NumPy scalars to Python numbers."""
     if isinstance(value, Mapping):
@@ -176,3 +185,12 @@ def check_finite(path: Path, tensors: "Mapping[str, Tensor]") -> None:
                 f"{path} cannot be used: {name} holds NaN or infinite values. The file is damaged, or the "
                 "training that wrote it diverged; use another file, or train again."
             )
+
+
+def write_at(file: IO[bytes], content: bytes | memoryview, position: int) -> None:
+    """Write all of `content` at a position of a file."""
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(file.fileno(), rest, position)
+        rest = rest[written:]
+        position += written

@@ -43,6 +43,9 @@ UNITS = {
 }
 
 
+PHASES = {"prepare": "decoding images", "features": "computing features", "train": "training"}  # of a run
+
+
 class Output(Console):
     """A console that raises BrokenPipeError if the reader is gone; rich would exit with code 1."""
 
@@ -111,7 +114,7 @@ class RunDisplay(Display):
 
     def run(self, part: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
         """Show the progress of `aidgn.training.train`, as its `on_progress`."""
-        self.update({"prepare": "decoding images", "train": "training"}[part], done, total, record)
+        self.update(PHASES[part], done, total, record)
 
     def update(self, work: str, done: int, total: int | None, record: Mapping[str, Any] | None = None) -> None:
         """Show how much of a part is done.
@@ -163,6 +166,7 @@ class SweepDisplay(Display):
         self.done_before = done_before
         self.folders: dict[int, str] = {}  # of finished runs, by number
         self.steps: dict[int, int] = {}  # steps done, by number
+        self.preparing: dict[str, tuple[float, int]] = {}  # time and number done when it began, by event
         self.total = sum(int(spec.steps or 0) for spec in specs)
         self.started = time.monotonic()
         self.earlier_steps: int | None = None  # done by an earlier call; they say nothing about the speed
@@ -176,8 +180,8 @@ class SweepDisplay(Display):
 
         Args:
             number: The run.
-            event: "prepare" with (done, total), "step" with the steps done, "retry" with the error, "done" with the
-                folder, "failed" with the error.
+            event: "prepare" or "features" with (done, total), "step" with the steps done, "retry" with the error,
+                "done" with the folder, "failed" with the error.
             value: What belongs to the event.
         """
         spec = self.specs[number]
@@ -188,17 +192,27 @@ class SweepDisplay(Display):
         if event in ("retry", "failed") and self.enabled:
             self._print_error(spec, event, value)
         activity = f"{spec.algorithm}, " + (f"{', '.join(spec.target)} unseen" if spec.target else "all domains")
-        if event == "prepare":
-            activity = f"decoding images, {value[0]} of {value[1]}"
+        preparing = event in ("prepare", "features")
+        if preparing:
+            activity = f"{PHASES[event]}, {value[0]} of {value[1]}{self._time_left(event, *value)}"
         done = sum(self.steps.values())
         speed, left = self._estimate(done)
         self.bar.update(self.task, completed=done, runs=self.runs(), description=activity, left=left)
 
         def line() -> str:
-            state = activity if event == "prepare" else f"{done / self.total:.0%}, {rate(speed)} steps/s, {left}"
+            state = activity if preparing else f"{done / self.total:.0%}, {rate(speed)} steps/s, {left}"
             return f"{self.runs()}, {state}"
 
         self.print_line(line)
+
+    def _time_left(self, event: str, done: int, total: int) -> str:
+        """Return the time left of what comes before training, in words, once it can be told."""
+        now = time.monotonic()
+        if self.preparing.get(event, (0.0, total))[1] > done:  # the first, or the same for another run
+            self.preparing[event] = (now, done)
+        began, before = self.preparing[event]
+        seconds = now - began
+        return f", {in_words((total - done) / (done - before) * seconds)} left" if done > before and seconds > 1 else ""
 
     def _count_steps(self, number: int, steps: int, event: str) -> None:
         is_first = number not in self.steps

@@ -667,7 +667,7 @@ def test_mending_is_said_and_changes_no_map(tmp_path: Path, caplog: pytest.LogCa
     seen = damaged.map.copy()  # by a run that has mapped the file since
     mended = prepare(dataset)
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "2 decoded images of d" in message and str(folder) in message and "damaged" in message
+    assert "2 of the decoded images of d" in message and str(folder) in message and "damaged" in message
     assert np.array_equal(damaged.map, seen)
     check_exact(mended)
 
@@ -733,8 +733,8 @@ def test_where_no_worker_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 PROGRAM = """
 import sys
 from pathlib import Path
-from aidgn.data import cache, load_dataset
-cache.COMMIT_SECONDS = 0.02
+from aidgn.data import cache, load_dataset, row_cache
+row_cache.COMMIT_SECONDS = 0.02
 print(cache.prepare(load_dataset(Path(sys.argv[1])), workers=2).decoded)
 assert "torch" not in sys.modules  # workers import what this does
 """

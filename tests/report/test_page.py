@@ -673,7 +673,7 @@ def test_commands_of_last_stages_file_weights_and_data_sets(tmp_path: Path, imag
     (trained,) = rerun.commands(read_runs(tmp_path / "single").runs, "runs")[1:]
     assert trained.startswith("aidgn train photos --algorithm ERM --target day --trial 0 ")
     for command in (*swept, trained):
-        assert "--weights r18.safetensors" in command and "--train-only last-stage" in command
+        assert "--weights r18.safetensors" in command and "--train last-stage" in command
         assert "--eval-every 2" in command and "--skip-broken" in command
 
     for dataset in ("photos", "scans"):

@@ -25,6 +25,7 @@ EXAMPLES = {
     "backbone": "small",
     "weights": "none",
     "train_only": "last-stage",
+    "views": 2,
     "average": "sma:20",
     "schedule": "halve:4,6",
     "warmup": 2,
@@ -55,6 +56,20 @@ def test_option_reaches_the_run_from_a_plan_file(name: str, tmp_path: Path) -> N
     assert getattr(plan, name) == EXAMPLES[name]
 
 
+@pytest.mark.parametrize("flag", ["--train", "--train-only"])
+def test_both_names_of_the_part_that_trains(flag: str, tmp_path: Path) -> None:
+    @click.command()
+    @add_run_options("train_only")
+    def command(**values: object) -> None:
+        click.echo(values)
+
+    assert "'train_only': 'last-stage'" in CliRunner().invoke(command, [flag, "last-stage"]).output
+    key = flag.strip("-").replace("-", "_")
+    (tmp_path / "plan.yaml").write_text(f"{{datasets: digits, algorithms: ERM, {key}: head}}")
+    ((plan,), _) = read_plans(tmp_path / "plan.yaml")
+    assert plan.train_only == "head" and options.without_aliases({key: 1, "steps": 2}) == {"train_only": 1, "steps": 2}
+
+
 def test_options_reach_a_command_with_their_types() -> None:
     seen = {}
 
@@ -79,7 +94,8 @@ def test_options_reach_a_command_with_their_types() -> None:
         ("image_size", 7),
         ("average", "mean"),
         ("average", "sma:0"),
-        ("train_only", "head"),
+        ("train_only", "stage"),
+        ("views", -1),
         ("skip_broken", 3),
         ("skip_broken", None),
     ],

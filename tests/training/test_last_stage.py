@@ -77,5 +77,7 @@ def test_a_run_is_called_what_it_was_called_before(weights: str) -> None:
     assert part.identity(digits, "x") == {**plain.identity(digits, "x"), "train_only": "last-stage"}
     with pytest.raises(AidgnError, match="weights is none"):
         RunSpec("digits", "ERM", "ink", train_only="last-stage").resolved(digits)
-    with pytest.raises(AidgnError, match="expected last-stage"):
-        RunSpec("digits", "ERM", "ink", backbone="test_resnet", weights=weights, train_only="head").resolved(digits)
+    with pytest.raises(AidgnError, match="expected all or last-stage or head"):
+        RunSpec("digits", "ERM", "ink", backbone="test_resnet", weights=weights, train_only="stage").resolved(digits)
+    everything = RunSpec("digits", "ERM", "ink", backbone="test_resnet", weights=weights, train_only="all")
+    assert everything.resolved(digits).key() == plain.key()

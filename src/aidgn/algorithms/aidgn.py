@@ -26,6 +26,7 @@ class AIDGN(Algorithm):
 
     title = "classify by angle, with a margin from feature norms; keep the norms from collapsing"
     paper = "Jin et al., IJCAI 2022"
+    trains_on_features = True
     lr_milestones = True
     search_space: ClassVar[SearchSpace] = {
         **COMMON,

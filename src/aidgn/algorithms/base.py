@@ -83,6 +83,7 @@ class Algorithm(nn.Module):
     small_images: ClassVar[SearchSpace] = {}  # entries that differ for images of 28 to 64 pixels
     min_domains: ClassVar[int] = 1  # source domains it needs
     min_batch: ClassVar[int] = 1  # samples per domain it needs
+    trains_on_features: ClassVar[bool] = False  # whether it needs only features and logits, so that x may be features
     extra_channels: ClassVar[int] = 0  # input channels of the featurizer beyond those of the image
     lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones belong to the algorithm
 

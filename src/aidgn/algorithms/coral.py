@@ -18,6 +18,7 @@ class CORAL(Algorithm):
 
     title = "match the means and covariances of the domains' features"
     paper = "Sun & Saenko, ECCV workshops 2016"
+    trains_on_features = True
     min_domains = 2
     min_batch = 2
     search_space: ClassVar[SearchSpace] = {**COMMON, "mmd_gamma": (1.0, log_uniform(-1, 1))}

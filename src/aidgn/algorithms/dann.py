@@ -24,6 +24,7 @@ class DANN(Algorithm):
 
     title = "features from which a discriminator cannot tell the domain"
     paper = "Ganin et al., JMLR 2016"
+    trains_on_features = True
     min_domains = 2
     search_space: ClassVar[SearchSpace] = {
         **COMMON,
@@ -83,7 +84,7 @@ class DANN(Algorithm):
         if self.updates % (1 + steps) < steps:
             with torch.no_grad():
                 z = self.features(x)
-            loss = self.discriminator_loss(z.requires_grad_(), y, domains)
+            loss = self.discriminator_loss(z, y, domains)
             self.step(loss, "discriminator")
             return {"loss": loss.detach(), "discriminator": loss.detach()}
         z = self.features(x)
@@ -98,7 +99,7 @@ class DANN(Algorithm):
         }
 
     def discriminator_loss(self, z: Tensor, y: Tensor, domains: Tensor) -> Tensor:
-        inputs = self.discriminator_input(z, y)
+        inputs = self.discriminator_input(z.requires_grad_(), y)  # for the penalty, also where no network made z
         losses = cross_entropy(self.discriminator(inputs), domains, reduction="none")
         loss = self.reduce(losses, y)
         if self.hparams.grad_penalty > 0:

@@ -23,6 +23,7 @@ class EQRM(Annealed):
 
     title = "minimise a quantile of the domains' risks instead of their mean"
     paper = "Eastwood et al., NeurIPS 2022"
+    trains_on_features = True
     min_domains = 2
     anneal = "eqrm_burnin_iters"
     search_space: ClassVar[SearchSpace] = {

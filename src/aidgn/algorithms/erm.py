@@ -12,6 +12,7 @@ class ERM(Algorithm):
 
     title = "pool the domains, minimise the cross entropy"
     paper = "Vapnik, IEEE Trans. Neural Networks 1999; as in Gulrajani & Lopez-Paz, ICLR 2021"
+    trains_on_features = True
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)

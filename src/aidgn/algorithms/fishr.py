@@ -22,6 +22,7 @@ class Fishr(AnnealedPenalty):
 
     title = "equal variances of the classifier's gradients in all domains"
     paper = "Rame et al., ICML 2022"
+    trains_on_features = True
     min_domains = 2
     min_batch = 2
     anneal, strength, first_weight = "penalty_anneal_iters", "fishr_lambda", 0.0

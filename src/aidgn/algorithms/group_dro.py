@@ -17,6 +17,7 @@ class GroupDRO(Algorithm):
 
     title = "weigh the domains by their risk, the worst the most"
     paper = "Sagawa et al., ICLR 2020"
+    trains_on_features = True
     search_space: ClassVar[SearchSpace] = {**COMMON, "groupdro_eta": (0.01, log_uniform(-3, -1))}
     q: Tensor
 

@@ -21,6 +21,7 @@ class IRM(AnnealedPenalty):
 
     title = "one classifier that is optimal in every domain, by a penalty on its gradient"
     paper = "Arjovsky et al., arXiv:1907.02893, 2019"
+    trains_on_features = True
     min_batch = 2
     anneal, strength = "irm_penalty_anneal_iters", "irm_lambda"
     search_space: ClassVar[SearchSpace] = {

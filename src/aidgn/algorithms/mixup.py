@@ -20,6 +20,7 @@ class Mixup(Algorithm):
 
     title = "train on mixtures of images of two domains"
     paper = "Zhang et al., ICLR 2018; between domains as in Xu et al., AAAI 2020 and Yan et al., arXiv:2001.00677"
+    trains_on_features = True
     min_domains = 2
     search_space: ClassVar[SearchSpace] = {**COMMON, "mixup_alpha": (0.2, log_uniform(-1, 1, above=True))}
 

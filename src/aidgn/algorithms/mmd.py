@@ -18,6 +18,7 @@ class MMD(CORAL):
 
     title = "match the distributions of the domains' features by a kernel"
     paper = "Li et al., CVPR 2018"
+    trains_on_features = True
     min_batch = 1
 
     def distance(self, z: Tensor, minibatches: Minibatches) -> Tensor:

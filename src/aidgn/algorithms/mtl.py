@@ -22,6 +22,7 @@ class MTL(Algorithm):
 
     title = "classify an image together with the mean of its domain's features"
     paper = "Blanchard et al., JMLR 2021"
+    trains_on_features = True
     search_space: ClassVar[SearchSpace] = {**COMMON, "mtl_ema": (0.99, one_of(0.5, 0.9, 0.99, 1.0, most=1.0))}
     embeddings: Tensor
 

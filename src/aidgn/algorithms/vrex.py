@@ -17,6 +17,7 @@ class VREx(AnnealedPenalty):
 
     title = "equal risks in all domains, by a penalty on their variance"
     paper = "Krueger et al., ICML 2021"
+    trains_on_features = True
     min_domains = 2
     anneal, strength = "vrex_penalty_anneal_iters", "vrex_lambda"
     search_space: ClassVar[SearchSpace] = {

@@ -14,15 +14,18 @@ from aidgn.algorithms import Algorithm
 from aidgn.algorithms.base import class_vectors
 from aidgn.analysis.features import Features
 from aidgn.data.cache import prepare
-from aidgn.data.loader import DeviceImageStore
+from aidgn.data.loader import BatchStore, DeviceImageStore
 from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import clean
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
-from aidgn.inference import load_model
+from aidgn.inference import Model, load_model
 from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.options import HEAD
 from aidgn.training.evaluation import compute_outputs, index_batches
+from aidgn.training.featurizer import Featurizer
+from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork, load_features
 from aidgn.training.setup import load_images
 
 log = logging.getLogger("aidgn")
@@ -63,8 +66,10 @@ def extract_features(
                 return known
         except AidgnError as error:
             log.warning("%s They are computed again.", error)
-    images = open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report)
+    images: BatchStore = open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report)
     model = load_model(folder.path, device, choose_custom_algorithm(folder.metadata, algorithm))
+    if folder.identity.get("train_only") == HEAD:
+        images = use_frozen_features(model, images, report)
     features = _compute_all(model.network, images, folder.identity, digest, report)
     try:
         features.save(folder.features)
@@ -76,7 +81,7 @@ def extract_features(
 
 
 def _compute_all(
-    network: Algorithm, images: DeviceImageStore, identity: dict[str, Any], digest: str, report: Progress
+    network: Algorithm, images: BatchStore, identity: dict[str, Any], digest: str, report: Progress
 ) -> Features:
     dataset = images.decoded.dataset
     parts = []
@@ -118,7 +123,7 @@ def _compute_all(
 
 @torch.no_grad()
 def compute_features(
-    network: Algorithm, images: DeviceImageStore, rows: Sequence[Tensor]
+    network: Algorithm, images: BatchStore, rows: Sequence[Tensor]
 ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """Yield each row of image indices with its features and logits, on the device in float32."""
     network.eval()
@@ -128,8 +133,20 @@ def compute_features(
         yield row.numpy(), z.float(), logits.float()
 
 
-def clean_transform(images: DeviceImageStore) -> Callable[[Tensor, Tensor], Tensor]:
+def use_frozen_features(model: Model, images: BatchStore, report: Progress) -> FeatureStore:
+    """Give a model the features that it was trained on in place of images."""
+    featurizer = model.network.featurizer
+    assert isinstance(featurizer, Featurizer) and isinstance(images, DeviceImageStore)
+    frozen = FrozenNetwork(featurizer.network, featurizer.runner.precision, model.preprocessing)
+    model.network.featurizer = FeatureInput(frozen.num_features)
+    return load_features(images, frozen, on_progress=partial(report, "computing features"))
+
+
+def clean_transform(images: BatchStore) -> Callable[[Tensor, Tensor], Tensor]:
     """Return evaluation's transform, not compiled: on a GPU compiling would take longer than the work."""
+    if isinstance(images, FeatureStore):
+        return images.transforms()[1]
+    assert isinstance(images, DeviceImageStore)
     return partial(clean, size=images.decoded.dataset.image_size, exact_fit=images.exact_fit)
 
 

@@ -32,7 +32,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
 
     import aidgn
     from aidgn.cli.display import RunDisplay
-    from aidgn.data.cache import usable_cores
+    from aidgn.data.row_cache import usable_cores
     from aidgn.report.page import write_report
     from aidgn.report.table_formats import to_terminal
 

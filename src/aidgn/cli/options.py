@@ -60,7 +60,7 @@ def _click_option(option: runs_options.Option, default_help: str) -> Callable[[C
     if option.type is tuple:
         return click.option(option.command_line, option.name, multiple=True, metavar=option.metavar, help=help_text)
     return click.option(
-        option.command_line,
+        *option.command_line_names,
         option.name,
         type=option.type,
         default=option.default,

@@ -1,36 +1,28 @@
 """The cache of decoded images: each image is decoded once, by all cores, into a file that every run maps.
 
-The cache lies in a folder that belongs to the user alone, not among the images, which may come from anybody. Every run
-verifies the checksums of the pixels, and notices image files that have changed.
+Every run verifies the checksums of the pixels, and notices image files that have changed.
 """
 
 import logging
 import os
-import shutil
-import stat
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from aidgn.data.cache_index import BROKEN, LARGER, CacheEntry, CacheIndex, count_stored, reliable, slot_bytes, stamp_of
+from aidgn.data.cache_index import BROKEN, LARGER, CacheEntry, CacheIndex, reliable, slot_bytes, stamp_of
 from aidgn.data.dataset import Dataset
 from aidgn.data.decode_pool import content_digest, decode_all
 from aidgn.data.images import largest_slot, longest_side
-from aidgn.errors import AidgnError, ParameterError, amount, plural
-from aidgn.files import FolderLock, storage_error
+from aidgn.data.row_cache import Progress, RowCache, usable_cores
+from aidgn.errors import AidgnError, ParameterError
 
 SAMPLED_HEADERS = 128  # images whose headers tell the slot size at first
-COMMIT_SECONDS = 0.5
 log = logging.getLogger("aidgn")
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +119,6 @@ def broken_images(dataset: Dataset, broken: Sequence[CacheEntry], skip_broken: b
     return AidgnError("\n".join(lines))
 
 
-def usable_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cache_folder(dataset: Dataset, cache_dir: Path | None = None) -> Path:
     """Return the folder of a data set's decoded images, whether it exists or not."""
     parent = cache_dir or os.environ.get("AIDGN_CACHE")
@@ -141,22 +128,7 @@ def cache_folder(dataset: Dataset, cache_dir: Path | None = None) -> Path:
     return Path(parent) / f"{dataset.name[:50]}-{blake2b(os.fsencode(root), digest_size=6).hexdigest()}"
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder for this user alone; refuse one that is a link or another user's."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
-    except OSError as error:
-        reason = error.strerror
-        raise AidgnError(f"Decoded images cannot be stored in {folder} ({reason}). Set AIDGN_CACHE.") from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise AidgnError(
-            f"{folder} is a link or belongs to another user, who could change the decoded images. Set AIDGN_CACHE to "
-            "a folder that is yours."
-        )
-
-
-class ImageCache:
+class ImageCache(RowCache):
     """The decoded images of one data set, for one limit of the slot size.
 
     Args:
@@ -166,32 +138,17 @@ class ImageCache:
         on_progress: See `prepare`.
     """
 
+    index_type = CacheIndex
+
     def __init__(self, dataset: Dataset, cache_dir: Path | None, workers: int, on_progress: Progress):
         self.dataset = dataset
         self.root = f"{dataset.root}{os.sep}"
         self.workers = workers
-        self.on_progress = on_progress
         self.limit = largest_slot(dataset.image_size)
-        self.folder = cache_folder(dataset, cache_dir)
-        self.index_path = self.folder / f"index-{self.limit}.jsonl"
+        content = f"decoded images of {dataset.name}"
+        super().__init__(cache_folder(dataset, cache_dir), self.limit, dataset.files, content, on_progress)
 
-    def open(self) -> tuple[CacheIndex, set[str]]:
-        """Return an index with all images of the data set, and the files decoded for this."""
-        make_private(self.folder)
-        decoded: set[str] = set()
-        index = CacheIndex.load(self.index_path)
-        if index is None or any(self._outdated(index)):
-            index, decoded = self._update()
-        others = [file for file in self.dataset.files if file not in decoded]
-        damaged = index.find_damaged(others, usable_cores())
-        if damaged:
-            count = plural(len(damaged), "decoded image")
-            log.warning("%s of %s in %s: damaged, decoding again.", count, self.dataset.name, self.folder)
-            index, repaired = self._update(damaged)
-            decoded |= repaired
-        return index, decoded
-
-    def _outdated(self, index: CacheIndex) -> Iterator[tuple[str, list[int]]]:
+    def missing(self, index: CacheIndex) -> Iterator[tuple[str, list[int]]]:
         """Yield files without an entry or with another stamp than their entry's, and their present stamp."""
         for file in self.dataset.files:
             entry = index.entries.get(file)
@@ -204,41 +161,16 @@ class ImageCache:
             if entry is None or entry.stamp != stamp:
                 yield file, reliable(stamp)
 
-    def _update(self, suspects: Sequence[str] = ()) -> tuple[CacheIndex, set[str]]:
-        """Decode new, changed and, among the suspects, damaged images; one process at a time."""
+    def add_missing(self, suspects: Sequence[str]) -> set[str]:
+        """Decode new, changed and, among the suspects, damaged images."""
         former = Path(self.root, ".aidgn-cache")
         if not self.index_path.exists() and former.is_dir():
             log.warning("%s is no longer used and can be deleted: decoded images are in %s.", former, self.folder)
-        lock = FolderLock(self.folder / f"lock-{self.limit}")
-        self._wait_for_lock(lock)
-        try:
-            with lock:
-                decoded = self._decode_missing(suspects)
-                index = CacheIndex.load(self.index_path)
-        except OSError as error:
-            raise storage_error(self.folder, error) from error
-        if index is None:
-            raise AidgnError(f"{self.folder} was changed while images were stored there. Run the same command again.")
-        return index, decoded
-
-    def _wait_for_lock(self, lock: FolderLock) -> None:
-        """Take the lock; while another process decodes, show its progress."""
-        while not lock.try_acquire():
-            with suppress(OSError):
-                stored = count_stored(self.index_path)
-                if stored is not None:
-                    self.on_progress(min(stored, len(self.dataset)), len(self.dataset))
-            time.sleep(0.1)
-
-    def _decode_missing(self, suspects: Sequence[str]) -> set[str]:
         index = CacheIndex.load(self.index_path) or CacheIndex.create(self.index_path)
-        pattern = f".{self.index_path.name}.*.tmp"
-        for left_over in chain(self.folder.glob(f"pixels-{self.limit}-*"), self.folder.glob(pattern)):
-            if left_over != index.pixels:
-                left_over.unlink()
+        self.remove_left_overs(index)
         for file in index.find_damaged(suspects, usable_cores()):
             index.entries.pop(file, None)
-        outdated = dict(self._outdated(index))
+        outdated = dict(self.missing(index))
         touched = {file: stamp for file, stamp in outdated.items() if file in index.entries}
         ready = len(self.dataset) - len(outdated)
         unchanged = self._compare_content(index, touched, ready)
@@ -253,11 +185,12 @@ class ImageCache:
         while missing:
             readable = sum(os.access(self.root + file, os.R_OK) for file in missing)  # dead links need no space
             if slot > index.slot:
-                self._check_space(slot, readable + index.stored)
+                self.check_space((readable + index.stored) * slot_bytes(slot))
                 index = index.rewrite(slot, index.entries.values())
-            self._check_space(index.slot, readable)
+            self.check_space(readable * slot_bytes(index.slot))
             larger = []
-            with closing(self._decode(index, missing)) as entries:
+            decoding = decode_all(self.root, index.pixels, index.slot, self.limit, missing, self.workers)
+            with closing(decoding), closing(self.commit(index, decoding, lambda entry: entry.row != LARGER)) as entries:
                 for entry in entries:
                     if entry.row == LARGER:
                         larger.append(entry.file)
@@ -281,26 +214,6 @@ class ImageCache:
                     self.on_progress(ready + len(unchanged), len(self.dataset))
         return unchanged
 
-    def _decode(self, index: CacheIndex, files: list[str]) -> Generator[CacheEntry, None, None]:
-        """Decode images into the pixel file and commit their entries now and then."""
-        pending: list[CacheEntry] = []
-        committed = time.monotonic()
-        try:
-            with closing(decode_all(self.root, index.pixels, index.slot, self.limit, files, self.workers)) as entries:
-                for entry in entries:
-                    if entry.row != LARGER:
-                        pending.append(entry)
-                    yield entry
-                    if time.monotonic() - committed > COMMIT_SECONDS:
-                        index.append(pending)
-                        pending = []
-                        committed = time.monotonic()
-        except BaseException:
-            with suppress(OSError):  # must not hide the first error
-                index.append(pending)
-            raise
-        index.append(pending)
-
     def _drop_removed(self, index: CacheIndex) -> None:
         """Rewrite the pixel file if more than half of it belongs to no image any more and there is room.
 
@@ -310,19 +223,8 @@ class ImageCache:
         kept = [entry for entry in index.entries.values() if entry.file in members or self._exists(entry)]
         stored = sum(entry.row != BROKEN for entry in kept)
         rows = index.pixels.stat().st_size // slot_bytes(index.slot)
-        if rows > 2 * stored and self._free() > stored * slot_bytes(index.slot):
+        if rows > 2 * stored and self.free() > stored * slot_bytes(index.slot):
             index.rewrite(index.slot, kept)
 
     def _exists(self, entry: CacheEntry) -> bool:
         return Path(self.root + entry.file).exists()
-
-    def _free(self) -> int:
-        return shutil.disk_usage(self.folder).free
-
-    def _check_space(self, slot: int, count: int) -> None:
-        needed, free = count * slot_bytes(slot), self._free()
-        if needed > free:
-            raise AidgnError(
-                f"The decoded images of {self.dataset.name} need {amount(needed)} in {self.folder}, where "
-                f"{amount(free)} are free. Free some, or set AIDGN_CACHE to a folder on another disk."
-            )

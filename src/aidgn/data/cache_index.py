@@ -1,7 +1,8 @@
 """The index of a data set's decoded images and the file of pixels that the index describes.
 
 The pixel file has one slot of S x S x 3 bytes for each image. Pixels are only appended, and the index names them once
-they are on the disk. So an interruption loses little, and a map of the pixel file never changes.
+they are on the disk. So an interruption loses little, and a map of the pixel file never changes. Features of images are
+kept in the same way, with rows of another shape.
 """
 
 import json
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from secrets import randbits
-from typing import IO, NamedTuple
+from typing import IO, ClassVar, NamedTuple, Self
 
 import numpy as np
 import PIL
@@ -90,8 +91,35 @@ class CacheIndex:
     end: int
     map: np.ndarray
 
+    index_name: ClassVar[str] = "index"  # these begin the names of the files
+    lock_name: ClassVar[str] = "lock"
+    rows_name: ClassVar[str] = "pixels"
+    suffix: ClassVar[str] = "u8"
+    dtype: ClassVar[type[np.generic]] = np.uint8
+
+    @staticmethod
+    def row_shape(slot: int) -> tuple[int, ...]:
+        """Return the shape of a row."""
+        return slot, slot, 3
+
     @classmethod
-    def load(cls, path: Path) -> "CacheIndex | None":
+    def row_bytes(cls, slot: int) -> int:
+        return int(np.prod(cls.row_shape(slot))) * np.dtype(cls.dtype).itemsize
+
+    @classmethod
+    def rows_path(cls, path: Path, number: int) -> Path:
+        return path.with_name(f"{cls.rows_name}-{path.stem.rpartition('-')[2]}-{number:08x}.{cls.suffix}")
+
+    @classmethod
+    def map_rows(cls, path: Path, slot: int) -> np.ndarray:
+        with open_no_link(path, "rb") as file:
+            shape = (os.fstat(file.fileno()).st_size // cls.row_bytes(slot), *cls.row_shape(slot))
+            if not shape[0]:
+                return np.zeros(shape, cls.dtype)
+            return np.memmap(file, cls.dtype, "r", shape=shape).view(np.ndarray)
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
         """Read an index; None if there is none that can be used. No lock is needed."""
         try:
             with open_no_link(path, "rb") as file:
@@ -109,12 +137,12 @@ class CacheIndex:
                         if same_decoder or entry.row != BROKEN:
                             entries[entry.file] = entry
             number, slot = header["pixels"], header["slot"]
-            return cls(path, number, slot, entries, end, map_pixels(pixel_path(path, number), slot))
+            return cls(path, number, slot, entries, end, cls.map_rows(cls.rows_path(path, number), slot))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     @classmethod
-    def write(cls, path: Path, number: int, slot: int, entries: Iterable[CacheEntry] = ()) -> "CacheIndex":
+    def write(cls, path: Path, number: int, slot: int, entries: Iterable[CacheEntry] = ()) -> Self:
         """Replace the index file; the pixel file must exist."""
         header = format_line({"version": VERSION, "slot": slot, "pixels": number})
         with atomic_write(path) as temporary:
@@ -124,15 +152,24 @@ class CacheIndex:
         return index
 
     @classmethod
-    def create(cls, path: Path) -> "CacheIndex":
+    def create(cls, path: Path, slot: int = 1) -> Self:
         """Write an empty index and pixel file."""
         number = randbits(32)
-        pixel_path(path, number).touch(exist_ok=False)
-        return cls.write(path, number, slot=1)
+        cls.rows_path(path, number).touch(exist_ok=False)
+        return cls.write(path, number, slot)
+
+    @classmethod
+    def count_stored(cls, path: Path) -> int | None:
+        """Count the slots of the pixel file while another process writes it; None if there is no index yet."""
+        with open_no_link(path, "rb") as file:
+            header = read_header(file)
+        if header is None:
+            return None
+        return cls.rows_path(path, header["pixels"]).stat().st_size // cls.row_bytes(header["slot"])
 
     @property
     def pixels(self) -> Path:
-        return pixel_path(self.path, self.number)
+        return self.rows_path(self.path, self.number)
 
     @property
     def stored(self) -> int:
@@ -154,10 +191,10 @@ class CacheIndex:
             self.end = file.tell()
         self.entries.update((entry.file, entry) for entry in entries)
 
-    def update_stamps(self, entries: Iterable[CacheEntry]) -> "CacheIndex":
+    def update_stamps(self, entries: Iterable[CacheEntry]) -> Self:
         """Write new stamps of files whose content is unchanged."""
         entries = {**self.entries, **{entry.file: entry for entry in entries}}.values()
-        return CacheIndex.write(self.path, self.number, self.slot, entries)
+        return self.write(self.path, self.number, self.slot, entries)
 
     def is_intact(self, entry: CacheEntry) -> bool:
         """Whether the pixels have the checksum that they were written with."""
@@ -174,17 +211,17 @@ class CacheIndex:
         with ThreadPoolExecutor(threads) as pool:  # threads: checksums release the interpreter lock
             return [*chain.from_iterable(pool.map(verify, range(0, len(by_row), VERIFIED_TOGETHER)))]
 
-    def rewrite(self, slot: int, kept: Iterable[CacheEntry]) -> "CacheIndex":
+    def rewrite(self, slot: int, kept: Iterable[CacheEntry]) -> Self:
         """Copy the intact pixels of some entries to a new pixel file, whose slots may be larger.
 
         Slots grow only while they hold every image exactly, so nothing needs to be decoded again. The old pixel file is
         removed; existing maps of it stay valid.
         """
-        self.map = map_pixels(self.pixels, self.slot)  # with rows appended since the index was loaded
+        self.map = self.map_rows(self.pixels, self.slot)  # with rows appended since the index was loaded
         number = randbits(32)
         entries = []
         pixels = np.zeros((slot, slot, 3), dtype=np.uint8)
-        with pixel_path(self.path, number).open("xb") as file:
+        with self.rows_path(self.path, number).open("xb") as file:
             for entry in sorted(kept, key=lambda entry: entry.row):
                 if not self.is_intact(entry):
                     continue
@@ -196,28 +233,9 @@ class CacheIndex:
                 entries.append(entry)
             file.flush()
             os.fsync(file.fileno())
-        index = CacheIndex.write(self.path, number, slot, entries)
+        index = self.write(self.path, number, slot, entries)
         self.pixels.unlink()
         return index
-
-
-def count_stored(path: Path) -> int | None:
-    """Count the slots of the pixel file while another process writes it; None if there is no index yet."""
-    with open_no_link(path, "rb") as file:
-        header = read_header(file)
-    return pixel_path(path, header["pixels"]).stat().st_size // slot_bytes(header["slot"]) if header else None
-
-
-def pixel_path(index: Path, number: int) -> Path:
-    return index.with_name(f"pixels-{index.stem.rpartition('-')[2]}-{number:08x}.u8")
-
-
-def map_pixels(path: Path, slot: int) -> np.ndarray:
-    with open_no_link(path, "rb") as file:
-        shape = (os.fstat(file.fileno()).st_size // slot_bytes(slot), slot, slot, 3)
-        if not shape[0]:
-            return np.zeros(shape, np.uint8)
-        return np.memmap(file, np.uint8, "r", shape=shape).view(np.ndarray)
 
 
 def read_header(file: IO[bytes]) -> dict | None:

@@ -32,7 +32,7 @@ from PIL import ImageFile
 from aidgn.data.cache_index import LARGER, CacheEntry, reliable, slot_bytes, stamp_of
 from aidgn.data.images import read_shrunk
 from aidgn.errors import AidgnError
-from aidgn.files import open_no_link
+from aidgn.files import open_no_link, write_at
 
 CHUNK = 16  # images handed to a worker at a time
 FEW = 200  # so many images are decoded faster than workers start
@@ -128,14 +128,9 @@ def decode_file(root: str, file: str, slot: int, limit: int, store: IO[bytes], r
     geometry = image.height, image.width, height, width
     if image.size != (slot, slot):
         image = image.crop((0, 0, slot, slot))  # pads with zeros
-    rest = memoryview(image.tobytes())
-    checksum = zlib.crc32(rest)
-    position = row * slot_bytes(slot)
-    while rest:
-        written = os.pwrite(store.fileno(), rest, position)
-        rest = rest[written:]
-        position += written
-    return CacheEntry(file, stamp, digest, row, geometry, checksum)
+    content = image.tobytes()
+    write_at(store, content, row * slot_bytes(slot))
+    return CacheEntry(file, stamp, digest, row, geometry, zlib.crc32(content))
 
 
 def decode_into(store: int, slot: int, rows: list[int], files: list[str]) -> list[tuple[int, int] | str]:

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -56,6 +57,16 @@ class BatchSampler:
             indices[row] = np.concatenate([pool[chosen] for pool, chosen in zip(self.pools, positions, strict=True)])
             random.random(out=uniforms[row], dtype=np.float32)
         return torch.from_numpy(indices), torch.from_numpy(uniforms)
+
+
+class BatchStore(Protocol):
+    """What a run trains on and is evaluated on: images, or features in their place."""
+
+    decoded: DecodedDataset
+    device: torch.device
+
+    def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
+        """Yield the batch of each row of image indices, which are on the host."""
 
 
 class DeviceImageStore:

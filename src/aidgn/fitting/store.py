@@ -1,7 +1,6 @@
 """The folder of a fit: `model`, summary.json for programs, REPORT.md for people, and the runs."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from jinja2 import Environment, PackageLoader
 from aidgn.data import Dataset
 from aidgn.errors import AidgnError
 from aidgn.escape import for_markdown
-from aidgn.files import atomic_write, write_text
+from aidgn.files import link_or_copy, write_text
 from aidgn.fitting.estimate import Estimate
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.spec import RunSpec
@@ -66,12 +65,11 @@ class FitFolder:
     def keep_model(self, run: str | Path) -> None:
         """Link or copy the files of a run that prediction needs to `model`."""
         folder = RunFolder(run)
-        for file in (folder.model, folder.novelty, folder.metadata_file):
-            with atomic_write(self.model / file.name) as temporary:
-                try:
-                    os.link(file, temporary)
-                except OSError:  # another file system, or one without hard links
-                    temporary.write_bytes(file.read_bytes())
+        for file in (folder.backbone, folder.model, folder.novelty, folder.metadata_file):
+            if file.exists():
+                link_or_copy(file, self.model / file.name)
+        if not folder.backbone.exists():
+            RunFolder(self.model).backbone.unlink(missing_ok=True)  # of an earlier model
 
     def write(
         self,

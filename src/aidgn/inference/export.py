@@ -11,7 +11,7 @@ from aidgn.files import write_text
 from aidgn.inference.loading import find_model, load_model
 from aidgn.inference.model_card import write_model_card
 from aidgn.inference.onnx_export import ONNX_FILE, OnnxCheck, check_exportable, write_onnx
-from aidgn.runs.checkpoints import read_novelty, read_weights, write_weights
+from aidgn.runs.checkpoints import read_model, read_novelty, read_weights, write_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
@@ -133,7 +133,7 @@ def find_training_images(metadata: RunMetadata, data: str | Path | None) -> Data
 
 def write_safetensors(run: RunFolder, path: Path) -> Path:
     """Write the weights of the selected step and all that `load_model` needs into one file."""
-    tensors, metadata = read_weights(run.model)
+    tensors, metadata = read_model(run.model)
     values = run.metadata.to_dict()
     metadata["run"] = {key: values[key] for key in EXPORTED_METADATA}
     if run.novelty.exists():

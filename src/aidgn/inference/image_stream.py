@@ -23,10 +23,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from aidgn.data.cache import usable_cores
 from aidgn.data.cache_index import slot_bytes
 from aidgn.data.decode_pool import CHUNK, FEW, decode_into, receive_reply, send_task, start_workers, worker_died
 from aidgn.data.images import read_shrunk, to_rgb, turn_upright
+from aidgn.data.row_cache import usable_cores
 from aidgn.errors import AidgnError
 
 IMAGES_PER_THREAD = 4  # images that a thread takes at a time

@@ -15,7 +15,7 @@ from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import AidgnError
 from aidgn.inference.model import Model
 from aidgn.novelty import FALSE_ALARM_RATE, Novelty
-from aidgn.runs.checkpoints import read_novelty, read_weights
+from aidgn.runs.checkpoints import read_model, read_novelty
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import find_run
 from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
@@ -39,7 +39,7 @@ def load_model(
     """
     path = find_model(path)
     weights = RunFolder(path).model if path.is_dir() else path
-    tensors, metadata = read_weights(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
+    tensors, metadata = read_model(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
     if "run" in metadata:  # an exported file
         run = RunMetadata.from_dict(metadata["run"], weights)
     else:

@@ -1,6 +1,7 @@
 """Read and write the files of a run that hold numbers, each with a checksum that every reader compares.
 
     model.safetensors, last.safetensors    sha256 of metadata and tensors, as `sha256` in the file's own metadata
+    backbone.safetensors                   the same
     novelty.json                           sha256 of the other values, as `sha256` in the same object
     state.pt                               CRC-32 of every record, in the zip archive that PyTorch writes
 
@@ -25,7 +26,7 @@ from aidgn.runs import names
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKED = (names.STATE, names.MODEL, names.LAST, names.NOVELTY)
+CHECKED = (names.STATE, names.MODEL, names.LAST, names.BACKBONE, names.NOVELTY)
 WEIGHTS_KEYS = {"algorithm", "step", "run", "novelty"}  # metadata in 0.1.0; a file without sha256 has no others
 NOVELTY_KEYS = {"version", "norms", "angles", "by_angle"}  # the same
 
@@ -70,6 +71,19 @@ def write_weights(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping
 def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """Read the tensors of a safetensors file and its metadata; refuse a damaged file, and NaN or infinite weights."""
     tensors, metadata, _ = _read_weights(path)
+    return tensors, metadata
+
+
+def read_model(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+    """Read the weights of a whole model, with those of its frozen network, which lie in a file next to it."""
+    tensors, metadata = read_weights(path)
+    digest = metadata.pop("backbone", None)
+    if digest is not None:
+        file = path.with_name(names.BACKBONE)
+        backbone, described = read_weights(file)
+        if described.get("backbone") != digest:
+            raise AidgnError(f"{file} is not the network of {path}. {_remedy(path)}")
+        tensors |= backbone
     return tensors, metadata
 
 

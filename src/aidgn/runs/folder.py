@@ -5,6 +5,8 @@
     state.pt            state to continue from; removed when the run is finished
     novelty.json        norms and angles of features of validation images
     model.safetensors   weights of the selected step
+    backbone.safetensors    weights of a frozen network, which the two files then lack; a link to a file in .backbones,
+                        which runs share
     last.safetensors    weights of the last step; written last: a run is finished when this file is complete
     log.txt             events, in words
     features.npz, adaptation.jsonl, diagnosis.json, figures/, export/
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import FolderLock, open_no_link, storage_error, write_text
+from aidgn.files import FolderLock, link_or_copy, open_no_link, storage_error, write_text
 from aidgn.runs import names
 from aidgn.runs.checkpoints import read_state, write_state, write_weights
 from aidgn.runs.metadata import RunMetadata
@@ -63,6 +65,7 @@ class RunFolder:
     state = _File(names.STATE)
     model = _File(names.MODEL)
     last = _File(names.LAST)
+    backbone = _File(names.BACKBONE)
     novelty = _File(names.NOVELTY)
     log_file = _File(names.LOG)
     features = _File(names.FEATURES)
@@ -275,11 +278,29 @@ class RunWriter(RunFolder):
                 raise storage_error(self.results, error) from None
 
     def finish(
-        self, algorithm: str, selected: "tuple[Mapping[str, Tensor], int]", last: "tuple[Mapping[str, Tensor], int]"
+        self,
+        algorithm: str,
+        selected: "tuple[Mapping[str, Tensor], int]",
+        last: "tuple[Mapping[str, Tensor], int]",
+        backbone: "tuple[str, Mapping[str, Tensor]] | None" = None,
     ) -> None:
-        """Write both sets of weights with their steps. From then on the run is finished and needs no state."""
+        """Write both sets of weights with their steps. From then on the run is finished and needs no state.
+
+        Args:
+            algorithm: Label of the algorithm.
+            selected: Weights of the selected step.
+            last: Weights of the last step.
+            backbone: Digest and weights of a frozen network, which the others lack.
+        """
+        metadata: dict[str, Any] = {"algorithm": algorithm}
+        if backbone:
+            metadata["backbone"], tensors = backbone
+            shared = self.path.parent / names.BACKBONES / f"{metadata['backbone']}.safetensors"
+            if not shared.exists():
+                write_weights(shared, tensors, {"backbone": metadata["backbone"]})
+            link_or_copy(shared, self.backbone)
         for path, (weights, step) in ((self.model, selected), (self.last, last)):
-            write_weights(path, weights, {"algorithm": algorithm, "step": step})
+            write_weights(path, weights, {**metadata, "step": step})
         self.state.unlink(missing_ok=True)
 
 

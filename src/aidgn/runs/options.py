@@ -7,13 +7,15 @@ This module imports nothing heavy, so that `aidgn --help` stays fast.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from aidgn.errors import ParameterError
 
+ALL = "all"  # values of --train
 LAST_STAGE = "last-stage"
+HEAD = "head"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Option:
         above: Whether a number must be larger than `minimum`.
         pattern: Regular expression that a text must match.
         flag: Option on the command line, if the name differs from the field's.
+        aliases: Other names of the field that commands, plan files and Python functions accept.
         must_match: Whether all runs in one sweep folder must agree on the value. Sweeps refuse a mixture; tables of
             runs from several folders name the difference (`aidgn.runs.differences`).
         identity: Whether the value is part of a run's identity. "if set" omits the default, which keeps identities
@@ -41,6 +44,7 @@ class Option:
     above: bool = False
     pattern: str | None = None
     flag: str = ""
+    aliases: tuple[str, ...] = ()
     must_match: bool = False
     identity: Literal["always", "if set", "never"] = "if set"
     name: str = ""
@@ -79,6 +83,12 @@ class Option:
     def command_line(self) -> str:
         """Name of the option on the command line."""
         return self.flag or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def command_line_names(self) -> list[str]:
+        """All names of the option on the command line, the first of which `--help` and other texts use."""
+        names = [self.name, *self.aliases]
+        return list(dict.fromkeys([self.command_line, *(f"--{name.replace('_', '-')}" for name in names)]))
 
 
 def option(default: Any, help: str, **settings: Any) -> Any:
@@ -132,9 +142,21 @@ class RunOptions:
     )
     train_only: str | None = option(
         None,
-        "Train only the last stage and the classifier; freeze the pretrained stages before.",
-        metavar=LAST_STAGE,
-        pattern=LAST_STAGE,
+        "Train all, the last stage and the classifier, or the head (the classifier) alone, on the features of a frozen "
+        "pretrained network, which are computed once",
+        default_help="all",
+        metavar="all|last-stage|head",
+        pattern=f"{ALL}|{LAST_STAGE}|{HEAD}",
+        flag="--train",
+        aliases=("train",),
+        must_match=True,
+    )
+    views: int | None = option(
+        None,
+        "With --train head: augmented views of each image to train on in addition to the image itself. Each costs "
+        "another pass over the images",
+        default_help="0",
+        minimum=0,
         must_match=True,
     )
     average: str | None = option(
@@ -171,6 +193,11 @@ class RunOptions:
     # Leaving images out changes the fingerprint of the data, which the identity has already.
     skip_broken: bool = option(False, "Leave out unreadable images; the records count them.", identity="never")
 
+    @property
+    def trains_head(self) -> bool:
+        """Whether the network is frozen, so that runs train on its features."""
+        return self.train_only == HEAD
+
     def check_options(self) -> dict[str, Any]:
         """Return the options by name as their types; raise `ParameterError` for the first that cannot be used."""
         return {entry.name: entry.convert(getattr(self, entry.name)) for entry in run_options()}
@@ -179,6 +206,12 @@ class RunOptions:
 def run_options() -> Iterator[Option]:
     """List the options of a run in the order of their declaration."""
     return declared_options(RunOptions)
+
+
+def without_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name of the option, where other names of it are accepted."""
+    names = {alias: option.name for option in run_options() for alias in option.aliases}
+    return {names.get(name, name): value for name, value in values.items()}
 
 
 def declared_options(declaring_class: Any) -> Iterator[Option]:

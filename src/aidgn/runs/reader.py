@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.data.cache import usable_cores
+from aidgn.data.row_cache import usable_cores
 from aidgn.errors import AidgnError
 from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from aidgn import backbones
-from aidgn.algorithms import Algorithm, canonical, find
+from aidgn.algorithms import ALGORITHMS, Algorithm, canonical, find
 from aidgn.algorithms.custom import is_custom, source_of
 from aidgn.algorithms.search_space import resolve
 from aidgn.data import DATASETS, Dataset, load_dataset
 from aidgn.data.registry import is_registered, normalize_unicode
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.runs.label import Label
-from aidgn.runs.options import RunOptions, run_options
+from aidgn.runs.options import ALL, HEAD, LAST_STAGE, RunOptions, run_options
 from aidgn.runs.run_id import sweep_key
 
 
@@ -62,10 +62,17 @@ class RunSpec(RunOptions):
         hyper_parameters = self._hyper_parameters(algorithm, dataset)
         backbone = self.backbone or (backbones.SMALL if dataset.small else backbones.DEFAULT)
         weights = self.weights or ("none" if backbone == backbones.SMALL else "hub")
-        if self.train_only and weights == "none":
-            raise AidgnError(
-                f"train_only={self.train_only} keeps pretrained stages, but weights is none. Give weights."
-            )
+        train_only = None if self.train_only == ALL else self.train_only
+        if train_only and weights == "none":
+            raise AidgnError(f"train={train_only} keeps pretrained stages, but weights is none. Give weights.")
+        if self.views is not None and train_only != HEAD:
+            raise ParameterError("views", self.views, f"none without train={HEAD}: only cached features have views")
+        if self.warm_start and train_only == HEAD:
+            raise ParameterError("warm_start", self.warm_start, f"0 with train={HEAD}, which trains nothing else")
+        if self.views and not dataset.info.augment:
+            raise ParameterError("views", self.views, f"0: images of {dataset.name} are not augmented")
+        if train_only == HEAD and not algorithm.trains_on_features:
+            raise AidgnError(refuse_features(algorithm))
         use_milestones = algorithm.lr_milestones and self.schedule is None
         milestones = dataset.info.lr_milestones if use_milestones else ()
         steps = dataset.info.steps if self.steps is None else self.steps
@@ -82,6 +89,8 @@ class RunSpec(RunOptions):
             image_size=dataset.image_size,
             backbone=backbone,
             weights=weights,
+            train_only=train_only,
+            views=(self.views or 0) if train_only == HEAD else None,
             lr_milestones=tuple(milestones if self.lr_milestones is None else self.lr_milestones),
         )
 
@@ -157,6 +166,20 @@ def check_sources(algorithm: type[Algorithm], dataset: Dataset, targets: Sequenc
             f"{where}there {'is' if sources == 1 else 'are'} {sources}. Choose another algorithm, or "
             "give it more domains."
         )
+
+
+def refuse_features(algorithm: type[Algorithm]) -> str:
+    """Say why an algorithm cannot train on the features of a frozen network."""
+    name = algorithm.name()
+    if algorithm not in ALGORITHMS.values():
+        return (
+            f"{name} does not say that it trains on features. If its objective uses only features and logits, not "
+            f"images, add `trains_on_features = True` to the class; else give train={LAST_STAGE} or {ALL}."
+        )
+    return (
+        f"{name} works by training the network below the features, which train={HEAD} freezes. Give "
+        f"train={LAST_STAGE} or {ALL}, or leave {name} out."
+    )
 
 
 def _seed_name(dataset: Dataset) -> str:

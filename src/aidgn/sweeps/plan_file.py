@@ -8,7 +8,7 @@ import yaml
 
 from aidgn.devices import PRECISION_NAMES
 from aidgn.errors import AidgnError, ParameterError, did_you_mean
-from aidgn.runs.options import Option, run_options
+from aidgn.runs.options import Option, run_options, without_aliases
 from aidgn.sweeps.plan import SweepPlan
 
 PLACES = ("out", "data_dir")  # keys that say where things are
@@ -67,7 +67,7 @@ def write_plans(plans: Sequence[SweepPlan], remarks: Sequence[str], data_dir: st
 def _check_entry(path: Path, entry: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the values of an entry with the types that their keys have."""
     values = {}
-    for key, value in entry.items():
+    for key, value in without_aliases(entry).items():
         if key not in CHECKS:
             near = did_you_mean(str(key), CHECKS)
             raise PlanFileError(path, f"has a key {key}, which does not exist.{near} The keys are {', '.join(CHECKS)}.")

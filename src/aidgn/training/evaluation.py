@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 from aidgn.algorithms import Algorithm
 from aidgn.algorithms.base import class_vectors
 from aidgn.data import Dataset
-from aidgn.data.loader import DeviceImageStore
+from aidgn.data.loader import BatchStore
 from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import UNIFORMS
 from aidgn.errors import AidgnError
@@ -71,7 +71,7 @@ def index_batches(groups: Sequence[np.ndarray], algorithm: Algorithm, device: to
 
 def evaluate(
     algorithm: Algorithm,
-    images: DeviceImageStore,
+    images: BatchStore,
     groups: Sequence[np.ndarray],
     transform: Transform,
     sharded: bool = True,
@@ -133,9 +133,7 @@ def predicts_by_classifier(algorithm: Algorithm) -> bool:
 
 
 @torch.no_grad()
-def calibrate(
-    algorithm: Algorithm, images: DeviceImageStore, groups: Sequence[np.ndarray], transform: Transform
-) -> Novelty:
+def calibrate(algorithm: Algorithm, images: BatchStore, groups: Sequence[np.ndarray], transform: Transform) -> Novelty:
     """Measure norms and angles on images that were not trained on.
 
     At most `CALIBRATION_IMAGES` are measured, the same share of each group.
@@ -186,7 +184,7 @@ class SplitEvaluator:
     def __init__(
         self,
         spec: RunSpec,
-        images: DeviceImageStore,
+        images: BatchStore,
         seed: int,
         train_transform: TrainTransform,
         eval_transform: Transform,

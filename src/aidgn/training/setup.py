@@ -2,29 +2,37 @@
 
 import logging
 import platform
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import aidgn
 from aidgn import backbones
 from aidgn.algorithms import Algorithm, find
 from aidgn.algorithms.annealed import Annealed
+from aidgn.backbones import Preprocessing
 from aidgn.data.cache import DecodedDataset
-from aidgn.data.loader import DeviceImageStore
+from aidgn.data.loader import BatchStore, DeviceImageStore
 from aidgn.devices import describe_cpu, limit_threads
+from aidgn.errors import Interrupted
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.spec import RunSpec
-from aidgn.training import distributed
+from aidgn.training import compile, distributed
 from aidgn.training.averaging import WeightAverage
+from aidgn.training.compile import TrainTransform, Transform
 from aidgn.training.featurizer import create_featurizer
+from aidgn.training.frozen import FeatureInput, FeatureStore, load_features, load_network
 
 THREADS = torch.get_num_threads()  # of this machine
 log = logging.getLogger("aidgn")
 
 _loaded_images: dict[tuple[str, str, int, torch.device], DeviceImageStore] = {}
+_loaded_features: dict[tuple[object, ...], FeatureStore] = {}
 
 
 def load_images(prepared: DecodedDataset, device: torch.device) -> DeviceImageStore:
@@ -36,17 +44,74 @@ def load_images(prepared: DecodedDataset, device: torch.device) -> DeviceImageSt
     return _loaded_images[key]
 
 
-def create_algorithm(
-    spec: RunSpec, num_classes: int, num_sources: int, precision: str, device: torch.device
-) -> Algorithm:
-    """Create the algorithm of a resolved run, in training mode on the device."""
-    algorithm_class = find(spec.algorithm)
-    featurizer = create_featurizer(
-        str(spec.backbone), spec.weights, 3 + algorithm_class.extra_channels, precision, device, spec.train_only
+def load_batches(
+    spec: RunSpec,
+    prepared: DecodedDataset,
+    identity: Mapping[str, Any],
+    device: torch.device,
+    cache_dir: str | Path | None,
+    report: Callable[[str, int, int, Mapping[str, Any] | None], None],
+    stopped: threading.Event,
+) -> BatchStore:
+    """Return what a resolved run trains on: the images on the device, or features of a frozen network.
+
+    Features are those of the last run of this process, if they are the same.
+    """
+    if not spec.trains_head:
+        return load_images(prepared, device)
+    network = load_network(
+        str(spec.backbone),
+        str(spec.weights),
+        identity["weights"],
+        identity["precision"],
+        Preprocessing.recorded(identity),
+        device,
     )
-    if distributed.world_size() > 1:
-        featurizer, _ = distributed.shard_featurizer(featurizer)
-    algorithm = algorithm_class(featurizer, num_classes, num_sources, **spec.hyper_parameters).to(device)
+    images = load_images(prepared, device)
+    key = network, spec.views, str(cache_dir), images
+    if key in _loaded_features:
+        return _loaded_features[key]
+
+    def report_features(done: int, total: int) -> None:
+        report("features", done, total, None)
+        if stopped.is_set():
+            raise Interrupted(f"Stopped with {done} of {total} features computed. The same command continues.")
+
+    torch.set_num_threads(limit_threads(THREADS))
+    directory = Path(cache_dir) if cache_dir else None
+    features = load_features(images, network, int(spec.views or 0), cache_dir=directory, on_progress=report_features)
+    _loaded_features.clear()
+    _loaded_features[key] = features
+    return features
+
+
+def build_transforms(images: BatchStore, preprocessing: Preprocessing) -> tuple[TrainTransform, Transform]:
+    """Return the training and the evaluation transform of batches."""
+    if isinstance(images, FeatureStore):
+        return images.transforms()
+    assert isinstance(images, DeviceImageStore)
+    dataset = images.decoded.dataset
+    return compile.build_transforms(
+        dataset.image_size, dataset.info.augment, images.exact_fit, images.device.type == "cuda", preprocessing
+    )
+
+
+def create_algorithm(
+    spec: RunSpec, num_classes: int, num_sources: int, precision: str, images: BatchStore
+) -> Algorithm:
+    """Create the algorithm of a resolved run, in training mode on the device of the images or features."""
+    algorithm_class = find(spec.algorithm)
+    featurizer: nn.Module
+    if isinstance(images, FeatureStore):
+        featurizer = FeatureInput(images.network.num_features)
+    else:
+        channels = 3 + algorithm_class.extra_channels
+        featurizer = create_featurizer(
+            str(spec.backbone), spec.weights, channels, precision, images.device, spec.train_only
+        )
+        if distributed.world_size() > 1:
+            featurizer, _ = distributed.shard_featurizer(featurizer)
+    algorithm = algorithm_class(featurizer, num_classes, num_sources, **spec.hyper_parameters).to(images.device)
     return algorithm.train()
 
 
@@ -57,7 +122,7 @@ def share_threads(recorded: int | None, small: bool, processes: int) -> int:
 
     Args:
         recorded: Number of the run so far; None for a new run.
-        small: Whether the images are small.
+        small: Whether steps are too short to share, on small images or on cached features.
         processes: Processes that share the threads.
     """
     threads = recorded or (1 if small else THREADS)

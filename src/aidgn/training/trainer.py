@@ -15,7 +15,7 @@ from aidgn.algorithms.checks import check_terms
 from aidgn.backbones import IMAGENET, Preprocessing
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
-from aidgn.data.loader import BatchSampler, DeviceImageStore, to_device
+from aidgn.data.loader import BatchSampler, BatchStore, to_device
 from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import AidgnError, Interrupted
 from aidgn.runs.checkpoints import write_novelty
@@ -25,10 +25,10 @@ from aidgn.runs.run_id import folder_name, without_preprocessing
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed, setup
 from aidgn.training.averaging import create_average
-from aidgn.training.compile import build_transforms
 from aidgn.training.errors import NotFinite, explain_out_of_memory, report_custom_errors
 from aidgn.training.evaluation import SplitEvaluator
 from aidgn.training.featurizer import Featurizer
+from aidgn.training.frozen import FeatureStore
 from aidgn.training.interrupt import stoppable
 from aidgn.training.loss_terms import LossTerms, check_term_names
 from aidgn.training.random_state import random_state, seed_generators, set_random_state
@@ -41,7 +41,8 @@ BLOCK = 64  # steps whose image indices and random numbers are drawn and sent to
 log = logging.getLogger("aidgn")
 
 Minibatches = list[tuple[Tensor, Tensor]]
-Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]  # phase, done, total, a new record
+# Phase ("prepare": decode images; "features": compute those of a frozen network; "train"), done, total, a new record
+Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]
 
 
 def train(
@@ -130,11 +131,12 @@ def train(
         folder.check_identity(identity)
         if folder.exists and folder.finished:  # by another process in the meantime
             return folder.path
-        threads = setup.share_threads(folder.metadata.threads if folder.exists else None, dataset.small, devices)
+        images = setup.load_batches(spec, prepared, identity, first_device, cache_dir, report, stopped)
+        small = dataset.small or spec.trains_head
+        threads = setup.share_threads(folder.metadata.threads if folder.exists else None, small, devices)
         seed_generators(spec.seed(dataset))
-        algorithm = setup.create_algorithm(spec, len(dataset.classes), num_sources, precision, first_device)
-        images = setup.load_images(prepared, first_device)
         preprocessing = Preprocessing.recorded(identity)
+        algorithm = setup.create_algorithm(spec, len(dataset.classes), num_sources, precision, images)
         trainer = Trainer(spec, algorithm, images, setup.record_args(spec, prepared, identity), preprocessing)
         setup.warn_before_start(spec, algorithm, trainer.average, folder, identity)
         metadata = setup.describe_run(spec, prepared, identity, threads, first_device)
@@ -155,8 +157,8 @@ def train(
             trainer.train_step(minibatches)
             record = trainer.evaluate() if trainer.is_evaluation_due() else None
             stop = stopped.is_set()  # read once: a later signal must not claim that this step was saved
-            first_record = record is not None and not folder.state.exists()
-            save = stop or first_record or time.monotonic() - saved > save_interval
+            save = stop or time.monotonic() - saved > save_interval
+            save = save or (record is not None and not folder.state.exists())
             if save or record is not None:
                 trainer.check_finite(folder)
             if record is not None:
@@ -187,7 +189,7 @@ class Trainer:
     Args:
         spec: The resolved run.
         algorithm: The algorithm, on the device.
-        images: The images of the data set, on the device.
+        images: The images of the data set, on the device, or features in their place.
         record_args: What every record says about the run, `args` of DomainBed's records.
         preprocessing: What the network expects.
     """
@@ -196,7 +198,7 @@ class Trainer:
         self,
         spec: RunSpec,
         algorithm: Algorithm,
-        images: DeviceImageStore,
+        images: BatchStore,
         record_args: Mapping[str, Any] = {},
         preprocessing: Preprocessing = IMAGENET,
     ):
@@ -207,9 +209,7 @@ class Trainer:
         self.record_args = record_args
         self.steps = int(spec.steps or 0)
         self.eval_every = int(spec.eval_every or 0)
-        self.train_transform, eval_transform = build_transforms(
-            dataset.image_size, dataset.info.augment, images.exact_fit, images.device.type == "cuda", preprocessing
-        )
+        self.train_transform, eval_transform = setup.build_transforms(images, preprocessing)
         seed = spec.seed(dataset)
         self.evaluator = SplitEvaluator(spec, images, seed, self.train_transform, eval_transform)
         pools = self.evaluator.train_pools
@@ -341,16 +341,15 @@ class Trainer:
             ) from error
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        device = self.images.device
         self.step = state["step"]
         self.algorithm.load_training_state(state["algorithm"])
         self.terms.load_state(state)
         self.best_accuracy = state["best_accuracy"]
         self.best_step = state["best_step"]
-        self.best_weights = {name: value.to(device) for name, value in state["best_weights"].items()}
+        self.best_weights = {name: value.to(self.images.device) for name, value in state["best_weights"].items()}
         if self.average:
             self.average.load_state(state["average"])
-        set_random_state(state["random"], device)
+        set_random_state(state["random"], self.images.device)
 
     def finish(self, folder: RunWriter) -> None:
         """Write the weights of the best and the last step, and the norms and angles that novelty is measured by."""
@@ -366,5 +365,6 @@ class Trainer:
         self.algorithm.load_state_dict(self.best_weights)
         novelty = self.evaluator.calibrate(self.algorithm)
         write_novelty(folder.novelty, novelty.to_dict())
-        folder.finish(str(self.spec.label()), (self.best_weights, self.best_step), (last_weights, self.step))
+        backbone = self.images.network.weights if isinstance(self.images, FeatureStore) else None
+        folder.finish(str(self.spec.label()), (self.best_weights, self.best_step), (last_weights, self.step), backbone)
         folder.log(f"finished; step {self.best_step} selected by training-domain validation")

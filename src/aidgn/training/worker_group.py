@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from aidgn.errors import AidgnError, Interrupted, ParameterError
+from aidgn.runs.options import HEAD
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed
 from aidgn.training.interrupt import stoppable
@@ -68,6 +69,8 @@ def train_in_workers(
         report: Called with the progress of rank 0.
         options: Options of `train`.
     """
+    if spec.trains_head:
+        raise ParameterError("devices", devices, f"1 with train={HEAD}, where a step is too short to share")
     placement = list_devices(devices, first)
     for attempts_left in reversed(range(ATTEMPTS)):
         with stoppable() as stopped:

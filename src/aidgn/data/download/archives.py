@@ -18,6 +18,7 @@ from aidgn.errors import AidgnError
 LARGEST_HEADER = 1 << 20  # bytes of a tar header: Python's tarfile reads each into memory
 GZIP = b"\x1f\x8b"
 
+
 class DamagedFile(MirrorError):
     """A downloaded file cannot be read, so it must not count as downloaded the next time."""
 

@@ -3,6 +3,7 @@
 A launcher reports events with a run's number, a kind and a value:
 
     "prepare"   images are decoded; (done, total)
+    "features"  features of a frozen network are computed; (done, total)
     "step"      steps done
     "retry"     the run failed and is tried again; the reason
     "done"      the run's folder

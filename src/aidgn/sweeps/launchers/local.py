@@ -118,7 +118,7 @@ class WorkerPool:
             return
         if kind == "stop":
             raise AidgnError(value)
-        if kind in ("prepare", "step"):
+        if kind in ("prepare", "features", "step"):
             self.queue.on_event(run, kind, value)
             return
         worker.run = None
@@ -161,7 +161,7 @@ class WorkerPool:
 
 @dataclass
 class LocalLauncher:
-    """Worker processes on this machine: one per GPU; on the CPU one per core, or one for large images."""
+    """Worker processes on this machine: one per GPU; on the CPU one per core, or one for networks on large images."""
 
     workers: int | None = workers_option()
 
@@ -209,13 +209,13 @@ def choose_places(device: str, workers: int | None, specs: "Sequence[RunSpec]") 
     """Return a place for every worker: the GPUs in turn, or the CPU, which one run of large images keeps busy."""
     import torch
 
-    from aidgn.data.cache import usable_cores
     from aidgn.data.registry import SMALL_SIDE
+    from aidgn.data.row_cache import usable_cores
     from aidgn.devices import choose_device
 
     chosen = choose_device(device)
     if chosen.type == "cpu":
-        small = all((spec.image_size or 0) <= SMALL_SIDE for spec in specs)
+        small = all(spec.trains_head or (spec.image_size or 0) <= SMALL_SIDE for spec in specs)
         default = usable_cores() if small else 1
         return [WorkerDevice("cpu")] * min(workers or default, len(specs))
     numbers = [chosen.index] if chosen.index is not None else list(range(torch.cuda.device_count()))
@@ -257,7 +257,7 @@ def worker_main(pipe: Connection, out: str, training: dict[str, Any]) -> None:
 
         def report(phase: str, done: int, total: int, record: Any, number: int = number) -> None:
             if record is not None or done % 10 == 0:
-                event = (number, "step", done) if phase == "train" else (number, "prepare", (done, total))
+                event = (number, "step", done) if phase == "train" else (number, phase, (done, total))
                 with suppress(OSError):
                     pipe.send(event)
 

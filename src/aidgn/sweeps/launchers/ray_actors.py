@@ -66,7 +66,7 @@ class TrainingActor:
         """Make one attempt at a run."""
 
         def on_progress(phase: str, done: int, total: int, record: Any) -> None:
-            self.event = ("step", done) if phase == "train" else ("prepare", (done, total))
+            self.event = ("step", done) if phase == "train" else (phase, (done, total))
 
         self.run = run
         try:
