@@ -97,7 +97,8 @@ def images_of(photos: Path) -> DeviceImageStore:
 def network_of(weights: str) -> FrozenNetwork:
     network = backbones.create("test_resnet", weights=weights)
     backbones.fold(network)
-    return FrozenNetwork(network.to(memory_format=torch.channels_last), "float32")
+    preprocessing = backbones.preprocessing("test_resnet", weights)
+    return FrozenNetwork(network.to(memory_format=torch.channels_last), "float32", preprocessing)
 
 
 def rows_of(store: FeatureStore) -> np.ndarray:
@@ -113,7 +114,7 @@ def test_features_are_those_of_the_network(photos: Path, weights: str) -> None:
     pixels = np.stack([np.asarray(Image.open(photos / file)) for file in dataset.files])
     x = torch.from_numpy(pixels).permute(0, 3, 1, 2).double()
     x = torch.nn.functional.interpolate(x, (SIZE, SIZE), mode="bilinear", antialias=True) / 255
-    expects = backbones.Preprocessing()
+    expects = backbones.preprocessing("test_resnet", weights)
     mean, std = (torch.tensor(values).double()[:, None, None] for values in (expects.mean, expects.std))
     with torch.no_grad():
         expected = network((x - mean) / std)

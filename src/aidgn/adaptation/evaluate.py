@@ -30,7 +30,7 @@ from aidgn.analysis.features import Features
 from aidgn.data.loader import DeviceImageStore
 from aidgn.errors import AidgnError, UnknownNameError
 from aidgn.files import FolderLock, write_text
-from aidgn.inference import load_model
+from aidgn.inference import Model, load_model
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.reader import read_adaptation
@@ -90,7 +90,7 @@ def adapt(
     known = given or extract_features(run, algorithm=algorithm, **options)
     report("adapting", done, total)  # the time left does not depend on that of computing features
     model = load_model(run, device, choose_custom_algorithm(folder.metadata, algorithm))
-    streams = Streams(known, model.network, model.device, lambda: open_images(folder.metadata, **options))
+    streams = Streams(known, model, lambda: open_images(folder.metadata, **options))
     results.add("none", known, [({}, *_trained_accuracies(known))])
     refused = []
     for method in missing:
@@ -191,12 +191,11 @@ def accuracy(adapter: Any, domain: Domain) -> Tensor:
 class Streams:
     """The domains of a run as batches of features, or of images for a method that adapts the network below them."""
 
-    def __init__(
-        self, features: Features, network: Algorithm, device: torch.device, images: Callable[[], DeviceImageStore]
-    ):
+    def __init__(self, features: Features, model: Model, images: Callable[[], DeviceImageStore]):
         self.features = features
-        self.network = network
-        self.device = device
+        self.model = model
+        self.network = model.network
+        self.device = model.device
         self._open_images = images
         self._domains: dict[tuple[str, bool, bool], Domain] = {}
 
@@ -224,10 +223,10 @@ class Streams:
             values = torch.from_numpy(self.features.features[torch.cat(list(rows)).numpy()]).to(self.device)
             yield from values.split([len(row) for row in rows])
         else:  # images that evaluation predicts together come in different batches here
-            yield from (z for _, z, _ in compute_features(self.network, self.images, rows))
+            yield from (z for _, z, _ in compute_features(self.model, self.images, rows))
 
     def _image_batches(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
-        transform = clean_transform(self.images)
+        transform = clean_transform(self.images, self.model.preprocessing)
         for pixels, geometry, _ in self.images.batches(rows):
             yield transform(pixels, geometry)
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aidgn.algorithms import Algorithm
 from aidgn.algorithms.base import class_vectors
 from aidgn.analysis.features import Features
+from aidgn.backbones import Preprocessing
 from aidgn.data.cache import prepare
 from aidgn.data.loader import BatchStore, DeviceImageStore
 from aidgn.data.splits import train_val_indices
@@ -70,7 +70,7 @@ def extract_features(
     model = load_model(folder.path, device, choose_custom_algorithm(folder.metadata, algorithm))
     if folder.identity.get("train_only") == HEAD:
         images = use_frozen_features(model, images, report)
-    features = _compute_all(model.network, images, folder.identity, digest, report)
+    features = _compute_all(model, images, folder.identity, digest, report)
     try:
         features.save(folder.features)
     except AidgnError as error:  # a folder of someone else's, or a full disk
@@ -80,9 +80,7 @@ def extract_features(
     return features
 
 
-def _compute_all(
-    network: Algorithm, images: BatchStore, identity: dict[str, Any], digest: str, report: Progress
-) -> Features:
+def _compute_all(model: Model, images: BatchStore, identity: dict[str, Any], digest: str, report: Progress) -> Features:
     dataset = images.decoded.dataset
     parts = []
     for number in range(len(dataset.domains)):
@@ -93,14 +91,15 @@ def _compute_all(
     features = np.empty((0, 0), np.float32)
     logits = np.empty((len(dataset), len(dataset.classes)), np.float32)
     done = 0
-    for indices, z, batch_logits in compute_features(network, images, index_batches(parts, network, images.device)):
+    rows = index_batches(parts, model.network, images.device)
+    for indices, z, batch_logits in compute_features(model, images, rows):
         if not features.size:
             features = np.empty((len(dataset), z.shape[1]), np.float32)
         features[indices] = z.cpu().numpy()
         logits[indices] = batch_logits.cpu().numpy()
         done += len(indices)
         report("computing features", done, len(dataset))
-    vectors = class_vectors(network.classifier)
+    vectors = class_vectors(model.network.classifier)
     return Features(
         features=features,
         logits=logits,
@@ -112,7 +111,7 @@ def _compute_all(
         domain_names=list(dataset.domains),
         targets=list(identity["target"]),
         weight=None if vectors is None else np.ascontiguousarray(vectors.float().cpu().numpy()),
-        kappa=getattr(network.classifier, "kappa", None),
+        kappa=getattr(model.network.classifier, "kappa", None),
         dataset=identity["dataset"],
         algorithm=identity["algorithm"],
         trial=identity["trial"],
@@ -123,13 +122,13 @@ def _compute_all(
 
 @torch.no_grad()
 def compute_features(
-    network: Algorithm, images: BatchStore, rows: Sequence[Tensor]
+    model: Model, images: BatchStore, rows: Sequence[Tensor]
 ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """Yield each row of image indices with its features and logits, on the device in float32."""
-    network.eval()
-    transform = clean_transform(images)
+    model.network.eval()
+    transform = clean_transform(images, model.preprocessing)
     for row, (pixels, geometry, _) in zip(rows, images.batches(rows), strict=True):
-        z, logits = compute_outputs(network, transform(pixels, geometry))
+        z, logits = compute_outputs(model.network, transform(pixels, geometry))
         yield row.numpy(), z.float(), logits.float()
 
 
@@ -142,12 +141,13 @@ def use_frozen_features(model: Model, images: BatchStore, report: Progress) -> F
     return load_features(images, frozen, on_progress=partial(report, "computing features"))
 
 
-def clean_transform(images: BatchStore) -> Callable[[Tensor, Tensor], Tensor]:
+def clean_transform(images: BatchStore, preprocessing: Preprocessing) -> Callable[[Tensor, Tensor], Tensor]:
     """Return evaluation's transform, not compiled: on a GPU compiling would take longer than the work."""
     if isinstance(images, FeatureStore):
         return images.transforms()[1]
     assert isinstance(images, DeviceImageStore)
-    return partial(clean, size=images.decoded.dataset.image_size, exact_fit=images.exact_fit)
+    settings = preprocessing.transform_settings()
+    return partial(clean, size=images.decoded.dataset.image_size, exact_fit=images.exact_fit, **settings)
 
 
 # The run and its images -----------------------------------------------------------------------------------------------
