@@ -290,9 +290,9 @@ def test_what_another_process_measures_meanwhile_is_kept(run: Path) -> None:
 def test_several_targets_are_adapted_to_one_by_one(digits_run: DigitsRun, tmp_path: Path) -> None:
     run = digits_run(tmp_path, "ERM", ("ink", "poster"), steps=3)
     lines = adapt(run, ["Tent-C"], device="cpu")
-    features, network = extract_features(run, device="cpu"), load_model(run, device="cpu").network
-    streams = Streams(features, network, torch.device("cpu"), lambda: pytest.fail("no images are needed"))
-    adaptation = TentC(network, **METHODS["Tent-C"].settings[4])
+    features, model = extract_features(run, device="cpu"), load_model(run, device="cpu")
+    streams = Streams(features, model, lambda: pytest.fail("no images are needed"))
+    adaptation = TentC(model.network, **METHODS["Tent-C"].settings[4])
     shares = [accuracy(adaptation, streams.domain(name, "Tent-C", False)).item() for name in ("poster", "ink")]
     assert lines[5]["settings"] == METHODS["Tent-C"].settings[4] and lines[5]["target"] == ["ink", "poster"]
     assert lines[5]["target_accuracy"] == pytest.approx(np.mean(shares)) and shares[0] != shares[1]
@@ -301,11 +301,9 @@ def test_several_targets_are_adapted_to_one_by_one(digits_run: DigitsRun, tmp_pa
 def test_groups_of_images_are_those_of_the_batches(digits_run: DigitsRun, tmp_path: Path) -> None:
     """MTL describes a domain by the mean of 64 images; of a stream it sees 32 at a time, and no later ones."""
     run = digits_run(tmp_path, "MTL", steps=2, eval_every=2)
-    features, network = extract_features(run, device="cpu"), load_model(run, device="cpu").network
+    features, model = extract_features(run, device="cpu"), load_model(run, device="cpu")
     images = DeviceImageStore(prepare(RunSpec("digits").load_dataset()), torch.device("cpu"))
-    found = list(
-        Streams(features, network, torch.device("cpu"), lambda: images).domain("chalk", "T3A", False).batches()
-    )
+    found = list(Streams(features, model, lambda: images).domain("chalk", "T3A", False).batches())
     plain = features.features[features.split("chalk")[0], :128]
     for ours, batch in zip(found, batches(len(plain)), strict=True):
         z = plain[batch.start : batch.stop]
