@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.algorithms import Algorithm
-from aidgn.data.loader import DeviceImageStore
+from aidgn.backbones import Preprocessing
+from aidgn.data.loader import BatchStore
 from aidgn.files import write_text
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.run_id import folder_name
@@ -30,13 +31,20 @@ class AveragingTrainer(Trainer):
 
     names: tuple[str, ...] = ("sma",)
 
-    def __init__(self, spec: RunSpec, algorithm: Algorithm, images: DeviceImageStore, record_args: Mapping[str, Any]):
-        super().__init__(spec, algorithm, images, record_args)
+    def __init__(
+        self,
+        spec: RunSpec,
+        algorithm: Algorithm,
+        images: BatchStore,
+        record_args: Mapping[str, Any],
+        preprocessing: Preprocessing,
+    ):
+        super().__init__(spec, algorithm, images, record_args, preprocessing)
         self.averages: dict[str, Trainer] = {}
         for name in () if spec.average else self.names:
             averaged = replace(spec, average=name)
             args = {**record_args, "algorithm": str(averaged.label())}
-            self.averages[name] = Trainer(averaged, algorithm, images, args)
+            self.averages[name] = Trainer(averaged, algorithm, images, args, preprocessing)
         self.records: dict[str, list[dict[str, Any]]] = {name: [] for name in self.averages}
 
     def train_step(self, minibatches: Minibatches) -> None:
