@@ -177,6 +177,10 @@ def test_fit_from_python(tmp_path: Path) -> None:
     pixels = aidgn.load_dataset("digits").pixels
     assert pixels is not None and len(result.model.predict(pixels[:2]).labels) == 2
     assert result.predict_command.startswith("aidgn predict ") and result.page is None
+    unseen = [part.out_of_site for part in result.predictions]
+    assert sorted(file for part in unseen for file in part.files) == sorted(aidgn.load_dataset("digits").files)
+    for part in unseen:
+        assert result.expected.accuracies[part.targets[0]] == part.where(~part.validation).right.mean()
 
 
 def test_fit_checks_options_first(tmp_path: Path) -> None:

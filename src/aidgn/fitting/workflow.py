@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aidgn import backbones
 from aidgn.algorithms import find
 from aidgn.algorithms.custom import is_custom
+from aidgn.analysis.predictions import Predictions, load_predictions
 from aidgn.api import split_options
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
@@ -50,6 +51,8 @@ class FitResult:
         findings: What was found in the images, a sentence each.
         summary: What to expect of the model, a sentence each.
         final: The run that made the model.
+        predictions: What the runs of the final model's algorithm predict for images they were not trained on, by run;
+            `out_of_site` selects the images of domains that a run never saw.
         page: The report page, if there is one.
     """
 
@@ -59,6 +62,7 @@ class FitResult:
     findings: Sequence[str]
     summary: Sequence[str]
     final: RunSpec
+    predictions: Sequence[Predictions] = ()
     page: Path | None = None
 
     @property
@@ -202,6 +206,12 @@ def fit(
     folders = train_all(plan.estimates, 0)
     estimates = read_estimates(folders)
     final = plan.finals[choose_algorithm(estimates, plan.preferred)]
+    unseen_runs = [run for run, spec in zip(folders, plan.estimates, strict=True) if spec.label() == final.label()]
+    with RunDisplay(progress) as display:
+        predictions = [
+            load_predictions(run, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=display.update)
+            for run in unseen_runs
+        ]
     folders += train_all([final], len(folders))
     place.keep_model(folders[-1])
     seen_accuracy = RunResult(Path(folders[-1])).best.validation
@@ -214,7 +224,7 @@ def fit(
     for sentence in summary:
         on_message(sentence)
     page = _write_page(place, folders, data_dir, device, algorithm, progress) if report else None
-    return FitResult(place.path, estimates, seen_accuracy, findings, summary, final, page)
+    return FitResult(place.path, estimates, seen_accuracy, findings, summary, final, predictions, page)
 
 
 def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:

@@ -9,7 +9,7 @@
                         which runs share
     last.safetensors    weights of the last step; written last: a run is finished when this file is complete
     log.txt             events, in words
-    features.npz, adaptation.jsonl, diagnosis.json, figures/, export/
+    features.npz, predictions.npz, adaptation.jsonl, diagnosis.json, figures/, export/
                         written by the commands that analyse a finished run
 
 Progress has one commit point, the renaming of `state.pt`. The state holds the length of `results.jsonl`; later records
@@ -69,6 +69,7 @@ class RunFolder:
     novelty = _File(names.NOVELTY)
     log_file = _File(names.LOG)
     features = _File(names.FEATURES)
+    predictions = _File(names.PREDICTIONS)
     adaptation = _File(names.ADAPTATION)
     adaptation_lock = _File(f".{names.ADAPTATION}.lock")
     diagnosis = _File(names.DIAGNOSIS)

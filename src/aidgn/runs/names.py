@@ -10,5 +10,6 @@ BACKBONES = ".backbones"  # a folder among the runs
 NOVELTY = "novelty.json"
 LOG = "log.txt"
 FEATURES = "features.npz"
+PREDICTIONS = "predictions.npz"
 ADAPTATION = "adaptation.jsonl"
 DIAGNOSIS = "diagnosis.json"

@@ -1,0 +1,188 @@
+"""The predictions of a trained run for images that it was not trained on, and the file that keeps them.
+
+RUN/predictions.npz has a row for every image of the domains that the run never saw, and for every validation image of
+the domains that it was trained on. Over the runs of a fit, which leave out each domain once, every image has one
+prediction by a network that never saw its domain. The zip archive holds a CRC-32 of each array, and no objects.
+"""
+
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aidgn.analysis.extraction import extract_features
+from aidgn.analysis.features import Features
+from aidgn.errors import AidgnError
+from aidgn.files import atomic_write
+from aidgn.runs.inputs import open_run
+from aidgn.trust import SCORES, sample_references, trust_scores
+
+VERSION = 1
+TEXTS = ("files", "class_names", "domain_names", "targets")
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predictions of a run for N images that it was not trained on.
+
+    Args:
+        files: Paths relative to the data set's folder.
+        labels: True class of each image, int64 [N], index into `class_names`.
+        domains: Domain (site) of each image, int64 [N], index into `domain_names`.
+        unseen: Whether the run never saw the domain, bool [N]; the others are validation images of the sources.
+        validation: Whether the image is in the validation fifth of its domain, bool [N].
+        logits: float32 [N, C].
+        scores: Scores of `aidgn.trust.SCORES`, float64 [N, K].
+        score_names: Names of the K scores.
+        class_names: Names of the C classes.
+        domain_names: Names of all domains.
+        targets: Domains that the run never saw.
+        algorithm: Label of the algorithm.
+        trial: Seed of the splits.
+        model: sha256 of the weights file.
+    """
+
+    files: list[str]
+    labels: np.ndarray
+    domains: np.ndarray
+    unseen: np.ndarray
+    validation: np.ndarray
+    logits: np.ndarray
+    scores: np.ndarray
+    score_names: list[str]
+    class_names: list[str]
+    domain_names: list[str]
+    targets: list[str]
+    algorithm: str
+    trial: int
+    model: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The predicted class of each image, int64 [N]."""
+        return self.logits.argmax(1)
+
+    @property
+    def right(self) -> np.ndarray:
+        """Whether each prediction is right, bool [N]."""
+        return self.predicted == self.labels
+
+    def score(self, name: str) -> np.ndarray:
+        """Return a score of each image; a higher one means more trust."""
+        return self.scores[:, self.score_names.index(name)]
+
+    def where(self, mask: np.ndarray) -> "Predictions":
+        """Return the predictions for some of the images."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["files"] = [file for file, kept in zip(self.files, mask, strict=True) if kept]
+        for name in ("labels", "domains", "unseen", "validation", "logits", "scores"):
+            values[name] = values[name][mask]
+        return Predictions(**values)
+
+    @property
+    def out_of_site(self) -> "Predictions":
+        """The predictions for images of the domains that the run never saw."""
+        return self.where(self.unseen)
+
+    @property
+    def in_site(self) -> "Predictions":
+        """The predictions for validation images of the domains that the run was trained on."""
+        return self.where(~self.unseen)
+
+    @classmethod
+    def of(cls, features: Features) -> "Predictions":
+        """Take the predictions from the features of a run."""
+        shown = np.flatnonzero(features.unseen | features.validation)
+        trained_on = features.features[~(features.unseen | features.validation)]
+        scores = trust_scores(
+            features.features[shown], features.logits[shown], features.weight, sample_references(trained_on)
+        )
+        return cls(
+            files=[features.files[i] for i in shown],
+            labels=features.labels[shown],
+            domains=features.domains[shown],
+            unseen=features.unseen[shown],
+            validation=features.validation[shown],
+            logits=features.logits[shown],
+            scores=np.stack(list(scores.values()), axis=1),
+            score_names=list(scores),
+            class_names=features.class_names,
+            domain_names=features.domain_names,
+            targets=features.targets,
+            algorithm=features.algorithm,
+            trial=features.trial,
+            model=features.model,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        values = {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, version=np.asarray(VERSION), **values)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Predictions":
+        """Read a file that `save` wrote; refuse a damaged one."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                values: dict[str, Any] = {name: file[name] for name in file.files}
+            version = int(values.pop("version"))
+            if version > VERSION:
+                raise AidgnError(f"{path} was written by a later aidgn. Install a newer one, or remove the file.")
+            for name in (*TEXTS, "score_names"):
+                values[name] = [str(text) for text in values[name]]
+            for name in ("algorithm", "trial", "model"):
+                values[name] = values[name].item()
+            predictions = cls(**values)
+            predictions._check()
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise AidgnError(
+                f"{path} cannot be used ({error}): it is damaged, or no file of predictions. Remove it; the command "
+                "that wrote it then writes it again."
+            ) from None
+        return predictions
+
+    def _check(self) -> None:
+        """Raise ValueError if the arrays do not fit together."""
+        count = len(self.files)
+        shapes = {
+            "labels": (count,),
+            "domains": (count,),
+            "unseen": (count,),
+            "validation": (count,),
+            "logits": (count, len(self.class_names)),
+            "scores": (count, len(self.score_names)),
+        }
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} has the shape {getattr(self, name).shape}")
+        if {*self.score_names} - {*SCORES}:
+            raise ValueError("it has unknown scores")
+        for name, names in (("labels", self.class_names), ("domains", self.domain_names)):
+            if not np.isin(getattr(self, name), np.arange(len(names))).all():
+                raise ValueError(f"{name} are not all from 0 to {len(names) - 1}")
+
+
+def load_predictions(run: str | Path, **options: Any) -> Predictions:
+    """Read RUN/predictions.npz, or compute and write it if it is missing, damaged or of another model.
+
+    Args:
+        run: Folder of a finished run.
+        options: Arguments of `extract_features`, for the case that predictions must be computed.
+    """
+    folder = open_run(run)
+    if folder.predictions.exists():
+        try:
+            known = Predictions.load(folder.predictions)
+            if known.model == folder.model_digest:
+                return known
+        except AidgnError:
+            pass  # computed again below
+    predictions = Predictions.of(extract_features(run, **options))
+    predictions.save(folder.predictions)
+    return predictions
