@@ -291,9 +291,8 @@ def test_the_estimate_is_honest(tmp_path: Path) -> None:
         actual = float(
             np.mean([DIGITS.classes[label] == name for label, name in zip(DIGITS.labels[indices], labels, strict=True)])
         )
-        print(
-            f"{DIGITS.domains[new]}: estimated {chosen.mean:.1%} +- {chosen.standard_deviation:.1%}, actually {actual:.1%}"
-        )
+        expected = f"{chosen.mean:.1%} +- {chosen.standard_deviation:.1%}"
+        print(f"{DIGITS.domains[new]}: estimated {expected}, actually {actual:.1%}")
         surprises.append(actual - chosen.mean)
         assert abs(actual - chosen.mean) < 3 * max(chosen.standard_deviation, 0.1)
     # Cautious rather than hopeful, as the runs behind the estimate had one domain less to learn from.
