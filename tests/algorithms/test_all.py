@@ -52,6 +52,9 @@ def test_the_table() -> None:
         "SD",
         "Fishr",
         "EQRM",
+        "SAM",
+        "SAGM",
+        "AIDGN-SAGM",
     ]
     for algorithm in ALGORITHMS.values():
         assert algorithm.title and algorithm.paper and algorithm.__doc__
@@ -304,6 +307,9 @@ CHOICES = {
     ("CDANN", "mlp_dropout"): (0, {0, 0.1, 0.5}),
     ("MTL", "mtl_ema"): (0.99, {0.5, 0.9, 0.99, 1}),
     ("ERM", "resnet_dropout"): (0, {0, 0.1, 0.5}),
+    ("SAM", "rho"): (0.05, {0.01, 0.02, 0.05, 0.1}),
+    ("SAGM", "rho"): (0.05, {0.01, 0.02, 0.05, 0.1}),
+    ("SAGM", "alpha"): (1e-3, {5e-4, 1e-3}),
     ("AIDGN", "lr"): (2.5e-5, {1e-5, 2.5e-5, 5e-5}),
     ("AIDGN-release", "lr"): (2.5e-5, {1.25e-5, 2.5e-5}),
 }

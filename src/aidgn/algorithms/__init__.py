@@ -26,6 +26,7 @@ from aidgn.algorithms.mldg import MLDG
 from aidgn.algorithms.mmd import MMD
 from aidgn.algorithms.mtl import MTL
 from aidgn.algorithms.rsc import RSC
+from aidgn.algorithms.sagm import AIDGNSAGM, SAGM, SAM
 from aidgn.algorithms.sagnet import SagNet
 from aidgn.algorithms.sd import SD
 from aidgn.algorithms.search_space import (
@@ -88,6 +89,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         SD,
         Fishr,
         EQRM,
+        SAM,
+        SAGM,
+        AIDGNSAGM,
     )
 }
 

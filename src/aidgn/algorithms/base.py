@@ -1,6 +1,7 @@
 """The base class of all algorithms."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -176,6 +177,16 @@ class Algorithm(nn.Module):
     def live_batch_norms(self) -> list[_BatchNorm]:
         """Return the layers that normalize by the statistics of their batch."""
         return [layer for layer in self.featurizer.modules() if isinstance(layer, _BatchNorm) and layer.training]
+
+    @contextmanager
+    def keep_statistics(self) -> Iterator[None]:
+        """Leave the running statistics of batch norm as they are, whatever passes inside the context."""
+        buffers = [
+            (buffer, buffer.clone()) for layer in self.live_batch_norms() for buffer in layer.buffers(recurse=False)
+        ]
+        yield
+        for buffer, saved in buffers:
+            buffer.copy_(saved)
 
     def adam(
         self,

@@ -49,7 +49,6 @@ class MLDG(Algorithm):
         inner = self.inner
         optimizer = self.optimizers["main"]
         total_loss = torch.zeros((), device=minibatches[0][1].device)
-        live = self.live_batch_norms()
         reached: set[int] = set()  # parameters with a gradient: in a warm start, those of the head
         optimizer.zero_grad()
         torch._foreach_zero_(inner.total)
@@ -74,14 +73,12 @@ class MLDG(Algorithm):
             x_i, y_i, x_j, y_j = paired(minibatches, i, j)
             accumulate(x_i, y_i, 1 / self.num_domains)
             # The network itself takes the inner step; its weights and running statistics are restored afterwards.
-            statistics = [(buffer, buffer.clone()) for layer in live for buffer in layer.buffers(recurse=False)]
             inner.try_step(self.hparams.lr * self.lr_factor)
             optimizer.zero_grad()
-            accumulate(x_j, y_j, self.hparams.mldg_beta / self.num_domains)
+            with self.keep_statistics():
+                accumulate(x_j, y_j, self.hparams.mldg_beta / self.num_domains)
             optimizer.zero_grad()
             inner.undo()
-            for buffer, saved in statistics:
-                buffer.copy_(saved)
 
         for parameter, total in zip(inner.parameters, inner.total, strict=True):
             parameter.grad = total if id(parameter) in reached else None
