@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from PIL import Image
 from aidgn.data import load_dataset
 from aidgn.inference import load_model
 from aidgn.training import RunSpec, train
+from tests.conftest import Tally
 
 DIGITS = load_dataset("digits")
 
@@ -199,31 +200,89 @@ def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> N
     assert not list(tmp_path.glob("aidgn-serve-*"))
 
 
-def test_hundreds_of_slow_connections(server: Server) -> None:
-    """Connections that send nothing, half a header or a slow body end soon and keep nobody else out."""
+def test_slow_connections_keep_nobody_out(server: Server, tally: Tally) -> None:
+    """Connections that send nothing, half a header, a slow body, or read nothing."""
     port = int(server.url.rpartition(":")[2])
     header = f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n".encode()
     body = b"Content-Length: 100000\r\nContent-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+    deaf = f"GET /api/model HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode() * 50
     digit = encoded(DIGITS.pixels[0])
     with ExitStack() as stack:
 
         def connect(content: bytes) -> socket.socket:
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection = stack.enter_context(socket.socket())
+            if content is deaf:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(60)
+            connection.connect(("127.0.0.1", port))
             connection.sendall(content)
             return connection
 
         began = time.monotonic()
-        silent = [connect(b"") for _ in range(300)]
-        half_header = connect(header)
-        slow = [connect(header + body) for _ in range(10)]  # more than may be answered at a time
-        assert send(server, ("a.png", digit)).status_code == 200
-        assert time.monotonic() - began < 5
-        assert all(connection.recv(4096).startswith(b"HTTP/1.1 408") for connection in slow)
-        assert half_header.recv(4096) == silent[-1].recv(4096) == b""  # closed
-        assert time.monotonic() - began < 30
+        contents = (b"", header, header + body, deaf)
+        opened = [(content, connect(content)) for _ in range(75) for content in contents]
+        seconds = []
+        for _ in range(8):
+            asked = time.monotonic()
+            with tally("page among 300 slow connections, within a second"):
+                assert httpx.get(server.url).status_code == 200
+                assert time.monotonic() - asked < 1
+            asked = time.monotonic()
+            with tally("prediction among 300 slow connections, within a second"):
+                assert send(server, ("a.png", digit)).status_code == 200
+                assert time.monotonic() - asked < 1
+            seconds.append(time.monotonic() - began)
+            time.sleep(0.2)
+        assert seconds[0] < 5  # while all of them are open
+        for content, connection in opened:
+            with tally("slow connections that end"):
+                answer = b""
+                while part := connection.recv(65536):
+                    answer += part
+                if content is deaf:
+                    assert answer.startswith(b"HTTP/1.1 200")
+                else:
+                    assert answer.startswith((b"HTTP/1.1 408", b"HTTP/1.1 429")) or not content + answer
+        assert time.monotonic() - began < 40
         invalid = connect(b"nonsense\r\n\r\n")
         status, _, text = b"".join(iter(lambda: invalid.recv(4096), b"")).partition(b"\r\n\r\n")
         assert status.startswith(b"HTTP/1.1 400") and json.loads(text)["error"]["status"] == 400
+        assert httpx.get(f"{server.url}/api/health").json() == {"status": "ok", "working": 0, "waiting": 0}
+
+
+def test_refused_bodies_end(server: Server, tally: Tally) -> None:
+    """A client that goes on sending after its answer is cut off."""
+    port = int(server.url.rpartition(":")[2])
+    header = f"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000000\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as endless, tally("bodies that drip after a 404"):
+        endless.sendall(header)
+        assert endless.recv(4096).startswith(b"HTTP/1.1 404")
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() - began < 60:
+                endless.sendall(b"x")
+                time.sleep(0.1)
+        assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_five_hundred_uploads_at_once(server: Server, tally: Tally) -> None:
+    digit = encoded(DIGITS.pixels[0])
+    noise = encoded(np.random.default_rng(0).integers(0, 256, (600, 600, 3), np.uint8))  # 1 MB
+    label = send(server, ("a.png", digit)).json()["images"][0]["label"]
+
+    def upload(number: int) -> int:
+        with tally("500 uploads at once, answered 200 or 429"):
+            answer = send(server, ("a.png", noise if number % 5 == 0 else digit))
+            assert answer.status_code in (200, 429)
+            assert (answer.json()["error"]["status"] == 429) if answer.status_code == 429 else answer.json()["images"]
+            assert answer.status_code == 429 or number % 5 == 0 or answer.json()["images"][0]["label"] == label
+        return answer.status_code
+
+    with ThreadPoolExecutor(500) as pool:
+        statuses = Counter(pool.map(upload, range(500)))
+    assert statuses[200] >= 72  # as many as find a place
+    assert send(server, ("a.png", digit)).status_code == 200
 
 
 def test_a_closed_terminal_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from aidgn.errors import AidgnError
 from aidgn.inference import Model, find_model, load_model
 from aidgn.runs.folder import RunFolder
 from aidgn.serve.access import SameOriginMiddleware, content_security_policy
+from aidgn.serve.admission import Admission, Admitted
 from aidgn.serve.engine import Engine, Limits
 from aidgn.serve.errors import RequestError, on_failure, on_http_error, on_request_error
 from aidgn.serve.form import read_form
@@ -121,7 +122,8 @@ class Server:
 
     def __init__(self, model: Model, space: LatentSpace | None, limits: Limits, name: str, note: str | None):
         self.model, self.space, self.limits, self.name, self.note = model, space, limits, name, note
-        self.working = self.waiting = 0
+        self.admission = Admission(limits.waiting + limits.requests)
+        self.working = 0
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -134,32 +136,18 @@ class Server:
 
     async def predict(self, request: Request) -> Response:
         began = time.monotonic()
-        if self.waiting + self.working >= self.limits.waiting + self.limits.requests:
-            raise RequestError(429, f"{self.waiting} requests are waiting already. Try again in a few seconds.")
-        received = False
         images = None
+        admitted = None
         try:
-            async with asyncio.timeout(self.limits.seconds), AsyncExitStack() as cleanup:
-                self.waiting += 1
-                try:
-                    form = await read_form(request, self.limits)
-                    cleanup.push_async_callback(form.close)
-                    received = True
-                    await self.turn.acquire()  # after reading, so that slow senders keep nobody waiting
-                    cleanup.callback(self.turn.release)
-                finally:
-                    self.waiting -= 1
-                self.working += 1
-                try:
-                    images = await self.run_until_disconnect(request, self.classify(form))
-                finally:
-                    self.working -= 1
+            async with asyncio.timeout(self.limits.seconds) as timeout, AsyncExitStack() as cleanup:
+                admitted = self.admission.admit(request.client.host if request.client else "", timeout)
+                cleanup.callback(self.admission.requests.discard, admitted)
+                form = await read_form(request, self.limits, admitted)
+                cleanup.push_async_callback(form.close)
+                admitted.complete = True
+                images = await self.run_until_disconnect(request, self.classify(form))
         except TimeoutError:
-            if received:
-                message = f"There was no answer within {self.limits.seconds} seconds. Try again later, or send fewer"
-                raise RequestError(503, f"{message} or smaller pictures.") from None
-            message = f"The request was not complete after {self.limits.seconds} seconds."
-            raise RequestError(408, message) from None
+            raise self.timeout_error(admitted) from None
         except ClientDisconnect:
             pass
         if images is None:
@@ -168,11 +156,24 @@ class Server:
         status = errors[0] if len(errors) == len(images) else 200
         return JSONResponse({"images": images, "seconds": round(time.monotonic() - began, 3)}, status)
 
+    def timeout_error(self, admitted: Admitted | None) -> RequestError:
+        if admitted is None or admitted.complete:
+            message = f"There was no answer within {self.limits.seconds} seconds. Try again later, or send fewer"
+            return RequestError(503, f"{message} or smaller pictures.")
+        if admitted.evicted:
+            return RequestError(429, "Others took the place of this request, which arrived slowly. Try again later.")
+        return RequestError(408, f"The request was not complete after {self.limits.seconds} seconds.")
+
     async def classify(self, form: FormData) -> list[dict[str, Any]]:
         uploads = [value for key, value in form.multi_items() if isinstance(value, UploadFile)]
         if not uploads:
             raise RequestError(422, "There is no picture in the request: each is a part `images` with a file name.")
-        return await asyncio.gather(*(self.classify_file(upload) for upload in uploads))
+        async with self.turn:  # after reading, so that slow senders keep nobody waiting
+            self.working += 1
+            try:
+                return await asyncio.gather(*(self.classify_file(upload) for upload in uploads))
+            finally:
+                self.working -= 1
 
     async def classify_file(self, upload: UploadFile) -> dict[str, Any]:
         """Classify an uploaded file. The name from the sender is sent back and has no other use."""
@@ -231,4 +232,6 @@ class Server:
         return Response(picture, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
 
     async def health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok", "working": self.working, "waiting": self.waiting})
+        return JSONResponse(
+            {"status": "ok", "working": self.working, "waiting": len(self.admission.requests) - self.working}
+        )

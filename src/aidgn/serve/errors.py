@@ -4,6 +4,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+RETRY_SECONDS = "3"  # before a client of a busy server tries again
+
 
 class RequestError(Exception):
     """A request that the server refuses.
@@ -20,7 +22,7 @@ class RequestError(Exception):
 
 
 def error_response(status: int, message: str) -> JSONResponse:
-    headers = {"Retry-After": "3"} if status in (429, 503) else None
+    headers = {"Retry-After": RETRY_SECONDS} if status in (429, 503) else None
     return JSONResponse({"error": {"status": status, "message": message}}, status, headers)
 
 

@@ -17,8 +17,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aidgn.errors import AidgnError
+from aidgn.serve.admission import network_of
+from aidgn.serve.errors import RETRY_SECONDS
 
 HEADER_SECONDS = 10.0
+WRITE_SECONDS = 30.0  # for a client to read what is sent
+MAX_CONNECTIONS = 256  # of one address, before those that send nothing are closed
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -52,7 +56,7 @@ def run_server(app: ASGIApp, bound: socket.socket, header_seconds: float = HEADE
         header_seconds: Time for the header of a request.
     """
 
-    class Protocol(HeaderTimeoutProtocol):
+    class Protocol(PatientProtocol):
         seconds = header_seconds
 
     # The application limits requests. A limit on connections would lock everyone out once someone holds that many.
@@ -82,41 +86,89 @@ class PatientServer(uvicorn.Server):
             super().handle_exit(sig, frame)
 
 
-class HeaderTimeoutProtocol(H11Protocol):
-    """HTTP that closes connections whose request header does not arrive in time, and reports errors as JSON."""
+class PatientProtocol(H11Protocol):
+    """HTTP that gives clients limited time for the header, for the rest of a refused request and for reading.
+
+    A client with more than `MAX_CONNECTIONS` loses those that have waited for a header for a second. Errors are JSON.
+    """
 
     seconds = HEADER_SECONDS
     deadline: asyncio.TimerHandle | None = None
+    waiting_since: float | None = None  # for a header
+    refused = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.network = network_of(self.client[0] if self.client else "")
         self.expect_header()
+        mine = [other for other in self.connections if getattr(other, "network", None) == self.network]
+        if len(mine) > MAX_CONNECTIONS:
+            now = self.loop.time()
+            for other in mine:
+                assert isinstance(other, PatientProtocol)
+                if other.waiting_since is not None and now - other.waiting_since > 1:
+                    other.refuse(429, f"There are more than {MAX_CONNECTIONS} connections from this address.")
 
-    def on_response_complete(self) -> None:
-        self.expect_header()
-        super().on_response_complete()
+    def data_received(self, data: bytes) -> None:
+        if not self.refused:
+            super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.conn.their_state is not h11.IDLE:  # the header is complete
-            self.cancel_deadline()
+        if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):  # the application has the request
+            self.set_deadline(None)
+            self.waiting_since = None
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.cancel_deadline()
-        super().connection_lost(exc)
+    def on_response_complete(self) -> None:
+        self.expect_header()  # also the end of a body that nobody reads
+        super().on_response_complete()
 
     def expect_header(self) -> None:
-        self.cancel_deadline()
-        self.deadline = self.loop.call_later(self.seconds, self.transport.close)
+        self.waiting_since = self.loop.time()
+        self.set_deadline(self.seconds)
 
-    def cancel_deadline(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.set_deadline(None)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.set_deadline(WRITE_SECONDS)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.set_deadline(None if self.waiting_since is None else self.seconds)
+
+    def set_deadline(self, seconds: float | None) -> None:
         if self.deadline is not None:
             self.deadline.cancel()
-            self.deadline = None
+        self.deadline = None if seconds is None else self.loop.call_later(seconds, self.end)
+
+    def end(self) -> None:
+        """Close a connection that took too long."""
+        if self.flow.write_paused:  # the client does not read
+            self.transport.abort()
+        elif self.conn.our_state is h11.IDLE and self.conn.trailing_data[0] and not self.refused:
+            self.refuse(408, f"The header of the request was not complete after {self.seconds:g} seconds.")
+        else:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        body = json.dumps({"error": {"status": 400, "message": msg}}).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        self.refuse(400, msg)
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer instead of the application, and close soon. Closing at once could lose the answer."""
+        self.refused = True
+        self.waiting_since = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps({"error": {"status": status, "message": message}}).encode()
+            headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+            headers += [("connection", "close"), ("cache-control", "no-store")]
+            headers += [("retry-after", RETRY_SECONDS)] if status == 429 else []
+            for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.write_eof()
+        self.set_deadline(1)
