@@ -51,12 +51,12 @@ class SharpnessAware(Algorithm):
         self.begin_update(minibatches)
         terms = self.backward(minibatches)
         trained = [parameter for parameter in self.ascent.parameters if parameter.grad is not None]
-        total = torch._foreach_mul([parameter.grad for parameter in trained], self.own_share)
+        total = torch._foreach_mul(gradients_of(trained), self.own_share)
         self.ascent.step()
         with self.keep_statistics():
             nearby = self.backward(minibatches)
         self.ascent.undo()
-        torch._foreach_add_(total, [parameter.grad for parameter in trained], alpha=1 - self.own_share)
+        torch._foreach_add_(total, gradients_of(trained), alpha=1 - self.own_share)
         for parameter, gradient in zip(trained, total, strict=True):
             parameter.grad = gradient
         for optimizer in self.optimizers.values():
@@ -90,14 +90,19 @@ class Ascent(torch.optim.Optimizer):
     def step(self) -> None:  # type: ignore[override]
         torch._foreach_copy_(self.before, self.parameters)
         moved = [parameter for parameter in self.parameters if parameter.grad is not None]
-        gradients = [parameter.grad for parameter in moved]
-        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        gradients = gradients_of(moved)
+        norm = torch.stack([*torch._foreach_norm(gradients)]).norm()
         factor = self.rho / (norm + 1e-12) - self.alpha
-        torch._foreach_add_(moved, torch._foreach_mul(gradients, factor))
+        torch._foreach_add_(moved, [*torch._foreach_mul(gradients, factor)])
 
     @torch.no_grad()
     def undo(self) -> None:
         torch._foreach_copy_(self.parameters, self.before)
+
+
+def gradients_of(parameters: list[Tensor]) -> list[Tensor]:
+    """List the gradients of parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 class SAM(SharpnessAware, ERM):
