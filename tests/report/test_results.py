@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from aidgn.report.comparison import comparison_tables
+from aidgn.report.table import keep_algorithms
+from aidgn.report.table_formats import to_markdown
+from aidgn.selection import read_runs
+
 ROOT = Path(__file__).parents[2]
 RUNS, REPEATED = "docs/results/pacs-resnet50-he2015.zip", "docs/results/pacs-repeated.zip"
 
@@ -33,3 +38,14 @@ def test_tables_are_what_their_commands_print(command: list[str]) -> None:
     table = printed[printed.index("| Algorithm") :].split("\n\n")[0].strip()
     assert len(table.splitlines()) > 10
     assert table in page
+
+
+def test_comparison_is_what_its_command_prints() -> None:
+    page = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
+    names = ("AIDGN", "AIDGN+SMA", "ERM", "ERM+SMA", "EQRM")
+    printed = "\n\n".join(
+        to_markdown(table) for table in comparison_tables(keep_algorithms(read_runs(ROOT / RUNS), names))
+    )
+    for table in ("| Comparison", "| Algorithm"):
+        text = printed[printed.index(table) :].split("\n\n")[0].strip()
+        assert len(text.splitlines()) > 6 and text in page

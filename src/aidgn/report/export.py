@@ -1,4 +1,4 @@
-"""All records in one CSV or Parquet file, for any other analysis."""
+"""All records, or the metrics of all runs, in one CSV or Parquet file, for any other analysis."""
 
 import csv
 import json
@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aidgn.errors import AidgnError
 from aidgn.escape import for_csv
 from aidgn.files import atomic_write
-from aidgn.runs.records import Record, as_records
-from aidgn.selection import domain_names
+from aidgn.metrics import METRICS
+from aidgn.runs.records import Record, Records, as_records
+from aidgn.selection import domain_names, select
 
 
 def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
@@ -36,6 +39,38 @@ def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
                 yield [*front, record["step"], *(record.get(key) for key in keys), *back]
 
     write_rows(path, [*run_keys, "step", *keys, *(f"hparams.{key}" for key in hparams)], lines())
+
+
+def write_tidy(records: Iterable[Record], method: str, path: str | Path) -> int:
+    """Write a line per finished run and metric, on the unseen domain at the step that the validation images select.
+
+    Args:
+        records: Records of runs.
+        method: Selection method, a name in `aidgn.selection.METHODS`. `selected` says whether it chose the run, which
+            then is shown at the step that it chose.
+        path: File to write; Parquet if the name ends in .parquet, else CSV.
+
+    Returns:
+        The number of lines.
+    """
+    finished = as_records(records).finished()
+    chosen = {_place(row): row for row in select(finished, method)}
+    header = ["dataset", "algorithm", "target", "trial", "draw", "step", "selected", "metric", "value"]
+    lines: list[list[Any]] = []
+    for run in finished.runs:
+        for row in select(Records([run])):
+            best = chosen.get(_place(row))
+            selected = best is not None and best["hparams_seed"] == row["hparams_seed"]
+            row = best if selected and best else row
+            front = [row["dataset"], row["algorithm"], row.get("target_name", row["target"]), row["trial"]]
+            front += [row["hparams_seed"], row["step"], selected]
+            lines += [[*front, metric, row[metric]] for metric in METRICS if not np.isnan(row.get(metric, np.nan))]
+    write_rows(path, header, lines)
+    return len(lines)
+
+
+def _place(row: Record) -> tuple[Any, ...]:
+    return row["dataset"], row["algorithm"], row["target"], row["trial"]
 
 
 def write_rows(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

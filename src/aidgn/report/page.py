@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aidgn
+from aidgn.analysis.comparison import MIN_TRIALS
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError, some
 from aidgn.files import for_json, write_text
@@ -127,6 +128,7 @@ def write_report(
         latent.sheets,
         title=_title(records),
         datasets=payload["datasets"],
+        min_trials=MIN_TRIALS,
         results=results,
         notes=notes,
         source_count=_source_count(records),

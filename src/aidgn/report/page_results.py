@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from markupsafe import Markup
 
+from aidgn.analysis.comparison import compare
 from aidgn.errors import AidgnError
 from aidgn.metrics import METRICS
+from aidgn.report.comparison import format_comparisons
 from aidgn.report.page_answer import Answer, make_answer
 from aidgn.report.page_data import datasets_of, drop_untargeted, with_paper
+from aidgn.report.rank_figure import draw_ranks, to_svg
 from aidgn.report.table import Trials, tables
-from aidgn.report.table_formats import RowName, Table
+from aidgn.report.table_formats import RowName, Table, TextTable
 from aidgn.runs.records import Record, Records
 from aidgn.selection import METHODS, select
 
@@ -40,6 +44,8 @@ class Result:
     answers: dict[str, Answer | None] = field(default_factory=dict)  # by data set
     metric_tables: list[Table] = field(default_factory=list)  # of the metrics other than accuracy
     class_accuracies: dict[str, ClassAccuracies] = field(default_factory=dict)  # by data set
+    comparisons: list[TextTable] = field(default_factory=list)
+    rank_figures: dict[str, Markup] = field(default_factory=dict)  # SVG by data set, "" for all of several
 
     @property
     def short_title(self) -> str:
@@ -78,7 +84,22 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
         for table in [*shown, *metric_tables]:
             drop_untargeted(table, records)
         by_class = average_classes(rows, _class_names(finished))
-        result = Result(method, shown, extra, accuracies, metric_tables=metric_tables, class_accuracies=by_class)
+        comparisons = compare(finished, method)
+        figures = [(found.dataset or "", draw_ranks(found)) for found in comparisons]
+        result = Result(
+            method,
+            shown,
+            extra,
+            accuracies,
+            metric_tables=metric_tables,
+            class_accuracies=by_class,
+            comparisons=format_comparisons(comparisons, finished, method),
+            rank_figures={
+                name: to_svg(figure, f"ranks-{method}-{number}")
+                for number, (name, figure) in enumerate(figures)
+                if figure
+            },
+        )
         for entry in datasets_of(finished):
             by_row = accuracies.get(entry["name"], {})
             by_algorithm = {name: by_row[RowName(name)] for name in entry["algorithms"] if RowName(name) in by_row}

@@ -1,6 +1,6 @@
 """Tables of results, accuracies or another metric: mean and spread over trials, per target and per data set."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -94,6 +94,18 @@ def tables(
         table.notes += paper_notes(table.rows, method) if paper else []
         table.notes += reading_notes
     return made
+
+
+def keep_algorithms(records: Records, algorithms: Collection[str]) -> Records:
+    """Keep the runs of these algorithms, given by their labels in tables; all runs if none is given."""
+    if not algorithms:
+        return records
+    known = {run.args["algorithm"] for run in records.runs}
+    for name in algorithms:
+        if name not in known:
+            raise UnknownNameError("run of", name, known, f"There are {some(sorted(known), 30)}.")
+    runs = [run for run in records.runs if run.args["algorithm"] in algorithms]
+    return Records(runs, records.cut, records.twice, records.empty)
 
 
 def make_tables(

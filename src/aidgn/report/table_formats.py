@@ -69,6 +69,7 @@ class Table:
     dataset: str | None = None  # None: over several data sets
     spread: str | None = None  # a key of SPREADS; None: no caption
     metric: str = "accuracy"  # a key of METRICS
+    head: str = "Algorithm"  # title of the column of names
 
     @property
     def ours(self) -> list[Row]:
@@ -141,7 +142,29 @@ class Table:
         return to_html(self)
 
 
-def to_terminal(table: Table) -> str:
+@dataclass
+class TextTable:
+    """A table whose cells are composed already, for the same formats as `Table`."""
+
+    title: str
+    head: str  # title of the column of names
+    columns: list[str]
+    rows: list[Row]  # with the numbers to sort by
+    texts: list[list[CellText]]
+    footnotes: list[str] = field(default_factory=list)
+    dataset: str | None = None  # None: over several data sets
+
+    def body(self) -> Iterator[tuple[Row, list[CellText]]]:
+        yield from zip(self.rows, self.texts, strict=True)
+
+    def __str__(self) -> str:
+        return to_markdown(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+
+def to_terminal(table: Table | TextTable) -> str:
     """Format with the terminal's codes for bold and underlined; as wide as needed if the output is no terminal."""
     from rich import box
     from rich.console import Console
@@ -157,7 +180,7 @@ def to_terminal(table: Table) -> str:
         pad_edge=False,
         padding=(0, 1) if width >= 72 else 0,
     )
-    grid.add_column("Algorithm", overflow="fold")  # a narrow terminal may break a name, but cuts none off
+    grid.add_column(table.head, overflow="fold")  # a narrow terminal may break a name, but cuts none off
     for column in table.columns:
         grid.add_column(Text(for_terminal(column)), justify="right", overflow="fold")
     for row, cells in table.body():
@@ -174,12 +197,12 @@ def to_terminal(table: Table) -> str:
     return output.getvalue().rstrip("\n")
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: Table | TextTable) -> str:
     marked = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
     lines = [
         f"### {for_markdown(table.title)}",
         "",
-        f"| Algorithm | {' | '.join(map(for_markdown, table.columns))} |",
+        f"| {table.head} | {' | '.join(map(for_markdown, table.columns))} |",
         f"|:--|{'--:|' * len(table.columns)}",
     ]
     for row, cells in table.body():
@@ -188,7 +211,7 @@ def to_markdown(table: Table) -> str:
     return "\n".join([*lines, "", *(f"{for_markdown(note)}  " for note in table.footnotes)])
 
 
-def to_latex(table: Table) -> str:
+def to_latex(table: Table | TextTable) -> str:
     marked = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -197,7 +220,7 @@ def to_latex(table: Table) -> str:
         rf"\caption{{{for_latex(' '.join([table.title + '.', *table.footnotes]))}}}",
         rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         r"\toprule",
-        " & ".join(["Algorithm", *map(for_latex, table.columns)]) + r" \\",
+        " & ".join([table.head, *map(for_latex, table.columns)]) + r" \\",
         r"\midrule",
     ]
     previous = "ours"
@@ -213,9 +236,9 @@ def to_latex(table: Table) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
 
 
-def to_html(table: Table) -> str:
+def to_html(table: Table | TextTable) -> str:
     marked = {"": "{}", "best": "<strong>{}</strong>", "second": "<u>{}</u>"}
-    heads = "".join(f'<th scope="col">{for_html(column)}</th>' for column in ["Algorithm", *table.columns])
+    heads = "".join(f'<th scope="col">{for_html(column)}</th>' for column in [table.head, *table.columns])
     notes = "".join(f"<br><small>{for_html(note)}</small>" for note in table.footnotes)
     lines = [
         '<table class="results">',
@@ -229,7 +252,7 @@ def to_html(table: Table) -> str:
     return "\n".join([*lines, "</tbody>", "</table>"])
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
+FORMATS: dict[str, Callable[[Table | TextTable], str]] = {
     "terminal": to_terminal,
     "markdown": to_markdown,
     "latex": to_latex,

@@ -1,0 +1,349 @@
+"""Paired comparisons of algorithms: differences with intervals, permutation tests, and average ranks.
+
+Two algorithms are compared on the results that both have: a pair is the same unseen domain of the same trial. Under the
+hypothesis that both have the same accuracy on these domains, the sign of every difference is as likely as its opposite.
+The tests say nothing of other domains than these.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+from scipy.stats import friedmanchisquare, permutation_test, rankdata, studentized_range
+
+from aidgn.analysis.statistics import holm
+from aidgn.metrics import METRICS
+from aidgn.runs.records import Record, RunRecords, as_records
+from aidgn.selection import select
+
+LEVEL = 0.05
+MIN_TRIALS = 3  # fewer show differences, but are never called a result
+RESAMPLES = 2**16  # permutations; up to 16 pairs have no more, so that their test is exact
+
+
+class Pair(NamedTuple):
+    """What a result of one algorithm is paired with: that of another with the same values."""
+
+    dataset: str
+    target: int
+    trial: int
+
+
+Values = dict[Pair, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two algorithms, the one with the better mean first.
+
+    Args:
+        first: Algorithm with the better mean.
+        second: The other algorithm.
+        trials: Trials that both have on every target; of several data sets the fewest.
+        pairs: Number of pairs (target, trial) in these trials.
+        mean: Mean of first minus second; in points if the metric is a share. NaN without pairs.
+        low: Lower end of the 95 % interval of the mean (Student's t over pairs); None if there is no test.
+        high: Its upper end.
+        p: p-value of the permutation test; None if there is no test.
+        p_holm: p-value corrected for the number of tests (Holm 1979).
+        wins: Pairs in which the first is better.
+        losses: Pairs in which the second is better.
+        targets: Mean difference by (data set, target).
+        draws: Largest number of draws of hyper-parameters that one result of the first and of the second was chosen
+            from.
+    """
+
+    first: str
+    second: str
+    trials: int
+    pairs: int
+    mean: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None
+    wins: int
+    losses: int
+    targets: dict[tuple[str, int], float]
+    draws: tuple[int, int]
+
+    @property
+    def ties(self) -> int:
+        return self.pairs - self.wins - self.losses
+
+    @property
+    def same_budget(self) -> bool:
+        """Whether both algorithms were chosen from the same number of draws."""
+        return self.draws[0] == self.draws[1]
+
+    @property
+    def clear(self) -> bool:
+        """Whether the corrected test finds a difference between algorithms with the same budget."""
+        return self.p_holm is not None and self.p_holm < LEVEL and self.same_budget
+
+    @property
+    def verdict(self) -> str:
+        """The result in a few words."""
+        if self.p_holm is None:
+            return f"too few trials ({self.trials})"
+        if not self.same_budget:
+            return f"unequal draws ({self.draws[0]}, {self.draws[1]})"
+        return f"{self.first} is better" if self.clear else "no clear difference"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Average ranks over pairs (target, trial), 1 for the best (Demšar 2006).
+
+    Args:
+        averages: Average rank by algorithm, the best first.
+        blocks: Number of pairs that were ranked.
+        p: p-value of Friedman's test that all algorithms are alike; None for two algorithms.
+        critical_difference: Ranks that are further apart differ clearly (Nemenyi's test at 5 %).
+    """
+
+    averages: dict[str, float]
+    blocks: int
+    p: float | None
+    critical_difference: float
+
+    def groups(self) -> list[list[str]]:
+        """Return the largest groups of algorithms whose ranks are too close to tell them apart."""
+        names = list(self.averages)
+        groups: list[list[str]] = []
+        for start, name in enumerate(names):
+            limit = self.averages[name] + self.critical_difference
+            group = [other for other in names[start:] if self.averages[other] <= limit]
+            if len(group) > 1 and not any(set(group) <= set(found) for found in groups):
+                groups.append(group)
+        return groups
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of all algorithms on a data set, or over several.
+
+    Args:
+        dataset: Name of the data set; None for several.
+        metric: A key of `aidgn.metrics.METRICS`.
+        differences: Every two algorithms; those with the largest difference first.
+        ranks: Average ranks; None if there are fewer than two algorithms with enough trials.
+        left_out: Algorithms with too few trials for a test, with the number.
+    """
+
+    dataset: str | None
+    metric: str
+    differences: list[Difference]
+    ranks: Ranks | None
+    left_out: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        differences = [
+            {
+                **asdict(difference),
+                "ties": difference.ties,
+                "verdict": difference.verdict,
+                "targets": [
+                    {"dataset": dataset, "target": target, "mean": mean}
+                    for (dataset, target), mean in difference.targets.items()
+                ],
+            }
+            for difference in self.differences
+        ]
+        ranks = self.ranks and {**asdict(self.ranks), "groups": self.ranks.groups()}
+        return {
+            "dataset": self.dataset,
+            "metric": self.metric,
+            "differences": differences,
+            "ranks": ranks,
+            "left_out": self.left_out,
+        }
+
+
+def compare(
+    records: Iterable[Record],
+    method: str = "training",
+    metric: str = "accuracy",
+) -> list[Comparison]:
+    """Compare every two algorithms on the results that a selection method selects.
+
+    Args:
+        records: Records of runs. Unfinished runs are left out.
+        method: Selection method, a name in `aidgn.selection.METHODS`.
+        metric: A key of `aidgn.metrics.METRICS`.
+
+    Returns:
+        A comparison per data set and, if there are several data sets, one over all of them.
+    """
+    finished = as_records(records).finished()
+    values: dict[str, Values] = {}
+    for row in select(finished, method):
+        if not np.isnan(row.get(metric, np.nan)):
+            pair = Pair(row["dataset"], row["target"], row["trial"])
+            values.setdefault(row["algorithm"], {})[pair] = METRICS[metric].factor * row[metric]
+    draws = count_draws(finished.runs)
+    datasets = list(dict.fromkeys(pair.dataset for results in values.values() for pair in results))
+    made = []
+    for dataset in datasets:
+        on_dataset = {
+            name: {pair: value for pair, value in results.items() if pair.dataset == dataset}
+            for name, results in values.items()
+        }
+        made.append(compare_values(dataset, {k: v for k, v in on_dataset.items() if v}, draws, metric))
+    if len(datasets) > 1:
+        made.append(compare_values(None, values, draws, metric))
+    return made
+
+
+def count_draws(runs: Iterable[RunRecords]) -> dict[tuple[str, str], int]:
+    """Count the draws of hyper-parameters by (data set, algorithm): the most for one target and trial."""
+    draws: dict[tuple[str, str], dict[tuple[int, int], set[int]]] = {}
+    for run in runs:
+        if len(run.targets) == 1:
+            places = draws.setdefault((run.args["dataset"], run.args["algorithm"]), {})
+            places.setdefault((run.targets[0], run.args["trial_seed"]), set()).add(run.args["hparams_seed"])
+    return {key: max(map(len, places.values())) for key, places in draws.items()}
+
+
+def compare_values(
+    dataset: str | None,
+    values: Mapping[str, Values],
+    draws: Mapping[tuple[str, str], int],
+    metric: str = "accuracy",
+) -> Comparison:
+    """Compare every two algorithms on their values.
+
+    If several algorithms have enough trials for a test, those with fewer are left out.
+
+    Args:
+        dataset: Name of the data set; None for several.
+        values: Values by algorithm and pair.
+        draws: Number of draws by (data set, algorithm).
+        metric: A key of `aidgn.metrics.METRICS`.
+    """
+    everywhere = {(pair.dataset, pair.target) for results in values.values() for pair in results}
+    trials = {name: _fewest(complete_trials([results], everywhere)) for name, results in values.items()}
+    enough = [name for name in values if trials[name] >= MIN_TRIALS]
+    names = enough if len(enough) > 1 else list(values)
+    higher = METRICS[metric].higher_is_better
+    found = [_difference(first, second, values, everywhere, draws, higher) for first, second in combinations(names, 2)]
+    tests = [number for number, difference in enumerate(found) if difference.p is not None]
+    corrected = dict(zip(tests, holm([found[number].p for number in tests]), strict=True))  # type: ignore[misc]
+    found = [replace(difference, p_holm=corrected.get(number)) for number, difference in enumerate(found)]
+    found.sort(key=lambda difference: -abs(np.nan_to_num(difference.mean)))
+    left_out = {name: trials[name] for name in values if name not in names}
+    ranks = rank({name: values[name] for name in enough}, everywhere, higher) if len(enough) > 1 else None
+    return Comparison(dataset, metric, found, ranks, left_out)
+
+
+def complete_trials(results: Sequence[Values], targets: Collection[tuple[str, int]]) -> dict[str, list[int]]:
+    """Return the trials in which all of these results have every target of a data set, by data set."""
+    common = set.intersection(*(set(values) for values in results))
+    complete = {}
+    for dataset in dict.fromkeys(dataset for dataset, _ in sorted(targets)):
+        wanted = [target for name, target in targets if name == dataset]
+        by_target = [{pair.trial for pair in common if pair[:2] == (dataset, target)} for target in wanted]
+        complete[dataset] = sorted(set.intersection(*by_target))
+    return complete
+
+
+def _fewest(trials: Mapping[str, Sequence[int]]) -> int:
+    return min(map(len, trials.values()))
+
+
+def _difference(
+    first: str,
+    second: str,
+    values: Mapping[str, Values],
+    everywhere: Collection[tuple[str, int]],
+    draws: Mapping[tuple[str, str], int],
+    higher_is_better: bool,
+) -> Difference:
+    """Compare two algorithms in the trials that both have on every target, so that no target counts more."""
+    complete = complete_trials([values[first], values[second]], everywhere)
+    pairs = [Pair(dataset, target, trial) for dataset, target in sorted(everywhere) for trial in complete[dataset]]
+    gaps = np.array([values[first][pair] - values[second][pair] for pair in pairs])
+    if len(gaps) and gaps.mean() != 0 and (gaps.mean() > 0) != higher_is_better:
+        first, second, gaps = second, first, -gaps
+    targets = {
+        place: float(np.mean([gap for pair, gap in zip(pairs, gaps, strict=True) if pair[:2] == place]))
+        for place in sorted(everywhere)
+        if complete[place[0]]
+    }
+    better = gaps if higher_is_better else -gaps
+    trials = _fewest(complete)
+    tested = trials >= MIN_TRIALS
+    low, high = mean_interval(gaps) if tested else (None, None)
+    datasets = {dataset for dataset, _ in everywhere}
+    most = [max(draws.get((dataset, name), 1) for dataset in datasets) for name in (first, second)]
+    return Difference(
+        first,
+        second,
+        trials,
+        len(pairs),
+        float(gaps.mean()) if len(gaps) else float("nan"),
+        low,
+        high,
+        sign_permutation_p(gaps) if tested else None,
+        None,
+        int((better > 0).sum()),
+        int((better < 0).sum()),
+        targets,
+        (most[0], most[1]),
+    )
+
+
+def mean_interval(gaps: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
+    """Return the interval mean ± t_(1 - level/2, n - 1) s / sqrt(n) of n differences."""
+    half = stdtrit(len(gaps) - 1, 1 - level / 2) * gaps.std(ddof=1) / np.sqrt(len(gaps))
+    return float(gaps.mean() - half), float(gaps.mean() + half)
+
+
+def sign_permutation_p(gaps: NDArray[np.float64]) -> float:
+    """Return the two-sided p-value of the mean of paired differences when their signs are permuted.
+
+    All 2^n signs are counted up to n = 16, beyond that `RESAMPLES` random ones from a fixed seed.
+    """
+    if not gaps.any():
+        return 1.0
+    result = permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, random_state=0)
+    return float(result.pvalue)
+
+
+def rank(
+    values: Mapping[str, Values], targets: Collection[tuple[str, int]], higher_is_better: bool = True
+) -> Ranks | None:
+    """Rank algorithms within each (target, trial) of the trials that all of them have on every target.
+
+    With k algorithms and N ranked pairs, the critical difference is q sqrt(k (k + 1) / (6 N)), where q is the 95 %
+    quantile of the studentized range of k values, divided by sqrt(2).
+
+    Args:
+        values: Values by algorithm and pair.
+        targets: Targets as (data set, number).
+        higher_is_better: Whether the highest value has rank 1.
+
+    Returns:
+        The ranks; None if no trial is complete.
+    """
+    complete = complete_trials(list(values.values()), targets)
+    pairs = [Pair(dataset, target, trial) for dataset, target in sorted(targets) for trial in complete[dataset]]
+    if not pairs:
+        return None
+    table = np.array([[values[name][pair] for name in values] for pair in pairs])
+    averages = rankdata(-table if higher_is_better else table, axis=1).mean(axis=0)
+    k = len(values)
+    quantile = studentized_range.ppf(1 - LEVEL, k, np.inf) / np.sqrt(2)
+    order = np.argsort(averages, kind="stable")
+    names = list(values)
+    return Ranks(
+        {names[i]: float(averages[i]) for i in order},
+        len(pairs),
+        float(friedmanchisquare(*table.T).pvalue) if k > 2 else None,
+        float(quantile * np.sqrt(k * (k + 1) / (6 * len(pairs)))),
+    )
