@@ -59,15 +59,27 @@ GIVEN: dict[str, Any] = {
     "weight_decay_g": 1e-3,
     "weight_decay_d": 1e-4,
     "lambda": 1.0,
+    "meta_lr": 0.5,
+    "urm_adv_lambda": 0.4,
+    "urm_discriminator_hidden_layers": 2,
+    "urm_discriminator_label_smoothing": 0,
+    "urm_discriminator_lr": 3e-3,
+    "urm_discriminator_optimizer": "adam",
+    "urm_generator_output": "tanh",
 }
 OURS = {"lambda": "dann_lambda"}
+# Where DomainBed keeps featuriser and classifier, if not under these names.
+BODY = {"SagNet": ("network_f", "network_c"), "Fish": ("network.net.0", "network.net.1")}
 # Parts beside featuriser and classifier, there and here.
 PARTS = {
+    "SelfReg": [("cdpl", "projection")],
+    "URM": [("discriminator", "discriminator")],
     "SagNet": [("network_s", "style_classifier")],
     "ARM": [("context_net", "context_net")],
     "DANN": [("discriminator", "discriminator")],
     "CDANN": [("discriminator", "discriminator"), ("class_embeddings", "class_embeddings")],
 }
+OTHER_DRAWS = {"MTL", "Fish"}  # DomainBed's Fish creates a network at every update, which draws its weights
 # Where docs/differences.md says that they differ: always, or with uneven batches.
 DIFFERENT = {("MTL", False), ("MTL", True), ("ARM", True)}
 
@@ -89,9 +101,27 @@ class Network(nn.Module):
             nn.Flatten(),
         )
         self.num_features = self.n_outputs = WIDTH
+        self.activation: nn.Module = nn.Identity()  # DomainBed's URM replaces it; ours applies its own
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
+        return self.activation(self.body(x))
+
+
+class SelfRegPartners:
+    """Draw SelfReg's two partners of an update together: DomainBed draws both for a class before the next class."""
+
+    def __init__(self) -> None:
+        self.second: Tensor | None = None
+
+    def __call__(self, y: Tensor) -> Tensor:
+        if self.second is not None:
+            partners, self.second = self.second, None
+            return partners
+        first, self.second = torch.empty_like(y), torch.empty_like(y)
+        for places in torch.sort(y).indices.split(torch.unique(y, return_counts=True)[1].tolist()):
+            for partners in (first, self.second):
+                partners[places] = places[torch.randperm(len(places))]
+        return first
 
 
 def load(folder: str) -> tuple[ModuleType, ModuleType]:
@@ -110,6 +140,7 @@ def pair(
 ) -> tuple[nn.Module, nn.Module, list[tuple[nn.Module, nn.Module]]]:
     """DomainBed's algorithm, ours with the same weights, and the parts of both that belong together."""
     networks.__dict__["Featurizer"] = lambda shape, hparams: Network(shape[0], norm)
+    networks.__dict__["MNIST_CNN"] = Network  # URM accepts DomainBed's classes alone
     torch.manual_seed(0)
     one = getattr(theirs, name)((3, SIDE, SIDE), CLASSES, DOMAINS, dict(GIVEN))
     named = {OURS.get(key, key): value for key, value in GIVEN.items()}
@@ -121,10 +152,12 @@ def pair(
         DOMAINS,
         **{key: value for key, value in named.items() if key in kind.search_space},
     )
-    body = ("network_f", "network_c") if name == "SagNet" else ("featurizer", "classifier")
+    if name == "SelfReg":
+        other.draw_partners = SelfRegPartners()  # ours draws them without waiting for a GPU
+    names = ("featurizer", "classifier")
     parts = [
-        (getattr(one, there), getattr(other, here))
-        for there, here in [*zip(body, ("featurizer", "classifier"), strict=True), *PARTS.get(name, [])]
+        (one.get_submodule(there), other.get_submodule(here))
+        for there, here in [*zip(BODY.get(name, names), names, strict=True), *PARTS.get(name, [])]
     ]
     with torch.no_grad():
         for there, here in parts:
@@ -195,9 +228,9 @@ def main() -> bool:
                 gap, moved, same = furthest(*pair(name, theirs, networks, norm), arguments.updates, uneven)
                 known = (name, uneven) in DIFFERENT
                 verdict = "as documented" if known and gap > EQUAL else "equal" if gap <= EQUAL else "DIFFERENT"
-                wrong += [name] * (verdict == "DIFFERENT" or not (same or name == "MTL"))
+                wrong += [name] * (verdict == "DIFFERENT" or not (same or name in OTHER_DRAWS))
                 print(
-                    f"{name:<9} {'batch norm' if norm else 'no norm':<10} {'uneven' if uneven else 'even':<6} "
+                    f"{name:<13} {'batch norm' if norm else 'no norm':<10} {'uneven' if uneven else 'even':<6} "
                     f"{gap:.1e}, moved {moved:.2f}, random draws {'the same' if same else 'differ'}: {verdict}",
                     flush=True,
                 )

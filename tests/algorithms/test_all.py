@@ -55,6 +55,13 @@ def test_the_table() -> None:
         "SAM",
         "SAGM",
         "AIDGN-SAGM",
+        "SelfReg",
+        "Fish",
+        "URM",
+        "CausIRL_CORAL",
+        "CausIRL_MMD",
+        "VNE",
+        "AIDGN-VNE",
     ]
     for algorithm in ALGORITHMS.values():
         assert algorithm.title and algorithm.paper and algorithm.__doc__
@@ -192,7 +199,7 @@ def test_frozen_featurizer_and_its_optimizer_state_wait(toy: SimpleNamespace, na
         algorithm.update(batches(toy, step))
     assert not torch.equal(next(iter(before.values())), next(iter(network.state_dict().values())))
     steps = {float(state["step"]) for state in moments()}
-    assert len(steps) == 1 and steps <= {1.0, 2.0, 4.0}  # DANN trains every second time, SagNet twice
+    assert len(steps) == 1 and steps <= {1.0, 2.0, 4.0, 6.0}  # DANN steps every second time, SagNet twice, Fish thrice
 
 
 def test_head_first_is_two_adams_one_after_the_other(toy: SimpleNamespace) -> None:
@@ -226,6 +233,7 @@ def test_head_first_is_two_adams_one_after_the_other(toy: SimpleNamespace) -> No
         ("MMD", [5, 3, 4]),
         ("MTL", [5, 3, 4]),
         ("EQRM", [5, 3, 4]),
+        ("CausIRL_CORAL", [5, 3, 4]),
         ("Mixup", [3, 3, 4]),
     ],
 )
@@ -292,6 +300,10 @@ RANGES = {
     ("EQRM", "eqrm_quantile"): (0.75, 0.5, 0.99),
     ("EQRM", "eqrm_burnin_iters"): (2500, 10**2.5, 10**3.5),
     ("EQRM", "eqrm_lr"): (1e-6, 1e-7, 1e-5),
+    ("CausIRL_CORAL", "mmd_gamma"): (1, 0.1, 10),
+    ("CausIRL_MMD", "mmd_gamma"): (1, 0.1, 10),
+    ("URM", "urm_adv_lambda"): (0.1, 0, 0.2),
+    ("URM", "urm_discriminator_lr"): (5e-5, 1e-6, 10**-4.5),
     ("ERM", "lr"): (5e-5, 1e-5, 10**-3.5),
     ("ERM", "batch_size"): (32, 8, 45),
     ("ERM", "weight_decay"): (0, 1e-6, 1e-2),
@@ -310,6 +322,10 @@ CHOICES = {
     ("SAM", "rho"): (0.05, {0.01, 0.02, 0.05, 0.1}),
     ("SAGM", "rho"): (0.05, {0.01, 0.02, 0.05, 0.1}),
     ("SAGM", "alpha"): (1e-3, {5e-4, 1e-3}),
+    ("Fish", "meta_lr"): (0.5, {0.05, 0.1, 0.5}),
+    ("URM", "urm_discriminator_hidden_layers"): (1, {1, 2, 3}),
+    ("URM", "urm_generator_output"): ("tanh", {"tanh", "relu"}),
+    ("VNE", "vne_coef"): (0.01, {-0.1, -0.01, 0.01, 0.1}),
     ("AIDGN", "lr"): (2.5e-5, {1e-5, 2.5e-5, 5e-5}),
     ("AIDGN-release", "lr"): (2.5e-5, {1.25e-5, 2.5e-5}),
 }
@@ -368,6 +384,8 @@ def test_small_images_and_domainnet() -> None:
         ("EQRM", {"eqrm_quantile": 0.0}),
         ("EQRM", {"eqrm_lr": 0.0}),
         ("SD", {"sd_reg": True}),
+        ("Fish", {"meta_lr": 1.5}),
+        ("URM", {"urm_generator_output": "identity"}),
     ],
 )
 def test_values_out_of_range(toy: SimpleNamespace, name: str, given: dict[str, object]) -> None:

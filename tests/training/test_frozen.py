@@ -31,6 +31,7 @@ from aidgn.training.frozen import FeatureStore, FrozenNetwork, load_features
 SIZE = 32
 CAPABLE = ["ERM", "IRM", "GroupDRO", "Mixup", "CORAL", "MMD", "DANN", "CDANN", "MTL", "VREx", "AIDGN", "AIDGN-noR"]
 CAPABLE += ["AIDGN-noD", "AIDGN-noRD", "AIDGN-release", "SD", "Fishr", "EQRM", "SAM", "SAGM", "AIDGN-SAGM"]
+CAPABLE += ["SelfReg", "Fish", "URM", "CausIRL_CORAL", "CausIRL_MMD", "VNE", "AIDGN-VNE"]
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,14 @@ from aidgn.algorithms.aidgn import AIDGN, AIDGNnoD, AIDGNnoR, AIDGNnoRD, AIDGNRe
 from aidgn.algorithms.arm import ARM
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, domain_ids, join, risks, split
+from aidgn.algorithms.causirl import CausIRLCORAL, CausIRLMMD
 from aidgn.algorithms.cdann import CDANN
 from aidgn.algorithms.coral import CORAL
 from aidgn.algorithms.custom import CustomAlgorithmError, is_custom, load_custom
 from aidgn.algorithms.dann import DANN
 from aidgn.algorithms.eqrm import EQRM
 from aidgn.algorithms.erm import ERM
+from aidgn.algorithms.fish import Fish
 from aidgn.algorithms.fishr import Fishr
 from aidgn.algorithms.group_dro import GroupDRO
 from aidgn.algorithms.irm import IRM
@@ -39,6 +41,9 @@ from aidgn.algorithms.search_space import (
     one_of,
     uniform,
 )
+from aidgn.algorithms.selfreg import SelfReg
+from aidgn.algorithms.urm import URM
+from aidgn.algorithms.vne import AIDGNVNE, VNE
 from aidgn.algorithms.vrex import VREx
 from aidgn.errors import UnknownNameError
 
@@ -92,6 +97,13 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         SAM,
         SAGM,
         AIDGNSAGM,
+        SelfReg,
+        Fish,
+        URM,
+        CausIRLCORAL,
+        CausIRLMMD,
+        VNE,
+        AIDGNVNE,
     )
 }
 

@@ -65,8 +65,12 @@ class AIDGN(Algorithm):
         return AngularClassifier(self.num_features, self.num_classes, kappa=self.hparams.kappa)
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        x, y = join(minibatches)
-        z = self.features(x)
+        x, _ = join(minibatches)
+        return self.feature_terms(self.features(x), minibatches)
+
+    def feature_terms(self, z: Tensor, minibatches: Minibatches) -> dict[str, Tensor]:
+        """Compute the terms of the objective from the features of the joined batch."""
+        _, y = join(minibatches)
         arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items() if name in ARGUMENTS}
         loss, r, m = loss_and_margins(z, y, domain_ids(minibatches), self.classifier.weight, **arguments)
         return {
