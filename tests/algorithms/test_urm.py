@@ -18,9 +18,7 @@ def naive_loss(discriminator, rows, noise: bool):
 def test_updates(toy: SimpleNamespace, output: str, layers: int) -> None:
     given = {"urm_adv_lambda": 0.4, "urm_discriminator_lr": 3e-3, "urm_discriminator_hidden_layers": layers}
     algorithm = toy.make("URM", urm_generator_output=output, **given)
-    f, g, h = (
-        copy.deepcopy(part) for part in (algorithm.featurizer, algorithm.classifier, algorithm.discriminator)
-    )
+    f, g, h = (copy.deepcopy(part) for part in (algorithm.featurizer, algorithm.classifier, algorithm.discriminator))
     assert [layer.in_features for layer in h[::2]] == [toy.FEATURES] + [100] * (layers + 1)
     main = toy.Adam([*f.parameters(), *g.parameters()], lr=1e-2, weight_decay=1e-3)
     adversary = toy.Adam(h.parameters(), lr=3e-3, weight_decay=1e-3)

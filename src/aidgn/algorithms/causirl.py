@@ -29,9 +29,7 @@ class CausIRLCORAL(CORAL):
             cut = np.random.randint(len(y))
             parts[0].append((features[:cut], y[:cut]))
             parts[1].append((features[cut:], y[cut:]))
-        groups = [
-            (torch.cat([features for features, _ in group]), torch.cat([y for _, y in group])) for group in parts
-        ]
+        groups = [(torch.cat([features for features, _ in group]), torch.cat([y for _, y in group])) for group in parts]
         if min(len(y) for _, y in groups) < 2:
             return z.new_zeros(())
         return super().distance(torch.cat([features for features, _ in groups]), groups)
