@@ -1,6 +1,7 @@
 """Devices: threads within OpenMP's limit, and what a processor is called."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -43,3 +44,20 @@ def test_the_instruction_set_in_use_is_named() -> None:
     limited = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout
     assert limited.split(",")[0].strip() in ("DEFAULT", "NO AVX")
     assert limited.partition(",")[2].strip() == describe_cpu().partition(",")[2].strip()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_freed_memory_is_used_again() -> None:
+    """A block of 64 MiB has 16,384 pages, which the system would provide for every new tensor."""
+    code = """
+import resource, torch
+from aidgn.devices import choose_device
+choose_device("cpu")
+faults = []
+for _ in range(20):
+    torch.ones(2**24)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[9])
+"""
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert int(printed) < 16_384
