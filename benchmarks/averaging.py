@@ -36,15 +36,15 @@ class AveragingTrainer(Trainer):
         spec: RunSpec,
         algorithm: Algorithm,
         images: BatchStore,
-        record_args: Mapping[str, Any],
+        constants: Mapping[str, Any],
         preprocessing: Preprocessing,
     ):
-        super().__init__(spec, algorithm, images, record_args, preprocessing)
+        super().__init__(spec, algorithm, images, constants, preprocessing)
         self.averages: dict[str, Trainer] = {}
         for name in () if spec.average else self.names:
             averaged = replace(spec, average=name)
-            args = {**record_args, "algorithm": str(averaged.label())}
-            self.averages[name] = Trainer(averaged, algorithm, images, args, preprocessing)
+            args = {**constants["args"], "algorithm": str(averaged.label())}
+            self.averages[name] = Trainer(averaged, algorithm, images, {**constants, "args": args}, preprocessing)
         self.records: dict[str, list[dict[str, Any]]] = {name: [] for name in self.averages}
 
     def train_step(self, minibatches: Minibatches) -> None:
@@ -57,7 +57,7 @@ class AveragingTrainer(Trainer):
     def evaluate(self) -> dict[str, Any]:
         for name, other in self.averages.items():
             other.terms.load_state(self.terms.state())
-            self.records[name].append(other.record())
+            self.records[name].append(other.evaluate())
         record = super().evaluate()
         for records in self.records.values():
             records[-1]["step_time"] = record["step_time"]
@@ -71,8 +71,10 @@ class AveragingTrainer(Trainer):
         }
         return {**super().state(), "averages": averages}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
         super().load_state(state)
+        if state is None:
+            return
         for name, other in self.averages.items():
             assert other.average is not None
             other.average.load_state(state["averages"][name]["average"])

@@ -6,7 +6,7 @@ held on the device change nothing.
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -65,6 +65,10 @@ class BatchStore(Protocol):
     decoded: DecodedDataset
     device: torch.device
 
+    @property
+    def frozen_weights(self) -> tuple[str, Mapping[str, Tensor]] | None:
+        """The digest and the weights of the frozen network that computed the features."""
+
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
         """Yield the batch of each row of image indices, which are on the host."""
 
@@ -78,6 +82,8 @@ class DeviceImageStore:
         resident: Whether all images are held on the device. By default they are if they take at most `DEVICE_SHARE`
             of its free memory. Otherwise a thread gathers `PREFETCHED` batches ahead, through pinned memory.
     """
+
+    frozen_weights = None
 
     def __init__(self, decoded: DecodedDataset, device: torch.device, resident: bool | None = None):
         self.decoded = decoded

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -175,6 +175,11 @@ def create_average(name: str, module: nn.Module, warm_start: int = 0) -> WeightA
     if method not in AVERAGES:
         raise UnknownNameError("average", name, AVERAGES)
     return SMA(module, warm_start, int(start)) if start else AVERAGES[method](module, warm_start)
+
+
+def applied(average: WeightAverage | None) -> AbstractContextManager[None]:
+    """Give the module of an average the averaged weights inside the context; change nothing for None."""
+    return average.applied() if average else nullcontext()
 
 
 def _copy(weights: Weights) -> Weights:

@@ -83,3 +83,15 @@ def explain_out_of_memory(spec: RunSpec, sources: int) -> Iterator[None]:
             f"Out of memory with {sources} x {size} images of {spec.image_size} pixels in a batch ({reason}). "
             f"Try --batch-size {max(size // 2, 1)}, or share the batch out over more --devices. Saved progress is kept."
         ) from None
+
+
+@contextmanager
+def explain_other_state(state: Path) -> Iterator[None]:
+    """Say what to do with a saved state that does not fit the run."""
+    try:
+        yield
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise AidgnError(
+            f"{state} does not fit this run ({str(error).splitlines()[0]}): it was saved by another version. "
+            "Remove it to start this run from the beginning."
+        ) from error

@@ -234,6 +234,10 @@ class FeatureStore:
         ):
             self.resident = torch.from_numpy(features[rows]).to(device)
 
+    @property
+    def frozen_weights(self) -> tuple[str, dict[str, Tensor]]:
+        return self.network.weights
+
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
         """Yield the batch of each row of image indices, which are on the host."""
         for row in rows:

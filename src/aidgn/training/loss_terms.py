@@ -8,12 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aidgn.algorithms import Algorithm
+from aidgn.algorithms.checks import check_terms
 from aidgn.errors import AidgnError
+from aidgn.runs.folder import RunWriter
 from aidgn.runs.records import RECORDED
+from aidgn.training.errors import NotFinite
 
 
-def check_term_names(owner: str, terms: Mapping[str, Any]) -> None:
-    """Refuse terms of a custom algorithm that are called like other values in records."""
+def _check_terms(owner: str, terms: Mapping[str, Any]) -> None:
+    """Refuse terms of a custom algorithm that are no scalars, or are called like other values in records."""
+    check_terms(owner, terms, "update")
     for name in terms:
         if re.fullmatch(RECORDED, name):
             raise AidgnError(f"{owner} gives a term `{name}`, which is something else in records. Rename the term.")
@@ -23,13 +28,16 @@ class LossTerms:
     """Sums of terms since the last record, and the first step at which one was not finite.
 
     Args:
+        owner: Name of the algorithm.
         device: Where the sums are.
         steps: Number of steps of the run.
     """
 
-    def __init__(self, device: torch.device, steps: int):
+    def __init__(self, owner: str, device: torch.device, steps: int):
+        self.owner = owner
         self.device = device
         self.steps = steps
+        self.checked = False
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
         self.not_finite: list[str] = []  # names of terms that were not finite in the last record
@@ -37,6 +45,9 @@ class LossTerms:
 
     def add(self, terms: Mapping[str, Tensor | float], step: int) -> None:
         """Add the terms of a step. A custom `update` may return floats."""
+        if not self.checked:
+            _check_terms(self.owner, terms)
+            self.checked = True
         values = {
             name: torch.as_tensor(term, dtype=torch.float32, device=self.device).detach()
             for name, term in terms.items()
@@ -59,16 +70,23 @@ class LossTerms:
         """Note that something other than a term was not finite at this step."""
         self.bad_step.clamp_(max=step)
 
-    def first_bad_step(self, weights: list[Tensor], step: int) -> int | None:
-        """Return the first step with a term, or weights now, that are not finite; None if there is none."""
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(weights)])
+    def check_finite(self, algorithm: Algorithm, step: int, folder: RunWriter) -> None:
+        """Stop before a term, or a weight of the algorithm now, that is not finite is saved."""
+        norms = torch.stack(
+            [norm.float() for norm in torch._foreach_norm([parameter.detach() for parameter in algorithm.parameters()])]
+        )
         bad_step = int(torch.where(norms.isfinite().all(), self.bad_step, self.bad_step.clamp(max=step)))
-        return bad_step if bad_step <= self.steps else None
+        if bad_step <= self.steps:
+            subject = self._culprit()
+            folder.log(f"{subject} was not finite at step {bad_step}")
+            raise NotFinite(subject, bad_step, folder.state, algorithm.hparams.lr, folder.metadata.precision)
 
-    def culprit(self) -> str | None:
-        """Return the name of a term that is not finite while the loss may be."""
+    def _culprit(self) -> str:
+        """Name a term that is not finite while the loss may be."""
         names = self.not_finite or [name for name, total in self.sums.items() if not total.isfinite()]
-        return names[0] if names and "loss" not in names else None
+        if names and "loss" not in names:
+            return f"{names[0]}, which {self.owner} reports,"
+        return "The loss, a weight or a prediction"
 
     def state(self) -> dict[str, Any]:
         return {"sums": self.sums, "counts": self.counts}

@@ -3,7 +3,6 @@
 import logging
 import platform
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ from aidgn.devices import describe_cpu, limit_threads
 from aidgn.errors import Interrupted
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.metadata import RunMetadata
-from aidgn.runs.spec import RunSpec
+from aidgn.runs.records import domainbed_names
 from aidgn.training import compile, distributed
 from aidgn.training.averaging import WeightAverage
 from aidgn.training.compile import TrainTransform, Transform
 from aidgn.training.featurizer import create_featurizer
 from aidgn.training.frozen import FeatureInput, FeatureStore, load_features, load_network
+from aidgn.training.prepare import PreparedRun, Progress
 
 THREADS = torch.get_num_threads()  # of this machine
 log = logging.getLogger("aidgn")
@@ -45,29 +45,19 @@ def load_images(prepared: DecodedDataset, device: torch.device) -> DeviceImageSt
 
 
 def load_batches(
-    spec: RunSpec,
-    prepared: DecodedDataset,
-    identity: Mapping[str, Any],
-    device: torch.device,
-    cache_dir: str | Path | None,
-    report: Callable[[str, int, int, Mapping[str, Any] | None], None],
-    stopped: threading.Event,
+    run: PreparedRun, device: torch.device, cache_dir: str | Path | None, report: Progress, stopped: threading.Event
 ) -> BatchStore:
-    """Return what a resolved run trains on: the images on the device, or features of a frozen network.
+    """Return what a run trains on: the images on the device, or features of a frozen network.
 
     Features are those of the last run of this process, if they are the same.
     """
+    spec = run.spec
     if not spec.trains_head:
-        return load_images(prepared, device)
+        return load_images(run.images, device)
     network = load_network(
-        str(spec.backbone),
-        str(spec.weights),
-        identity["weights"],
-        identity["precision"],
-        Preprocessing.recorded(identity),
-        device,
+        str(spec.backbone), str(spec.weights), run.identity["weights"], run.precision, run.preprocessing, device
     )
-    images = load_images(prepared, device)
+    images = load_images(run.images, device)
     key = network, spec.views, str(cache_dir), images
     if key in _loaded_features:
         return _loaded_features[key]
@@ -96,10 +86,9 @@ def build_transforms(images: BatchStore, preprocessing: Preprocessing) -> tuple[
     )
 
 
-def create_algorithm(
-    spec: RunSpec, num_classes: int, num_sources: int, precision: str, images: BatchStore
-) -> Algorithm:
-    """Create the algorithm of a resolved run, in training mode on the device of the images or features."""
+def create_algorithm(run: PreparedRun, images: BatchStore) -> Algorithm:
+    """Create the algorithm of a run, in training mode on the device of the images or features."""
+    spec = run.spec
     algorithm_class = find(spec.algorithm)
     featurizer: nn.Module
     if isinstance(images, FeatureStore):
@@ -107,12 +96,13 @@ def create_algorithm(
     else:
         channels = 3 + algorithm_class.extra_channels
         featurizer = create_featurizer(
-            str(spec.backbone), spec.weights, channels, precision, images.device, spec.train_only
+            str(spec.backbone), spec.weights, channels, run.precision, images.device, spec.train_only
         )
         if distributed.world_size() > 1:
             featurizer, _ = distributed.shard_featurizer(featurizer)
-    algorithm = algorithm_class(featurizer, num_classes, num_sources, **spec.hyper_parameters).to(images.device)
-    return algorithm.train()
+    num_classes = len(run.dataset.classes)
+    algorithm = algorithm_class(featurizer, num_classes, run.num_sources, **spec.hyper_parameters)
+    return algorithm.to(images.device).train()
 
 
 def share_threads(recorded: int | None, small: bool, processes: int) -> int:
@@ -138,21 +128,19 @@ def describe_device(device: torch.device, count: int = 1) -> str:
     return f"{count} x {name}" if count > 1 else name
 
 
-def describe_run(
-    spec: RunSpec, prepared: DecodedDataset, identity: Mapping[str, Any], threads: int, device: torch.device
-) -> RunMetadata:
-    """Return the metadata of a resolved run."""
-    dataset = prepared.dataset
+def describe_run(run: PreparedRun, threads: int, device: torch.device) -> RunMetadata:
+    """Return the metadata of a run."""
+    spec, dataset = run.spec, run.dataset
     return RunMetadata(
-        dict(identity),
+        dict(run.identity),
         steps=spec.steps,
         classes=list(dataset.classes),
         domains=list(dataset.domains),
         image_size=dataset.image_size,
-        skipped=list(prepared.skipped),
+        skipped=list(run.images.skipped),
         root=str(dataset.root.resolve()) if dataset.root else None,
         stride_first=backbones.is_stride_first(str(spec.backbone), spec.weights),
-        precision=identity["precision"],
+        precision=run.precision,
         threads=threads,
         device=describe_device(device),
         cpu=describe_cpu(),
@@ -162,10 +150,10 @@ def describe_run(
     )
 
 
-def record_args(spec: RunSpec, prepared: DecodedDataset, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what every record says about the run, in the form of DomainBed's `args`."""
-    dataset = prepared.dataset
-    return {
+def constant_fields(run: PreparedRun) -> dict[str, Any]:
+    """Return what every record says about the run, in the form of DomainBed's `args` and `hparams`."""
+    spec, dataset = run.spec, run.dataset
+    args = {
         "dataset": dataset.name,
         "algorithm": str(spec.label()),
         "test_envs": [dataset.domains.index(name) for name in spec.target],
@@ -175,24 +163,21 @@ def record_args(spec: RunSpec, prepared: DecodedDataset, identity: Mapping[str, 
         "steps": spec.steps,
         "domains": dataset.domains,
         "backbone": spec.backbone,
-        "weights": identity["weights"],
-        "precision": identity["precision"],
-        "skipped": len(prepared.skipped),
+        "weights": run.identity["weights"],
+        "precision": run.precision,
+        "skipped": len(run.images.skipped),
         "task": "domain_generalization",
         "holdout_fraction": 0.2,
     }
+    names = domainbed_names(find(spec.algorithm).name())
+    return {"args": args, "hparams": {names.get(name, name): value for name, value in spec.hyper_parameters.items()}}
 
 
-def warn_before_start(
-    spec: RunSpec,
-    algorithm: Algorithm,
-    average: WeightAverage | None,
-    folder: RunWriter,
-    identity: Mapping[str, Any],
-) -> None:
+def warn_before_start(run: PreparedRun, algorithm: Algorithm, average: WeightAverage | None) -> None:
     """Warn of a run that will train another objective, average nothing, or repeat work; rank 0 only."""
     if distributed.rank() > 0:
         return
+    spec, folder = run.spec, run.folder
     steps = int(spec.steps or 0)
     first_step = average.first_step(int(spec.eval_every or 0)) if average else 0
     if steps <= first_step:
@@ -211,7 +196,7 @@ def warn_before_start(
             steps,
             algorithm.anneal,
         )
-    for other in folder.stale_versions(identity):
+    for other in folder.stale_versions(run.identity):
         log.warning(
             "%s has changed since it was trained in %s, which is not finished; this run starts from step 0.",
             spec.algorithm,
@@ -222,7 +207,31 @@ def warn_before_start(
         log.warning("%s is damaged: the run is trained again, from the last saved state if there is one.", folder.last)
 
 
-def warn_of_changes(folder: RunWriter, now: RunMetadata) -> None:
+def warn_of_no_average(run: PreparedRun, average: WeightAverage | None) -> None:
+    """Warn at the end of a run that its average is the weights of single steps."""
+    steps, eval_every = int(run.spec.steps or 0), int(run.spec.eval_every or 0)
+    if average and average.count < 2 and average.first_step(eval_every) < steps:
+        run.folder.log(f"{run.spec.average} averaged nothing")
+        log.warning(
+            "--average %s averaged nothing: the validation loss had no valley. The weights are those of single steps.",
+            run.spec.average,
+        )
+
+
+def note_start(run: PreparedRun, step: int, threads: int, device: torch.device, devices: int) -> None:
+    """Write run.json if the run starts, warn if it continues elsewhere, and add a line to log.txt."""
+    metadata = describe_run(run, threads, device)
+    if step:
+        _warn_of_changes(run.folder, metadata)
+    else:
+        run.folder.write_metadata(metadata)
+    verb, hardware = "continued" if step else "started", describe_device(device, devices)
+    run.folder.log(
+        f"{verb} at step {step} of {run.spec.steps} on {hardware}, {run.precision}, torch {torch.__version__}"
+    )
+
+
+def _warn_of_changes(folder: RunWriter, now: RunMetadata) -> None:
     """Warn of a run that continues on another device, processor, number of threads or PyTorch; rank 0 only."""
     if distributed.rank() > 0:
         return

@@ -1,0 +1,33 @@
+"""The weights of the step that training-domain validation selects."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def copy_weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+class BestWeights:
+    """The best step so far: its number, its accuracy on the validation splits of the sources, and its weights."""
+
+    def __init__(self) -> None:
+        self.accuracy = -1.0
+        self.step = 0
+        self.weights: dict[str, Tensor] = {}
+
+    def update(self, accuracy: float, step: int, module: nn.Module) -> None:
+        """Keep the weights of the module if the accuracy is higher than at all earlier steps."""
+        if accuracy > self.accuracy:
+            self.accuracy, self.step, self.weights = accuracy, step, copy_weights(module)
+
+    def state(self) -> dict[str, Any]:
+        return {"best_accuracy": self.accuracy, "best_step": self.step, "best_weights": self.weights}
+
+    def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self.accuracy = state["best_accuracy"]
+        self.step = state["best_step"]
+        self.weights = {name: tensor.to(device) for name, tensor in state["best_weights"].items()}

@@ -1,0 +1,125 @@
+"""A run before its first step: decoded images, the resolved specification, the identity, and the folder."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aidgn.backbones import Preprocessing
+from aidgn.data import Dataset
+from aidgn.data.cache import DecodedDataset, prepare
+from aidgn.data.dataset import check_outside
+from aidgn.runs.folder import RunWriter
+from aidgn.runs.run_id import folder_name, without_preprocessing
+from aidgn.runs.spec import RunSpec
+from aidgn.training import distributed
+from aidgn.training.errors import explain_out_of_memory, report_custom_errors
+from aidgn.training.interrupt import stoppable
+from aidgn.training.trackers import Tracking
+
+log = logging.getLogger("aidgn")
+
+# Phase ("prepare": decode images; "features": compute those of a frozen network; "train"), done, total, a new record
+Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run before its first step.
+
+    Args:
+        spec: The resolved run.
+        images: The decoded images.
+        identity: What makes it this run, also the precision and the content of the images.
+        folder: The folder of the run, which may not exist yet.
+    """
+
+    spec: RunSpec
+    images: DecodedDataset
+    identity: Mapping[str, Any]
+    folder: RunWriter
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.images.dataset
+
+    @property
+    def num_sources(self) -> int:
+        return len(self.dataset.domains) - len(self.spec.target)
+
+    @property
+    def precision(self) -> str:
+        return str(self.identity["precision"])
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing.recorded(self.identity)
+
+    @property
+    def has_short_steps(self) -> bool:
+        """Whether a step is too short to share among threads."""
+        return self.dataset.small or self.spec.trains_head
+
+    @property
+    def recorded_threads(self) -> int | None:
+        """Number of CPU threads of the run so far; None for a new run."""
+        return self.folder.metadata.threads if self.folder.exists else None
+
+    @property
+    def finished(self) -> bool:
+        return self.folder.exists and self.folder.finished
+
+
+def prepare_run(
+    spec: RunSpec,
+    out: str | Path,
+    data_dir: str | Path | None,
+    cache_dir: str | Path | None,
+    workers: int | None,
+    precision: str,
+    report: Progress,
+) -> PreparedRun:
+    """Find and decode the images of a run, and find its folder, which must not hold another run."""
+    dataset = spec.load_dataset(data_dir)
+    check_outside(dataset, out)
+    images = prepare(
+        dataset,
+        cache_dir=Path(cache_dir) if cache_dir else None,
+        workers=workers,
+        skip_broken=spec.skip_broken,
+        on_progress=lambda done, total: report("prepare", done, total, None),
+    )
+    spec = spec.resolved(images.dataset)
+    identity = {**spec.identity(images.dataset, images.content), "precision": precision}
+    writes = distributed.rank() == 0
+    folder = RunWriter(Path(out) / folder_name(identity), enabled=writes)
+    earlier = RunWriter(Path(out) / folder_name(without_preprocessing(identity)), enabled=writes)
+    if earlier.exists and not folder.exists:
+        log.warning(
+            "%s is a run of version 0.1.0, which keeps ImageNet's mean and standard deviation; %s expects other "
+            "values. Move the folder away to train with them.",
+            earlier.path,
+            spec.backbone,
+        )
+        identity, folder = without_preprocessing(identity), earlier
+    folder.check_identity(identity)
+    return PreparedRun(spec, images, identity, folder)
+
+
+@contextmanager
+def locked(run: PreparedRun, tracking: Tracking) -> Iterator[threading.Event]:
+    """Hold the folder of a run, with its trackers, and explain errors; give the event that a signal to stop sets."""
+    with (
+        report_custom_errors(run.spec.algorithm, run.folder.log_file),
+        run.folder.locked(),
+        stoppable() as stopped,
+        tracking,
+        explain_out_of_memory(run.spec, run.num_sources),
+    ):
+        distributed.barrier()
+        run.folder.remove_temp_files()
+        run.folder.check_identity(run.identity)
+        yield stopped
