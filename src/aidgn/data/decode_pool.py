@@ -30,7 +30,7 @@ import numpy as np
 from PIL import ImageFile
 
 from aidgn.data.cache_index import LARGER, CacheEntry, reliable, slot_bytes, stamp_of
-from aidgn.data.images import read_shrunk
+from aidgn.data.images import open_image, read_shrunk
 from aidgn.errors import AidgnError
 from aidgn.files import open_no_link, write_at
 
@@ -158,6 +158,30 @@ def decode_into(store: int, slot: int, rows: list[int], files: list[str]) -> lis
     return results
 
 
+def read_header(file: str) -> list[int | str | bool]:
+    """Return width, height, mode and whether a colour is transparent; or the class and the text of the error."""
+    try:
+        with open_image(file) as image:
+            return [image.width, image.height, image.mode, "transparency" in image.info]
+    except Exception as error:  # decoders fail on damaged files with exceptions of every kind
+        return [type(error).__name__, str(error)]
+
+
+def run_limited(seconds: float, name: str, arguments: list) -> list:
+    """Run another task; this process dies if it needs more computing time, even within a decoder in C."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        return TASKS[name](*arguments)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+TASKS: dict[str, Callable[..., list]] = {
+    task.__name__: task for task in (decode_files, decode_into, read_header, run_limited)
+}
+
+
 @cache
 def map_memory(store: int, slot: int) -> np.ndarray:
     """Map all pages at once: page by page costs more than writing to the memory."""
@@ -220,7 +244,7 @@ def start_workers(stack: ExitStack, count: int, *inherited: int) -> tuple[subpro
 
 
 def send_task(connection: Connection, task: Callable[..., list], *arguments: object) -> None:
-    """Have a worker run `decode_files` or `decode_into`."""
+    """Have a worker run one of `TASKS`."""
     connection.send_bytes(json.dumps((task.__name__, arguments)).encode())
 
 
@@ -282,14 +306,13 @@ def fork_workers() -> None:
 
 def run_worker(file: int) -> NoReturn:
     """Run tasks that come over a connection, until the other end closes it."""
-    tasks: dict[str, Callable[..., list]] = {task.__name__: task for task in (decode_files, decode_into)}
     try:
         with Connection(file) as connection, suppress(EOFError, ConnectionError):
             connection.send_bytes(b"started")
             while True:
                 name, arguments = json.loads(connection.recv_bytes())
                 try:
-                    reply: object = tasks[name](*arguments)
+                    reply: object = TASKS[name](*arguments)
                 except OSError as error:
                     reply = {"errno": error.errno, "strerror": error.strerror}
                 connection.send_bytes(json.dumps(reply).encode())

@@ -22,6 +22,7 @@ from aidgn.inference import Model, find_model, load_model
 from aidgn.runs.folder import RunFolder
 from aidgn.serve.access import SameOriginMiddleware, content_security_policy
 from aidgn.serve.admission import Admission, Admitted
+from aidgn.serve.decoding import FAST_DECODERS
 from aidgn.serve.engine import Engine, Limits
 from aidgn.serve.errors import RequestError, on_failure, on_http_error, on_request_error
 from aidgn.serve.form import read_form
@@ -171,17 +172,18 @@ class Server:
         async with self.turn:  # after reading, so that slow senders keep nobody waiting
             self.working += 1
             try:
-                return await asyncio.gather(*(self.classify_file(upload) for upload in uploads))
+                turn = asyncio.Semaphore(FAST_DECODERS)
+                return await asyncio.gather(*(self.classify_file(upload, turn) for upload in uploads))
             finally:
                 self.working -= 1
 
-    async def classify_file(self, upload: UploadFile) -> dict[str, Any]:
+    async def classify_file(self, upload: UploadFile, turn: asyncio.Semaphore) -> dict[str, Any]:
         """Classify an uploaded file. The name from the sender is sent back and has no other use."""
         name = upload.filename or "picture"
         with tempfile.NamedTemporaryFile(dir=self.folder) as file:
             await asyncio.to_thread(shutil.copyfileobj, upload.file, file)
             file.flush()
-            return await self.engine.classify(Path(file.name), name)
+            return await self.engine.classify(Path(file.name), name, turn)
 
     async def run_until_disconnect(self, request: Request, work: Any) -> list[dict[str, Any]] | None:
         """Run `work`, and cancel it and return None if the client leaves first."""

@@ -1,35 +1,26 @@
-"""Decode uploaded files in a few threads, within limits, and classify them in batches in one thread.
+"""Decode uploaded files in a few processes, within limits, and classify them in batches in one thread.
 
-Whatever the number of requests, at most `DECODERS` files are decoded at a time, among them one large file, and at most
-`DECODED` decoded pictures wait for the network.
+Whatever the number of requests, at most `DECODED` decoded pictures wait for the network.
 """
 
 import asyncio
 import contextlib
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from aidgn.data.images import FORMAT_NAMES, open_image
-from aidgn.errors import AidgnError
-from aidgn.inference import image_stream
 from aidgn.inference.model import Model
+from aidgn.serve.decoding import Decoders
 from aidgn.serve.errors import RequestError
 from aidgn.serve.neighbors import LatentSpace
 
-DECODERS = 2
 DECODED = 64
 BATCH = 32  # pictures that go through the network together
-LARGE = 4_000_000  # pixels; decoded one after the other
-# Modes that need few bytes per pixel on their way to RGB. Other modes, such as transparency, have a lower limit.
-LEAN_MODES = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
-OTHER_MODES_SHARE = 1 / 4  # share of the pixel limit for other modes
 
 
 @dataclass(frozen=True)
@@ -49,22 +40,29 @@ class Engine:
 
     def __init__(self, model: Model, space: LatentSpace | None, limits: Limits):
         self.model, self.space, self.limits = model, space, limits
-        self.pool = ThreadPoolExecutor(DECODERS, "decoder")
+        self.decoders = Decoders(model.slot, limits.megapixels)
         self.room = asyncio.Semaphore(DECODED)
-        self.large = threading.Lock()
         self.queue: SimpleQueue[tuple[np.ndarray, Future[dict[str, Any]]] | None] = SimpleQueue()
         self.worker = threading.Thread(target=self.run_worker, name="model", daemon=True)
         self.worker.start()
 
     def close(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.decoders.close()
         self.queue.put(None)
 
-    async def classify(self, path: Path, name: str) -> dict[str, Any]:
-        """Classify the picture in a file, or report the error in it."""
-        async with self.room:
+    async def classify(self, path: Path, name: str, turn: asyncio.Semaphore) -> dict[str, Any]:
+        """Classify the picture in a file, or report the error in it.
+
+        Args:
+            path: The file.
+            name: Its name, for the answer.
+            turn: Limits how many pictures of a request are decoded at a time, so that requests take turns.
+        """
+        async with contextlib.AsyncExitStack() as until_answered:
             try:
-                pixels = await asyncio.get_running_loop().run_in_executor(self.pool, self.decode, path)
+                async with turn:
+                    await until_answered.enter_async_context(self.room)
+                    pixels = await self.decoders.decode(path)
             except RequestError as error:
                 return {"name": name, "error": {"status": error.status, "message": error.message}}
             future: Future[dict[str, Any]] = Future()
@@ -72,38 +70,7 @@ class Engine:
             answer: dict[str, Any] = await asyncio.wrap_future(future)
             return {"name": name, **answer}
 
-    # In threads --------------------------------------------------------------------------------------------------
-
-    def decode(self, path: Path) -> np.ndarray:
-        """Decode a file as `aidgn predict` does, after checking the number of pixels in its header."""
-        try:
-            with open_image(path) as image:
-                pixels = image.width * image.height
-                lean = image.mode in LEAN_MODES and "transparency" not in image.info
-                size = f"{image.width:,} x {image.height:,}"
-        except Image.UnidentifiedImageError:
-            if not path.stat().st_size:
-                raise RequestError(415, "This file is empty (0 bytes).") from None
-            raise RequestError(
-                415,
-                f"This is not a picture: its content is not {FORMAT_NAMES}, whatever its name says.",
-            ) from None
-        except Image.DecompressionBombError:
-            pixels, lean, size = 1 << 62, True, "by far"
-        except Exception as error:  # decoders fail on damaged files with exceptions of every kind
-            raise RequestError(422, f"This picture is damaged: {str(error) or type(error).__name__}.") from None
-        most = self.limits.megapixels * (1 if lean else OTHER_MODES_SHARE)
-        if pixels > most * 1e6:
-            raise RequestError(
-                413,
-                f"This picture has too many pixels ({size}): up to {most:g} million are taken"
-                f"{'' if lean else ' with transparency or 16-bit grey'}. Make it smaller.",
-            )
-        with self.large if pixels > LARGE else contextlib.nullcontext():
-            [pixels_or_error] = image_stream.decode([path], self.model.slot)
-        if isinstance(pixels_or_error, AidgnError):
-            raise RequestError(422, str(pixels_or_error).replace(str(path), "This picture"))
-        return pixels_or_error
+    # In the thread -----------------------------------------------------------------------------------------------
 
     def run_worker(self) -> None:
         """Classify waiting pictures, up to a batch at a time, until `close`."""

@@ -5,7 +5,8 @@ from typing import Any
 
 import aidgn
 from aidgn.data.images import FORMAT_NAMES
-from aidgn.serve.engine import OTHER_MODES_SHARE, Limits
+from aidgn.serve.decoding import OTHER_MODES_SHARE
+from aidgn.serve.engine import Limits
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}
