@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aidgn.results import RunResult, SweepResult
     from aidgn.runs.spec import RunSpec
     from aidgn.selection import load_records, select
+    from aidgn.soups import soup
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "load_model",
     "load_records",
     "select",
+    "soup",
     "sweep",
     "train",
 ]
@@ -57,6 +59,7 @@ _MODULES = {
     "load_model": "inference",
     "load_records": "selection",
     "select": "selection",
+    "soup": "soups",
     "sweep": "api",
     "train": "api",
 }

@@ -40,6 +40,8 @@ UNITS = {
     "looking inside": "runs",
     "making thumbnails": "images",
     "verifying": "files",
+    "measuring runs": "runs",
+    "adding runs": "runs",
 }
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "features": "Write features, labels, domains and splits of a run to one open file.",
     "diagnose": "Test angular invariance and norm shift: figures and numbers.",
     "fit": "Make a model from your own pictures and estimate its accuracy on a new domain.",
+    "soup": "Average the weights of runs into one model.",
     "predict": "Classify images: labels, probabilities and warnings.",
     "export": "Write a model as ONNX, safetensors and a model card.",
     "serve": "Serve a model on a local page and a JSON endpoint.",

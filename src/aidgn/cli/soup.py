@@ -1,0 +1,39 @@
+"""aidgn soup"""
+
+import click
+
+from aidgn.cli.options import custom_algorithm_option, device_option, moved_data_option
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  aidgn soup runs/digits-ERM-chalk-trial0-draw* --out soup
+  aidgn soup RUN1 RUN2 RUN3 --out soup --greedy
+  aidgn predict soup photos/
+Runs share their initial weights if they are of one algorithm, trial and unseen domain and start from the same network;
+several draws of a sweep do. Runs of several trials do if all have --warm-start.""",
+)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", required=True, metavar="DIR", help="Folder for the model.")
+@click.option(
+    "--greedy",
+    is_flag=True,
+    help="Leave out runs that lower the accuracy on validation images of the source domains.",
+)
+@moved_data_option
+@custom_algorithm_option
+@device_option
+def soup(runs: tuple[str, ...], out: str, greedy: bool, data: str | None, algorithm: str | None, device: str) -> None:
+    """Average the weights of RUN... into one model, which other commands read like that of a run."""
+    from aidgn.cli.display import RunDisplay
+    from aidgn.soups import describe
+    from aidgn.soups import soup as mix
+
+    with RunDisplay() as display:
+        result = mix(
+            runs, out, greedy=greedy, data=data, algorithm=algorithm, device=device, on_progress=display.update
+        )
+    for line in describe(result):
+        click.echo(line)
+    click.echo(f"Model: {result.folder}")

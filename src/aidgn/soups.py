@@ -1,0 +1,364 @@
+"""Model soups: average the weights of runs that started from the same weights (Wortsman et al., ICML 2022)."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from aidgn import backbones
+from aidgn.algorithms import Algorithm
+from aidgn.analysis.extraction import clean_transform, open_images
+from aidgn.backbones.frozen_bn import FrozenBatchNorm
+from aidgn.data.loader import DeviceImageStore
+from aidgn.devices import choose_device
+from aidgn.errors import AidgnError, plural
+from aidgn.inference.loading import build_network, find_preprocessing, load_model
+from aidgn.objective import AngularClassifier
+from aidgn.runs.checkpoints import read_model, write_novelty, write_weights
+from aidgn.runs.folder import RunFolder, RunWriter
+from aidgn.runs.inputs import choose_custom_algorithm, open_run
+from aidgn.runs.metadata import RunMetadata
+from aidgn.training.evaluation import Splits, calibrate, evaluate, index_batches
+
+if TYPE_CHECKING:
+    from aidgn.inference import Model
+
+BATCH_NORM_IMAGES = 4096  # training images whose statistics batch norm takes, at most
+
+Weights = Mapping[str, Tensor]
+Progress = Callable[[str, int, int], None]  # part of the work, done, total
+
+
+@dataclass(frozen=True)
+class Soup:
+    """A model whose weights are the average of those of several runs.
+
+    Args:
+        folder: Its folder, which commands read like that of a run.
+        runs: The runs that were given.
+        used: Those that are in the average.
+        run_accuracies: Mean accuracy of each given run on the validation images of the source domains; empty if these
+            were not available.
+        accuracy: The same of the soup; None if the images were not available.
+    """
+
+    folder: Path
+    runs: Sequence[Path]
+    used: Sequence[Path]
+    run_accuracies: Sequence[float] = ()
+    accuracy: float | None = None
+
+    def model(self, device: str = "auto", algorithm: str | None = None) -> "Model":
+        """Load the model.
+
+        Args:
+            device: cuda, cuda:1 or cpu.
+            algorithm: path/to/file.py:Class if the algorithm is a custom one.
+        """
+        return load_model(self.folder, device, algorithm)
+
+
+def soup(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    greedy: bool = False,
+    data: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    algorithm: str | None = None,
+    on_progress: Progress | None = None,
+) -> Soup:
+    """Average the weights of runs that share their initial weights, and write the model to a folder.
+
+    The vectors of an angular classifier are scaled to unit length first, because only their directions mean anything.
+    Batch norm with frozen statistics is averaged like any layer; statistics that training changed are computed again
+    for the averaged weights from training images.
+
+    Args:
+        runs: Folders of finished runs of one algorithm on the same images, with the same unseen domain and trial, from
+            the same weights. Draws of hyper-parameters, steps and averaging over steps may differ.
+        out: Folder to write.
+        greedy: Start with the run of the highest accuracy on validation images of the source domains, and add others
+            in this order if they do not lower the accuracy of the average. By default all runs are averaged.
+        data: Folder of the images, if they have moved. Without images, the uniform average has no accuracy, and its
+            predictions no warnings.
+        data_dir: Folder in which data sets are looked for.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        algorithm: path/to/file.py:Class of a custom algorithm.
+        on_progress: Called with the part of the work, what is done and the total.
+    """
+    report = on_progress or (lambda *_: None)
+    folders = [open_run(run) for run in runs]
+    check_shared_start(folders)
+    check_out(Path(out), folders)
+    first = folders[0].metadata
+    same_trial = len({folder.identity["trial"] for folder in folders}) == 1
+    if greedy and not same_trial:
+        raise AidgnError(
+            "These runs are of different trials, so that validation images of one are training images of another: "
+            "greedy selection needs runs of one trial."
+        )
+    chosen = choose_device(device)
+    network = build_network(first, chosen, choose_custom_algorithm(first, algorithm)).to(chosen).eval()
+    weights = [read_ingredient(folder, network) for folder in folders]
+    mixer = Mixer(network, None)
+    if same_trial:
+        try:
+            images = open_images(first, data=data, data_dir=data_dir, device=device, on_progress=report)
+            mixer = Mixer(network, Validation(images, first))
+        except AidgnError:
+            if greedy or data is not None or mixer.needs_images:
+                raise
+    if mixer.needs_images and mixer.validation is None:
+        raise AidgnError("These networks have batch norm that was trained, whose statistics need runs of one trial.")
+
+    accuracies: list[float] = []
+    if mixer.validation:
+        for number, one in enumerate(weights):
+            accuracies.append(mixer.accuracy([one]))
+            report("measuring runs", number + 1, len(weights))
+    used = list(range(len(weights)))
+    if greedy:
+        used = choose_greedily(weights, accuracies, mixer, report)
+    accuracy = mixer.accuracy([weights[i] for i in used]) if mixer.validation else None
+    mixed = mixer.mix([weights[i] for i in used])
+    metadata = describe_soup(first, [folders[i].path for i in used], greedy)
+    _write(RunWriter(out), metadata, mixed, mixer)
+    return Soup(Path(out), [f.path for f in folders], [folders[i].path for i in used], accuracies, accuracy)
+
+
+def choose_greedily(
+    weights: Sequence[Weights], accuracies: Sequence[float], mixer: "Mixer", report: Progress
+) -> list[int]:
+    """Add runs by falling accuracy as long as the accuracy of the average does not fall."""
+    order = sorted(range(len(weights)), key=lambda i: -accuracies[i])
+    used, best = order[:1], accuracies[order[0]]
+    for number, candidate in enumerate(order[1:], 1):
+        accuracy = mixer.accuracy([weights[i] for i in [*used, candidate]])
+        if accuracy >= best:
+            used, best = [*used, candidate], accuracy
+        report("adding runs", number, len(order) - 1)
+    return used
+
+
+# Weights --------------------------------------------------------------------------------------------------------------
+
+
+def read_ingredient(run: RunFolder, network: Algorithm) -> Weights:
+    """Read the weights of a run's selected step."""
+    tensors, _ = read_model(run.model)
+    if mismatch := backbones.find_mismatch(tensors, network.state_dict()):
+        raise AidgnError(f"{run.model} does not fit the first run: {mismatch}. Only runs of one network can be mixed.")
+    return tensors
+
+
+def average_weights(weights: Sequence[Weights], angular: str | None = None) -> dict[str, Tensor]:
+    """Return the mean of every tensor, computed in float64; whole numbers are those of the first.
+
+    Args:
+        weights: Tensors by name.
+        angular: Name of the weight [n, C] of an angular classifier, whose columns are scaled to unit length first.
+    """
+    mixed = {}
+    for name, first in weights[0].items():
+        if not first.is_floating_point():
+            mixed[name] = first.clone()
+            continue
+        members = [one[name].double() for one in weights]
+        if name == angular:
+            members = [normalize(member, dim=0) for member in members]
+        mixed[name] = (sum(members[1:], start=members[0]) / len(members)).to(first.dtype)
+    return mixed
+
+
+class Validation:
+    """The images of the source domains, for the accuracy of averaged weights.
+
+    Args:
+        images: The images of the data set.
+        run: A run on them.
+    """
+
+    def __init__(self, images: DeviceImageStore, run: RunMetadata):
+        self.images = images
+        self.transform = clean_transform(images, find_preprocessing(run))
+        splits = Splits.of(images.decoded.dataset, run.identity["trial"])
+        sources = [number for number, name in enumerate(run.domains) if name in run.sources]
+        self.groups = [splits.val[domain] for domain in sources]
+        self.train = np.concatenate([splits.train[domain] for domain in sources])
+
+    def accuracy(self, network: Algorithm) -> float:
+        """Return the mean accuracy over the source domains."""
+        scores = evaluate(network, self.images, self.groups, self.transform)
+        return float(np.mean([each.accuracy for each in scores]))
+
+    def training_inputs(self, network: Algorithm) -> Iterator[Tensor]:
+        """Yield training images of all source domains in random order, prepared for the network."""
+        sample = np.random.default_rng(0).permutation(self.train)[:BATCH_NORM_IMAGES]
+        for pixels, geometry, _ in self.images.batches(index_batches([sample], network, self.images.device)):
+            yield self.transform(pixels, geometry)
+
+
+class Mixer:
+    """Average weights and measure the result.
+
+    Args:
+        network: The network that takes the weights.
+        validation: Images; None if there are none.
+    """
+
+    def __init__(self, network: Algorithm, validation: Validation | None):
+        self.network = network
+        self.validation = validation
+        self.angular = "classifier.weight" if isinstance(network.classifier, AngularClassifier) else None
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether batch norm has statistics that training changed: their average is not that of averaged weights."""
+        return bool(self.trained_batch_norms())
+
+    def trained_batch_norms(self) -> list[_BatchNorm]:
+        """Return the layers whose statistics training changed."""
+        layers = (layer for layer in self.network.featurizer.modules() if isinstance(layer, _BatchNorm))
+        return [layer for layer in layers if not isinstance(layer, FrozenBatchNorm) and layer.track_running_stats]
+
+    def mix(self, weights: Sequence[Weights]) -> dict[str, Tensor]:
+        """Return the averaged weights, which the network then has."""
+        mixed = average_weights(weights, self.angular)
+        self.network.load_state_dict(mixed, strict=False)
+        if self.needs_images and len(weights) > 1:
+            self.update_statistics()
+            trained = self.network.state_dict()
+            mixed = {name: trained[name].cpu() for name in mixed}
+        return mixed
+
+    @torch.no_grad()
+    def update_statistics(self) -> None:
+        """Give batch norms the mean of the statistics of batches of training images."""
+        assert self.validation is not None
+        layers = self.trained_batch_norms()
+        momenta = [layer.momentum for layer in layers]
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # the mean over batches
+            layer.train()
+        for x in self.validation.training_inputs(self.network):
+            self.network.featurizer(x)
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+            layer.eval()
+
+    def accuracy(self, weights: Sequence[Weights]) -> float:
+        """Return the accuracy of the average on validation images."""
+        assert self.validation is not None
+        self.mix(weights)
+        return self.validation.accuracy(self.network)
+
+
+# Runs that fit together -----------------------------------------------------------------------------------------------
+
+
+def check_shared_start(runs: Sequence[RunFolder]) -> None:
+    """Refuse runs that did not start from the same weights, or whose models are of different domains."""
+    if len(runs) < 2:
+        raise AidgnError("A soup needs at least two runs.")
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise AidgnError("One run was given twice: a soup needs different ones.")
+    first = runs[0]
+    for other in runs[1:]:
+        for (name, value), mine in zip(_start(first.metadata), _start(other.metadata), strict=True):
+            if value != mine[1]:
+                raise AidgnError(
+                    f"{first} and {other} do not share their initial weights or their task: {name} is "
+                    f"{_text(value)} and {_text(mine[1])}."
+                )
+    trials = {run.identity["trial"] for run in runs}
+    if len(trials) > 1:
+        warm = all(run.identity.get("warm_start") for run in runs)
+        if first.identity["weights"] == "none" or not warm:
+            subject = "network" if first.identity["weights"] == "none" else "classifier"
+            raise AidgnError(
+                f"These runs do not share their initial weights: they are of the trials {sorted(trials)}, and the "
+                f"initial weights of the {subject} depend on the trial. Give runs of one trial, such as several draws"
+                + (", or runs with --warm-start." if subject == "classifier" else ".")
+            )
+
+
+def _start(run: RunMetadata) -> Iterator[tuple[str, Any]]:
+    """List what the initial weights and the task depend on, but for the trial."""
+    yield "the algorithm", run.label.name
+    for name in ("source", "backbone", "weights", "preprocessing", "dataset", "data", "target"):
+        yield (
+            {"target": "the unseen domain", "data": "the fingerprint of the images"}.get(name, name),
+            run.identity.get(name),
+        )
+    yield "the list of classes", run.classes
+    yield "the list of domains", run.domains
+    yield "the image size", run.image_size
+    yield "kappa", run.identity["hyper_parameters"].get("kappa")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def check_out(out: Path, runs: Sequence[RunFolder]) -> None:
+    """Refuse a folder that holds anything but a soup."""
+    folder = RunFolder(out)
+    if out.is_file():
+        raise AidgnError(f"{out} is a file: give a folder.")
+    if any(out.resolve() == run.path.resolve() for run in runs) or (folder.exists and "soup" not in folder.identity):
+        raise AidgnError(f"{out} holds a run or another model, which would be overwritten. Choose another folder.")
+
+
+def describe_soup(first: RunMetadata, used: Sequence[Path], greedy: bool) -> RunMetadata:
+    """Return the metadata of a soup: those of its first run, with the names of all."""
+    label = first.label
+    average = "+".join(filter(None, [label.average, "soup"]))
+    members = {"runs": [path.resolve().name for path in used], "selection": "greedy" if greedy else "uniform"}
+    identity = {**first.identity, "algorithm": str(replace(label, average=average)), "soup": members}
+    return replace(first, identity=identity)
+
+
+def _write(folder: RunWriter, metadata: RunMetadata, weights: Weights, mixer: Mixer) -> None:
+    """Write the model; run.json comes last, so that a folder with it is complete."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    for path in (folder.metadata_file, folder.novelty, folder.backbone):
+        path.unlink(missing_ok=True)  # of an earlier soup
+    write_weights(folder.model, weights, {"algorithm": str(metadata.label), "step": metadata.steps})
+    if mixer.validation:
+        images, groups = mixer.validation.images, mixer.validation.groups
+        novelty = calibrate(mixer.network, images, groups, mixer.validation.transform)
+        write_novelty(folder.novelty, novelty.to_dict())
+    folder.write_metadata(metadata)
+
+
+def describe(result: Soup) -> list[str]:
+    """Say what the soup is made of, a line per run and one for the average."""
+    lines = []
+    for path, accuracy in itertools.zip_longest(result.runs, result.run_accuracies):
+        note = "" if path in result.used else "  left out"
+        lines.append(f"{path}" + ("" if accuracy is None else f"  {accuracy:.1%}") + note)
+    average = f"Average of the weights of {plural(len(result.used), 'run')}"
+    if result.accuracy is None:
+        return [
+            *lines,
+            f"{average}; without their images its accuracy is unknown and its predictions have no warnings.",
+        ]
+    best = max(result.run_accuracies)
+    lines.append(
+        f"{average}: {result.accuracy:.1%} of the validation images of the source domains, best run {best:.1%}."
+    )
+    if result.accuracy < best:
+        lines.append("The average is worse than the best run: --greedy leaves out runs that lower the accuracy.")
+    return lines
