@@ -8,8 +8,11 @@
 Importing the package is fast: each name imports its module when it is used first.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from aidgn.terminal import SafeLog
 
 if TYPE_CHECKING:
     from aidgn.api import list_algorithms, sweep, train
@@ -63,6 +66,8 @@ _MODULES = {
     "sweep": "api",
     "train": "api",
 }
+
+logging.getLogger("aidgn").addFilter(SafeLog())  # in every process, as workers write to the terminal too
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,11 @@
-"""Make names that anyone may have chosen, of classes, folders or files, harmless where they are shown."""
+"""Make names that anyone may have chosen, of classes, folders or files, harmless where they are shown.
+
+One function per medium. On the terminal it is applied where text leaves the program: `aidgn.terminal` wraps standard
+output and standard error, and `aidgn.progress.Output` is rich's console.
+"""
 
 import html
+from typing import Any
 
 MARKDOWN = frozenset("\\`*_{}[]<>#|!")
 LATEX = {
@@ -13,8 +18,11 @@ LATEX = {
     "|": r"\textbar{}",  # <, > and | are other characters in TeX's first encoding
     **{character: "\\" + character for character in "&%$#_{}"},
 }
+CONTROL = [*range(9), *range(11, 32), *range(127, 160)]  # all but tab and line feed
 # Characters that reverse the direction of the text around them, so that a name can pass for another.
-BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+BIDIRECTIONAL = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+VISIBLE = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in (*CONTROL, *BIDIRECTIONAL)}
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the wide ones in East Asian spreadsheets
 
 
 def for_terminal(text: str) -> str:
@@ -23,7 +31,7 @@ def for_terminal(text: str) -> str:
     >>> for_terminal("cat\\x1b[2J")
     'cat\\\\x1b[2J'
     """
-    return "".join(_visible(character) for character in text)
+    return text.translate(VISIBLE)
 
 
 def for_markdown(text: str) -> str:
@@ -33,6 +41,12 @@ def for_markdown(text: str) -> str:
     '\\\\<b\\\\>a\\\\_b'
     """
     return "".join(f"\\{character}" if character in MARKDOWN else character for character in _one_line(text))
+
+
+def for_markdown_code(text: str) -> str:
+    """Return text as code in Markdown, where nothing but a backtick and a line break means anything."""
+    text = _one_line(text).replace("`", "'")
+    return f"`{text}`"
 
 
 def for_html(text: str) -> str:
@@ -45,21 +59,14 @@ def for_latex(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in _one_line(text))
 
 
-def for_csv(value: object) -> object:
+def for_csv(value: Any) -> Any:
     """Put an apostrophe before text that a spreadsheet would run as a formula; leave numbers as they are.
 
     >>> for_csv("=HYPERLINK(...)"), for_csv(-1.5)
     ("'=HYPERLINK(...)", -1.5)
     """
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def _one_line(text: str) -> str:
     return for_terminal(" ".join(text.split()))
-
-
-def _visible(character: str) -> str:
-    control = (character < " " and character not in "\t\n") or "\x7f" <= character < "\xa0"
-    if not control and character not in BIDIRECTIONAL:
-        return character
-    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"

@@ -2,12 +2,12 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from threading import Timer
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Self, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,10 +18,13 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 
+from aidgn.escape import for_terminal
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.timing import in_words
+from aidgn.terminal import direct
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -49,7 +52,22 @@ PHASES = {"prepare": "decoding images", "features": "computing features", "train
 
 
 class Output(Console):
-    """A console that raises BrokenPipeError if the reader is gone; rich would exit with code 1."""
+    """A console that shows control characters in text as codes, which rich passes on.
+
+    It raises BrokenPipeError if the reader is gone; rich would exit with code 1.
+    """
+
+    @property
+    def file(self) -> IO[str]:
+        return direct(cast(TextIO, super().file))
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(for_terminal(segment.text), segment.style)
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
@@ -104,12 +122,12 @@ class RunDisplay(Display):
 
     def __init__(self, enabled: bool = True) -> None:
         columns = [
-            TextColumn("{task.description}"),
+            plain_column("{task.description}"),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
+            plain_column("{task.fields[speed]}"),
             TimeRemainingColumn(),
         ]
-        super().__init__(columns, {1: BarColumn(), 5: TextColumn("{task.fields[note]}")}, enabled)
+        super().__init__(columns, {1: BarColumn(), 5: plain_column("{task.fields[note]}")}, enabled)
         self.tasks: dict[str, TaskID] = {}
         self.starts: dict[str, tuple[float, int]] = {}  # time and position from which the speed is measured
         self.done: dict[str, int] = {}
@@ -162,8 +180,8 @@ class SweepDisplay(Display):
     """
 
     def __init__(self, specs: "Sequence[RunSpec]", done_before: int = 0, enabled: bool = True) -> None:
-        columns = [TextColumn("{task.fields[runs]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}")]
-        super().__init__(columns, {0: TextColumn("{task.description:<32}"), 1: BarColumn()}, enabled)
+        columns = [plain_column("{task.fields[runs]}"), TimeElapsedColumn(), plain_column("{task.fields[left]}")]
+        super().__init__(columns, {0: plain_column("{task.description:<32}"), 1: BarColumn()}, enabled)
         self.specs = specs
         self.done_before = done_before
         self.folders: dict[int, str] = {}  # of finished runs, by number
@@ -236,6 +254,11 @@ class SweepDisplay(Display):
         outcome = "tried again" if event == "retry" else "set aside"
         text = f"{spec.algorithm}, {', '.join(spec.target)} unseen, trial {spec.trial}, draw {spec.draw}, {outcome}: "
         self.bar.console.print(text + last_line(error), highlight=False, markup=False, soft_wrap=True)
+
+
+def plain_column(text: str) -> TextColumn:
+    """Return a column of text whose values may hold brackets, as names of domains do."""
+    return TextColumn(text, markup=False)
 
 
 def rate(speed: float) -> str:

@@ -1,6 +1,5 @@
 """Results of training, which notebooks display as tables."""
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aidgn.errors import AidgnError, UnknownNameError, plural
+from aidgn.escape import for_html
 from aidgn.inference import load_model
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.records import Record, Records, RunRecords, domain_names
@@ -179,7 +179,7 @@ class SweepResult:
         return f"<Sweep: {plural(len(self.folders), 'run')} finished{failed}; {self.folder}>"
 
     def _repr_html_(self) -> str:
-        shown = [table._repr_html_() for table in self.tables()] if self.folders else [html.escape(repr(self))]
+        shown = [table._repr_html_() for table in self.tables()] if self.folders else [for_html(repr(self))]
         if self.failures:
             shown.append(html_table("Failed runs", ("Run", "Error"), self.failures.items()))
         return "\n".join(shown)
@@ -211,8 +211,6 @@ def to_pandas(records: Iterable[Record]) -> "pandas.DataFrame":
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Compose a table for notebooks."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    head = "".join(f"<th>{for_html(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{for_html(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{for_html(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

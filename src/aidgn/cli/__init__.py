@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 import aidgn
 from aidgn.errors import AidgnError, ParameterError, did_you_mean
+from aidgn.terminal import protect_streams
 
 # The command NAME is the function NAME in the module aidgn.cli.NAME.
 COMMANDS = {
@@ -133,13 +134,14 @@ def describe_error(error: AidgnError) -> str:
 
 
 def prepare_streams() -> None:
-    """Open streams that are closed, as some daemons start programs, and accept every file name."""
+    """Open streams that are closed, as some daemons start programs, and print every file name, harmless."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "legible")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)  # file names may hold bytes that are not text
+    protect_streams()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

@@ -10,7 +10,6 @@ import click
 
 from aidgn.cli.options import custom_algorithms_option, data_option, device_option
 from aidgn.errors import AidgnError
-from aidgn.escape import for_terminal
 
 if TYPE_CHECKING:
     from aidgn.analysis.diagnosis import Diagnosis
@@ -107,6 +106,7 @@ def _open_features(
 def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
     """Print one run in sentences, several side by side in a table."""
     from rich.table import Table
+    from rich.text import Text
 
     from aidgn.analysis.summary import compare, meaning, sentences, tested
     from aidgn.cli.display import Output
@@ -117,7 +117,7 @@ def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) 
     columns = min(shutil.get_terminal_size((120, 24)).columns, 120)
 
     def echo(line: object) -> None:
-        click.echo(textwrap.fill(for_terminal(str(line)), columns, subsequent_indent="    "))
+        click.echo(textwrap.fill(str(line), columns, subsequent_indent="    "))
 
     if len(diagnoses) == 1:
         for sentence in sentences(diagnoses[0]):
@@ -129,9 +129,9 @@ def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(", ".join(dict.fromkeys(diagnosis.dataset for diagnosis in diagnoses)))
     for name in names:
-        table.add_column(for_terminal(name), overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     for label, values in compare(diagnoses):
-        table.add_row(label, *map(for_terminal, values))
+        table.add_row(label, *map(Text, values))
     Output(width=columns, height=25, highlight=False).print(table, markup=False)
     for name, diagnosis in zip(names, diagnoses, strict=True):
         echo(f"{name}. {meaning(diagnosis)}")

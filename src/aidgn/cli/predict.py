@@ -12,6 +12,7 @@ import click
 from aidgn.cli.options import custom_algorithm_option, device_option
 from aidgn.errors import AidgnError, Interrupted, plural, some
 from aidgn.files import written_at_last
+from aidgn.terminal import direct
 
 if TYPE_CHECKING:
     from aidgn.inference import Model
@@ -80,7 +81,8 @@ def predict(
         raise AidgnError(f"No image found in {', '.join(images)}: {expected}. {ignored_files}".rstrip())
     loaded = load_model(model, device, algorithm, false_alarms)
     top = min(top, len(loaded.classes))
-    stdout = sys.stdout  # a live display redirects it
+    # A live display redirects standard output. Programs that read CSV from a pipe need names to the byte.
+    stdout = sys.stdout if sys.stdout.isatty() or not csv else direct(sys.stdout)
     done = broken = warned = 0
 
     def skip(_: Any, error: AidgnError) -> None:

@@ -43,10 +43,10 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
         verify_files(sweep)
         return
 
-    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
+    from aidgn.cli.display import Output
     from aidgn.sweeps.status import describe_status, read_status
     from aidgn.sweeps.store import SweepFolder
 
@@ -61,7 +61,7 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
             counts = ", ".join(f"{now.counts[kind]} {kind}" for kind in ("done", "running", "failed", "left"))
             click.echo(f"{time.strftime('%H:%M:%S')} {counts}; time left: {now.time_left}")
         return
-    with Live(console=Console(), refresh_per_second=4) as live:
+    with Live(console=Output(), refresh_per_second=4) as live:
         while True:
             live.update(Text("\n".join(describe_status(now, folder, shown))))
             if now.over:

@@ -1,11 +1,13 @@
 """aidgn table"""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from aidgn.errors import AidgnError
+from aidgn.terminal import direct
 
 if TYPE_CHECKING:
     from aidgn.report.table_formats import Table, TextTable
@@ -131,7 +133,8 @@ def table(
         if tidy:
             click.echo(f"{write_tidy(records, method, tidy)} lines in {tidy}", err=True)
     format_table = FORMATS[formats[0] if formats else "terminal"]
-    click.echo("\n\n".join(map(format_table, made)))
+    # The formats have made names harmless; the terminal's has codes for bold and underlined.
+    click.echo("\n\n".join(map(format_table, made)), file=direct(sys.stdout))
 
 
 def _compare(records: "Records", method: str, metric: str, files: list[Path], figures: str | None) -> "list[TextTable]":

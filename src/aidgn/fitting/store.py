@@ -112,9 +112,12 @@ class FitFolder:
         }
         write_text(self.summary, json.dumps(summary, indent=1) + "\n")
         environment = Environment(
-            loader=PackageLoader("aidgn.fitting", ""), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+            loader=PackageLoader("aidgn.fitting", ""),
+            finalize=lambda value: for_markdown(str(value)),
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
         )
-        environment.filters["markdown"] = for_markdown
         report = environment.get_template("report.md.j2").render(
             dataset=dataset,
             sentences=sentences,

@@ -13,7 +13,7 @@ from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS
 from aidgn.data import DATASETS, Dataset
 from aidgn.errors import AidgnError, short, some
-from aidgn.escape import for_markdown
+from aidgn.escape import for_markdown, for_markdown_code
 from aidgn.inference.model import Model
 from aidgn.inference.onnx_export import ONNX_FILE
 from aidgn.runs import names
@@ -45,7 +45,7 @@ def write_model_card(
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "code": lambda text: Markup("`" + " ".join(str(text).replace("`", "'").split()) + "`"),
+        "code": lambda text: Markup(for_markdown_code(str(text))),
         "listed": lambda values, most=20: Markup(some(map(for_markdown, values), most)),
         "mean": np.mean,
         "percent": lambda share, digits=0: f"{share:.{digits}%}",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aidgn.escape import for_csv
 from aidgn.inference.prediction import Prediction
 
 
@@ -49,9 +50,9 @@ def format_csv(rows: Sequence[PredictionRow], header: bool) -> str:
         table.writerow(columns if rows[0].warning is None else [*columns, "warning"])
     for row in rows:
         # A spreadsheet would run a name like =... as a formula; ./=... is the same file.
-        cells = [f"./{row.file}" if row.file[0] in "=+-@" else row.file]
+        cells = [row.file if for_csv(row.file) == row.file else f"./{row.file}"]
         for label, probability in row.top:
-            cells += [label, f"{probability:.6f}"]
+            cells += [for_csv(label), f"{probability:.6f}"]
         table.writerow(cells if row.warning is None else [*cells, row.warning])
     return text.getvalue()
 

@@ -79,7 +79,7 @@ def write_rows(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(header)
+            writer.writerow(map(for_csv, header))
             writer.writerows([for_csv(_flat(value)) for value in row] for row in rows)
         if path.suffix == ".parquet":
             _to_parquet(temporary)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from aidgn.escape import for_terminal
 from aidgn.files import atomic_write
 from aidgn.report.fonts import fit_fonts
 
@@ -76,6 +77,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
             target = folder / f"{name}.{suffix}"
             with atomic_write(target) as temporary:
                 figure.savefig(temporary, format=suffix, metadata=metadata)
+                if suffix == "svg":  # XML has no control characters, names may
+                    temporary.write_text(for_terminal(temporary.read_text(encoding="utf-8")), encoding="utf-8")
             written.append(target)
     return written
 

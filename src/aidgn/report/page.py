@@ -15,6 +15,7 @@ import aidgn
 from aidgn.analysis.comparison import MIN_TRIALS
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError, some
+from aidgn.escape import for_terminal
 from aidgn.files import for_json, write_text
 from aidgn.report import reproduce as rerun
 from aidgn.report.page_data import (
@@ -174,7 +175,7 @@ def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -
     environment.filters["listed"] = _listed
     environment.filters["count"] = _count
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("page.html.j2").render(
+    text = environment.get_template("page.html.j2").render(
         **context,
         payload=as_json(payload),
         sheets=list(sheets),
@@ -184,12 +185,22 @@ def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -
         today=date.today().isoformat(),
         version=aidgn.__version__,
     )
+    return for_terminal(text)  # the template escapes for HTML, where control characters pass
 
 
 def as_json(value: Any) -> str:
     """JSON that can stand in a <script> element, whatever names users chose; null for what is no finite number."""
-    text = json.dumps(for_json(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_show_control(for_json(value)), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _show_control(value: Any) -> Any:
+    """Apply `for_terminal` to all texts, names of values included."""
+    if isinstance(value, dict):
+        return {_show_control(key): _show_control(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_show_control(entry) for entry in value]
+    return for_terminal(value) if isinstance(value, str) else value
 
 
 # What the runs are ----------------------------------------------------------------------------------------------------
