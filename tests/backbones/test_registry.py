@@ -22,15 +22,17 @@ from aidgn.backbones import (
     SMALL,
     Preprocessing,
     WeightsError,
+    choose_image_size,
     create,
     fold,
     is_stride_first,
     list_backbones,
     preprocessing,
+    try_forward,
     weights_identity,
 )
 from aidgn.data import transforms as aug
-from aidgn.errors import ParameterError, UnknownNameError
+from aidgn.errors import AidgnError, ParameterError, UnknownNameError
 from aidgn.training.compile import build_transforms
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
@@ -408,3 +410,58 @@ def test_is_stride_first_reads_metadata(tmp_path: Path) -> None:
         is_stride_first(DEFAULT, weights)
         for weights in (tmp_path / "tv.safetensors", tmp_path / "tv.pth", "hub", "none", None)
     )
+
+
+# Sizes of images ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "size"), [("test_vit", 64), ("vit_tiny_patch16_224", 112)])
+def test_other_sizes_are_those_of_timm(name: str, size: int, images: Callable[..., Tensor], tmp_path: Path) -> None:
+    """timm resamples the weights of a file when it creates a network for other images; the file fits as published."""
+    import timm
+
+    torch.manual_seed(0)
+    published = timm.create_model(name).state_dict()
+    save_file(published, tmp_path / "weights.safetensors")
+    overlay = {"file": str(tmp_path / "weights.safetensors")}
+    expected = timm.create_model(name, True, overlay, img_size=size).eval()
+    expected.reset_classifier(0)
+    ours = create(name, weights=tmp_path / "weights.safetensors", image_size=size).eval()
+    torch.testing.assert_close(ours(images(size)), expected(images(size)))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("vit_small_patch14_dinov2", 128, "a multiple of 14, such as 126, for"),
+        ("levit_128s", 64, "224 for"),
+        ("torchvision/vit_b_16", 64, "224 for"),
+    ],
+)
+def test_sizes_that_do_not_fit(name: str, size: int, expected: str) -> None:
+    state = torch.random.get_rng_state()
+    with pytest.raises(ParameterError) as caught:
+        try_forward(name, size)
+    assert caught.value.parameter == "image_size" and expected in caught.value.expected
+    assert torch.equal(state, torch.random.get_rng_state())  # a trial changes no draw of the run
+
+
+def test_the_size_is_chosen_by_the_network() -> None:
+    assert choose_image_size(DEFAULT, 224) == choose_image_size("vit_small_patch14_dinov2", 224) == 224
+    assert choose_image_size("vit_small_patch14_dinov2", 128) == 126
+    assert choose_image_size("cait_xxs24_384", 224) == 384
+    assert choose_image_size(SMALL, 28) == 28
+
+
+def test_no_pooled_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timm.models.resnet.ResNet.forward", lambda self, x: self.forward_features(x))
+    try_forward.cache_clear()
+    with pytest.raises(AidgnError, match=r"resnet18 cannot be a backbone: .*\[1, 512, 2, 2\]"):
+        try_forward("resnet18", 64)
+
+
+def test_a_trial_reads_the_file(tmp_path: Path) -> None:
+    save_file(create("test_resnet", weights="none").state_dict(), tmp_path / "weights.safetensors")
+    try_forward("test_resnet", 64, tmp_path / "weights.safetensors")
+    with pytest.raises(WeightsError, match="does not hold the weights of test_vit"):
+        try_forward("test_vit", 64, tmp_path / "weights.safetensors")

@@ -14,6 +14,7 @@ from aidgn.backbones.registry import (
     train_last_stage,
 )
 from aidgn.backbones.small import SMALL, SmallConvNet
+from aidgn.backbones.trial import choose_image_size, try_forward
 from aidgn.backbones.weights import (
     Mismatch,
     WeightsError,
@@ -36,6 +37,7 @@ __all__ = [
     "SmallConvNet",
     "WeightsError",
     "check_name",
+    "choose_image_size",
     "create",
     "find_mismatch",
     "fold",
@@ -48,6 +50,7 @@ __all__ = [
     "stem_convolution",
     "summarize",
     "train_last_stage",
+    "try_forward",
     "unfold",
     "unfuse",
     "weights_identity",

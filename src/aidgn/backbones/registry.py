@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from aidgn.backbones.frozen_bn import freeze
+from aidgn.backbones.input_size import set_input_size
 from aidgn.backbones.preprocessing import Preprocessing
 from aidgn.backbones.small import SMALL, SmallConvNet
 from aidgn.backbones.weights import hub_error, hub_or_cache, load_weights, resolve_weights, summarize
@@ -36,7 +37,14 @@ class Network:
     inputs: Sequence[str]
 
 
-def create(name: str, *, weights: str | Path | None = None, in_channels: int = 3, freeze_bn: bool = True) -> nn.Module:
+def create(
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    in_channels: int = 3,
+    freeze_bn: bool = True,
+    image_size: int | None = None,
+) -> nn.Module:
     """Create a network [B, in_channels, H, W] -> [B, num_features] without a classifier.
 
     Args:
@@ -44,6 +52,7 @@ def create(name: str, *, weights: str | Path | None = None, in_channels: int = 3
         weights: `hub` (the published weights, the default), `none` (random, the default of `small`), or a file.
         in_channels: Channels of an image. Those beyond three start with the weights of the first channel.
         freeze_bn: Freeze the statistics of batch norms.
+        image_size: Side of the images in pixels; None for the size of the published weights.
     """
     if name != SMALL and in_channels < 3:
         raise ParameterError("in_channels", in_channels, f"3 or more for {name}; backbone {SMALL} takes any number")
@@ -59,6 +68,8 @@ def create(name: str, *, weights: str | Path | None = None, in_channels: int = 3
     if isinstance(weights, Path):
         architecture = name.removeprefix(TORCHVISION).split(".")[0]
         load_weights(network.module, architecture, weights, [*network.classifier])
+    if image_size is not None:
+        set_input_size(network.module, name, image_size)
     if freeze_bn:
         freeze(network.module)
     if in_channels > 3:

@@ -168,9 +168,11 @@ def fit(
     place = FitFolder(out or f"runs/fit-{dataset.name}")
     check_outside(dataset, place.path)
     place.check(dataset)
-    dataset = dataset.with_image_size(
-        settings.get("image_size") or choose_image_size(dataset, quick=quick, device=device)
-    )
+    given: dict[str, Any] = {name: settings.get(name) for name in ("backbone", "weights", "image_size")}
+    network = RunSpec(str(folder), **given)
+    image_size = network.choose_image_size(choose_image_size(dataset, quick=quick, device=device))
+    network.try_network(image_size)
+    dataset = dataset.with_image_size(image_size)
     with RunDisplay(progress) as display:
         decoded = prepare(
             dataset, skip_broken=True, on_progress=lambda done, total: display.update("decoding images", done, total)

@@ -92,6 +92,7 @@ def build_network(run: RunMetadata, device: torch.device, algorithm: str | None)
         weights="none",
         in_channels=3 + algorithm_type.extra_channels,
         freeze_bn=identity["weights"] != "none",
+        image_size=run.image_size,
     )
     if from_file and run.stride_first:
         backbones.set_stride_first(net)

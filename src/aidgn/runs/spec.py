@@ -12,7 +12,7 @@ from aidgn.algorithms import ALGORITHMS, Algorithm, canonical, find
 from aidgn.algorithms.custom import is_custom, source_of
 from aidgn.algorithms.search_space import resolve
 from aidgn.data import DATASETS, Dataset, load_dataset
-from aidgn.data.registry import is_registered, normalize_unicode
+from aidgn.data.registry import SMALL_SIDE, is_registered, normalize_unicode
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.runs.label import Label
 from aidgn.runs.options import ALL, HEAD, LAST_STAGE, RunOptions, run_options
@@ -42,12 +42,29 @@ class RunSpec(RunOptions):
     lr_milestones: Sequence[int] | None = None
 
     def load_dataset(self, data_dir: str | Path | None = None) -> Dataset:
-        """Load the data set at the run's image size."""
+        """Load the data set at the run's image size, after a trial of the network at this size."""
         self.check_options()
         dataset = load_dataset(self.dataset, data_dir)
-        if self.image_size is None or self.image_size == dataset.image_size:
-            return dataset
-        return dataset.with_image_size(self.image_size)
+        image_size = self.choose_image_size(dataset.image_size)
+        self.try_network(image_size)
+        return dataset if image_size == dataset.image_size else dataset.with_image_size(image_size)
+
+    def choose_image_size(self, default: int) -> int:
+        """Return the run's image size: that of the data set, unless the network needs another."""
+        if self.image_size is None and self.backbone:
+            return backbones.choose_image_size(self.backbone, default)
+        return self.image_size or default
+
+    def try_network(self, image_size: int) -> None:
+        """Raise an error if the network cannot take images of this size, or the file of weights does not fit it.
+
+        A file on another disk is left to the run.
+        """
+        if self.backbone or self.weights:
+            is_file = self.weights is not None and Path(self.weights).is_file()
+            small = image_size <= SMALL_SIDE
+            backbone = self.backbone or (backbones.SMALL if small else backbones.DEFAULT)
+            backbones.try_forward(backbone, image_size, self.weights if is_file else "none")
 
     def resolved(self, dataset: Dataset) -> "RunSpec":
         """Return the specification with every choice made and checked."""

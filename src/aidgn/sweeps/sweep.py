@@ -15,7 +15,7 @@ from aidgn.algorithms import find
 from aidgn.data import Dataset, get_info
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, ParameterError
 from aidgn.runs.options import run_options
 from aidgn.runs.run_id import sweep_key
 from aidgn.runs.spec import RunSpec
@@ -79,20 +79,20 @@ class Sweep:
             dry_run: Decode and write nothing, and take data sets that are not on this disk from the registry.
             on_prepare: Called with the number of decoded images and the number of all.
         """
-        loaded: dict[tuple[str, int | None, bool], Dataset] = {}
+        loaded: dict[tuple[str, str | None, int | None, bool], Dataset] = {}
         datasets: dict[str, Dataset] = {}
         shared: dict[str, dict[str, str]] = {}
         missing: list[str] = []
 
         def load(spec: RunSpec) -> Dataset:
-            key = spec.dataset, spec.image_size, spec.skip_broken
+            key = spec.dataset, spec.backbone, spec.image_size, spec.skip_broken
             if key in loaded:
                 return loaded[key]
             content = ""
             try:
                 dataset = spec.load_dataset(data_dir)
-            except AidgnError:
-                if not dry_run or "/" in spec.dataset:
+            except AidgnError as error:
+                if not dry_run or "/" in spec.dataset or isinstance(error, ParameterError):
                     raise
                 dataset = outline(spec)
                 missing.append(spec.dataset)
@@ -315,7 +315,7 @@ def outline(spec: RunSpec) -> Dataset:
     """Return a data set of the registry without images, which is enough to plan runs."""
     info = get_info(spec.dataset)
     empty = np.zeros(0, np.int64)
-    return Dataset(replace(info, image_size=spec.image_size or info.image_size), list(info.classes), [], empty, empty)
+    return Dataset(replace(info, image_size=spec.choose_image_size(info.image_size)), list(info.classes), [], empty, empty)
 
 
 def _check_one_table(specs: Sequence[RunSpec]) -> None:

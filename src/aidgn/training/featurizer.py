@@ -129,6 +129,7 @@ def create_featurizer(
     precision: str,
     device: torch.device,
     train_only: str | None = None,
+    image_size: int | None = None,
 ) -> Featurizer:
     """Create a featurizer with initial weights.
 
@@ -141,11 +142,14 @@ def create_featurizer(
         precision: Name in `aidgn.devices.PRECISIONS`.
         device: Where to compute.
         train_only: `last-stage` gives the last stage gradients and no other; None trains everything.
+        image_size: Side of the images in pixels; None for the size of the published weights.
     """
     # A network trained from scratch has no statistics worth freezing.
-    network = backbones.create(backbone, weights=weights, in_channels=in_channels, freeze_bn=weights != "none")
+    network = backbones.create(
+        backbone, weights=weights, in_channels=in_channels, freeze_bn=weights != "none", image_size=image_size
+    )
     # The weights are part of the key because they decide where the strides are.
-    key = (backbone, str(weights), in_channels, precision, device, train_only)
+    key = (backbone, str(weights), in_channels, precision, device, train_only, image_size)
     if key in _compiled_featurizers:
         featurizer = _compiled_featurizers[key]
         featurizer.network.load_state_dict(network.state_dict())

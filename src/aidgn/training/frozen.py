@@ -289,7 +289,13 @@ def load_features(
 
 @lru_cache(1)
 def load_network(
-    backbone: str, weights: str, identity: str, precision: str, preprocessing: Preprocessing, device: torch.device
+    backbone: str,
+    weights: str,
+    identity: str,
+    precision: str,
+    preprocessing: Preprocessing,
+    image_size: int,
+    device: torch.device,
 ) -> FrozenNetwork:
     """Return the network of a run with its pretrained weights: that of the last run of this process, if it is the same.
 
@@ -299,8 +305,9 @@ def load_network(
         identity: What `weights_identity` says of them: a file may have changed.
         precision: Name in `aidgn.devices.PRECISIONS`.
         preprocessing: What the network expects.
+        image_size: Side of the images in pixels.
         device: Where to compute.
     """
-    network = backbones.create(backbone, weights=weights)
+    network = backbones.create(backbone, weights=weights, image_size=image_size)
     backbones.fold(network)
     return FrozenNetwork(network.to(device).to(memory_format=torch.channels_last), precision, preprocessing)

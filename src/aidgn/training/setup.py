@@ -55,7 +55,13 @@ def load_batches(
     if not spec.trains_head:
         return load_images(run.images, device)
     network = load_network(
-        str(spec.backbone), str(spec.weights), run.identity["weights"], run.precision, run.preprocessing, device
+        str(spec.backbone),
+        str(spec.weights),
+        run.identity["weights"],
+        run.precision,
+        run.preprocessing,
+        int(spec.image_size or 0),
+        device,
     )
     images = load_images(run.images, device)
     key = network, spec.views, str(cache_dir), images
@@ -96,7 +102,13 @@ def create_algorithm(run: PreparedRun, images: BatchStore) -> Algorithm:
     else:
         channels = 3 + algorithm_class.extra_channels
         featurizer = create_featurizer(
-            str(spec.backbone), spec.weights, channels, run.precision, images.device, spec.train_only
+            str(spec.backbone),
+            spec.weights,
+            channels,
+            run.precision,
+            images.device,
+            spec.train_only,
+            spec.image_size,
         )
         if distributed.world_size() > 1:
             featurizer, _ = distributed.shard_featurizer(featurizer)
