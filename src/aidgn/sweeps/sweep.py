@@ -315,7 +315,9 @@ def outline(spec: RunSpec) -> Dataset:
     """Return a data set of the registry without images, which is enough to plan runs."""
     info = get_info(spec.dataset)
     empty = np.zeros(0, np.int64)
-    return Dataset(replace(info, image_size=spec.choose_image_size(info.image_size)), list(info.classes), [], empty, empty)
+    return Dataset(
+        replace(info, image_size=spec.choose_image_size(info.image_size)), list(info.classes), [], empty, empty
+    )
 
 
 def _check_one_table(specs: Sequence[RunSpec]) -> None:
