@@ -37,6 +37,7 @@ UNITS = {
     "reading images": "images",
     "training": "steps",
     "downloading": "MB",
+    "evaluating": "images",
     "predicting": "images",
     "computing features": "images",
     "adapting": "settings",

@@ -38,12 +38,7 @@ def trust_scores(
         temperature: Divides the logits, which changes the order of probabilities.
     """
     norms, angles = (values.numpy() for values in norms_and_angles(features, logits, vectors))
-    scaled = logits.astype(np.float64) / temperature
-    ordered = np.sort(scaled, axis=1)
-    scores = {
-        "probability": log_softmax(scaled, axis=1).max(axis=1),
-        "margin": ordered[:, -1] - ordered[:, -2],
-        "energy": logsumexp(scaled, axis=1),
+    scores = logit_scores(logits, temperature) | {
         "norm": np.minimum(norms, MAX_NORM),
         "negative-aware norm": negative_aware_norms(features),
     }
@@ -52,6 +47,17 @@ def trust_scores(
     if len(references):
         scores["distance"] = -nearest_angles(features, references)
     return scores
+
+
+def logit_scores(logits: Floats, temperature: float = 1.0) -> dict[str, Floats]:
+    """Compute the scores that depend on logits [N, C] alone, each float64 [N]."""
+    scaled = logits.astype(np.float64) / temperature
+    ordered = np.sort(scaled, axis=1)
+    return {
+        "probability": log_softmax(scaled, axis=1).max(axis=1),
+        "margin": ordered[:, -1] - ordered[:, -2],
+        "energy": logsumexp(scaled, axis=1),
+    }
 
 
 def negative_aware_norms(features: Floats) -> Floats:

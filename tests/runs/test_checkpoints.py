@@ -22,12 +22,12 @@ from aidgn.inference import load_model
 from aidgn.inference.export import export
 from aidgn.runs.checkpoints import (
     DamagedFile,
-    read_novelty,
     read_state,
+    read_values,
     read_weights,
     verify,
-    write_novelty,
     write_state,
+    write_values,
     write_weights,
 )
 from aidgn.runs.folder import RunFolder
@@ -44,7 +44,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "model.safetensors": read_weights,
     "last.safetensors": read_weights,
     "export.safetensors": read_weights,
-    "novelty.json": read_novelty,
+    "novelty.json": read_values,
 }
 
 
@@ -221,14 +221,14 @@ def test_a_state_is_a_plain_file_of_pytorch(tmp_path: Path) -> None:
 
 def test_the_checksum_of_novelty(tmp_path: Path) -> None:
     path, values = tmp_path / "novelty.json", {"version": 1, "norms": [0.1, 2e-9], "angles": [3.0, 1.5]}
-    write_novelty(path, values)
+    write_values(path, values)
     digest = hashlib.sha256(b'{"angles": [3.0, 1.5], "norms": [0.1, 2e-09], "version": 1}').hexdigest()
-    assert json.loads(path.read_text()) == {**values, "sha256": digest} and read_novelty(path) == values
+    assert json.loads(path.read_text()) == {**values, "sha256": digest} and read_values(path) == values
     text = path.read_text()
     for changed in (text.replace("0.1", "0.2"), text.replace("sha256", "sha257"), ""):
         path.write_text(changed)
         with pytest.raises(DamagedFile):
-            read_novelty(path)
+            read_values(path)
 
 
 def test_files_of_0_1_0_are_read(copy: Path, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_files_of_0_1_0_are_read(copy: Path, tmp_path: Path) -> None:
     (exported,) = export(copy, tmp_path / "export", onnx=False).files[:1]
     for path in (copy / "model.safetensors", copy / "last.safetensors", exported):
         as_0_1_0(path)
-    novelty = read_novelty(copy / "novelty.json")
+    novelty = read_values(copy / "novelty.json")
     (copy / "novelty.json").write_text(json.dumps(novelty) + "\n")
     for path in (copy, exported):
         found = load_model(path, "cpu").predict(pixels)

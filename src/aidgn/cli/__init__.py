@@ -30,6 +30,7 @@ COMMANDS = {
     "fit": "Make a model from your own pictures and estimate its accuracy on a new domain.",
     "soup": "Average the weights of runs into one model.",
     "predict": "Classify images: labels, probabilities and warnings.",
+    "evaluate": "Measure a model on labelled images of a new site, against its promise.",
     "export": "Write a model as ONNX, safetensors and a model card.",
     "serve": "Serve a model on a local page and a JSON endpoint.",
     "algorithms": "List the algorithms and their hyper-parameters.",

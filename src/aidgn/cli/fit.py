@@ -12,6 +12,7 @@ from aidgn.cli.options import device_option, hyper_parameter_options, precision_
 Examples:
   aidgn fit photos/
   aidgn fit photos/ --quick
+  aidgn fit photos/ --trials 3
   aidgn fit photos/ --out models/shelf --weights resnet50.safetensors
 After Ctrl-C, a crash or a reboot, the same command continues where it stopped.""",
 )
@@ -21,6 +22,14 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     is_flag=True,
     help="Get a first answer: train fewer steps and only the last stage of the network. With --weights none, train the "
     "whole network, which takes longer.",
+)
+@click.option(
+    "--trials",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Leave each domain out N times with different seeds, for a steadier estimate.",
 )
 @click.option("--out", metavar="DIR", help="Folder for model, report and runs  [default: runs/fit-NAME].")
 @click.option(

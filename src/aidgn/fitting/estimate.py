@@ -24,7 +24,7 @@ class Estimate:
 
     Args:
         algorithm: Its name in tables.
-        accuracies: Accuracy by domain.
+        accuracies: Accuracy by domain, the mean over trials.
     """
 
     algorithm: str
@@ -57,13 +57,16 @@ def read_estimates(folders: Sequence[str | Path]) -> list[Estimate]:
     """Read the estimates from finished runs with one unseen domain each, at the step that validation selects."""
     if not folders:
         return []
-    accuracies: dict[str, dict[str, float]] = {}
+    accuracies: dict[str, dict[str, list[float]]] = {}
     records = read_runs(*folders)
     for difference in differences(records.runs):
         log.warning("%s", difference)
     for row in select(records, "training"):
-        accuracies.setdefault(row["algorithm"], {})[row["target_name"]] = row["accuracy"]
-    return [Estimate(algorithm, by_domain) for algorithm, by_domain in accuracies.items()]
+        accuracies.setdefault(row["algorithm"], {}).setdefault(row["target_name"], []).append(row["accuracy"])
+    return [
+        Estimate(algorithm, {domain: statistics.fmean(trials) for domain, trials in by_domain.items()})
+        for algorithm, by_domain in accuracies.items()
+    ]
 
 
 def choose_algorithm(estimates: Sequence[Estimate], preferred: str) -> str:

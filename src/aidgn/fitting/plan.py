@@ -13,7 +13,7 @@ from aidgn.data import DATASETS, Dataset
 from aidgn.data.images import longest_side
 from aidgn.data.registry import SMALL_SIDE
 from aidgn.devices import choose_device
-from aidgn.errors import plural
+from aidgn.errors import ParameterError, plural
 from aidgn.runs.options import LAST_STAGE
 from aidgn.runs.spec import RunSpec
 from aidgn.training.averaging import SMA
@@ -49,7 +49,9 @@ class FitPlan:
 
     def __str__(self) -> str:
         unseen = len({spec.target for spec in self.estimates})
-        runs = f"{' and '.join(self.finals)} with each of {unseen} domains unseen once, then one model of all"
+        trials = len({spec.trial for spec in self.estimates})
+        often = "once" if trials == 1 else f"{trials} times"
+        runs = f"{' and '.join(self.finals)} with each of {unseen} domains unseen {often}, then one model of all"
         network = f"{self.final.backbone} ({'from scratch' if self.final.weights == 'none' else self.final.weights}"
         if self.final.train_only:
             network += ", only its last stage"
@@ -66,6 +68,7 @@ def plan_fit(
     algorithm: str,
     *,
     quick: bool = False,
+    trials: int = 1,
     device: str = "auto",
     hyper_parameters: Mapping[str, Any] | None = None,
     **options: Any,
@@ -83,6 +86,7 @@ def plan_fit(
         folder: Where they are, or the name of a data set.
         algorithm: The algorithm to compare with ERM.
         quick: Train fewer steps, only the last stage of a pretrained network, and smaller batches on a CPU.
+        trials: How often each domain is left out, with another seed each time.
         device: Where the runs will be trained.
         hyper_parameters: Values for the algorithm.
         options: Options of a run that replace the choices made here. None stands for a choice; average="none" turns
@@ -113,9 +117,16 @@ def plan_fit(
     if find(algorithm).name() != BASELINE:
         shared = {name: value for name, value in values.items() if name in SHARED_HYPER_PARAMETERS}
         specs.append(replace(specs[0], algorithm=BASELINE, hyper_parameters=shared))
+    if trials < 1:
+        raise ParameterError("trials", trials, "a whole number of at least 1")
     domains = dataset.domains if len(dataset.domains) > 1 else []
     return FitPlan(
-        [replace(spec, target=(domain,)).resolved(dataset) for spec in specs for domain in domains],
+        [
+            replace(spec, target=(domain,), trial=trial).resolved(dataset)
+            for spec in specs
+            for domain in domains
+            for trial in range(trials)
+        ],
         {str(spec.label()): spec.resolved(dataset) for spec in specs},
     )
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from aidgn.errors import AidgnError
 from aidgn.escape import for_markdown
 from aidgn.files import link_or_copy, write_text
 from aidgn.fitting.estimate import Estimate
+from aidgn.new_site.expectations import Expectations
+from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.spec import RunSpec
 
@@ -62,14 +65,18 @@ class FitFolder:
             "replaced."
         ]
 
-    def keep_model(self, run: str | Path) -> None:
-        """Link or copy the files of a run that prediction needs to `model`."""
+    def keep_model(self, run: str | Path, expectations: Expectations | None = None) -> None:
+        """Link or copy the files of a run that prediction needs to `model`, and write what to expect of it."""
         folder = RunFolder(run)
+        kept = RunFolder(self.model)
+        kept.expectations.unlink(missing_ok=True)  # of an earlier model
         for file in (folder.backbone, folder.model, folder.novelty, folder.metadata_file):
             if file.exists():
                 link_or_copy(file, self.model / file.name)
         if not folder.backbone.exists():
-            RunFolder(self.model).backbone.unlink(missing_ok=True)  # of an earlier model
+            kept.backbone.unlink(missing_ok=True)  # of an earlier model
+        if expectations:
+            write_values(kept.expectations, expectations.to_dict())
 
     def write(
         self,
@@ -78,6 +85,7 @@ class FitFolder:
         estimates: Sequence[Estimate],
         seen_accuracy: float,
         sentences: Sequence[str],
+        expectations: Expectations | None = None,
     ) -> None:
         """Write summary.json and REPORT.md.
 
@@ -87,6 +95,7 @@ class FitFolder:
             estimates: Estimates of one algorithm or two.
             seen_accuracy: Accuracy on validation images of the domains the model has seen.
             sentences: Findings, plan and conclusions.
+            expectations: What to expect at a new site.
         """
         counts = dataset.count_images()
         summary = {
@@ -109,6 +118,7 @@ class FitFolder:
             "seen_domains": seen_accuracy,
             "model": self.model.name,
             "said": list(sentences),
+            "new_site": describe_new_site(expectations) if expectations else None,
         }
         write_text(self.summary, json.dumps(summary, indent=1) + "\n")
         environment = Environment(
@@ -122,9 +132,18 @@ class FitFolder:
             dataset=dataset,
             sentences=sentences,
             estimates=estimates,
+            expectations=expectations,
             counts_by_class=list(zip(dataset.classes, counts.T.tolist(), strict=True)),
         )
         write_text(self.report, report)
+
+
+def describe_new_site(expectations: Expectations) -> dict[str, Any]:
+    """Return what to expect at a new site for programs: all but the arrays that compare pictures."""
+    interval = expectations.accuracies.interval()
+    values = {key: value for key, value in expectations.to_dict().items() if key != "reference"}
+    distances = expectations.reference.distances if expectations.reference else {}
+    return {**values, "interval": None if interval is None else asdict(interval), "distances": dict(distances)}
 
 
 def _root(dataset: Dataset) -> str | None:

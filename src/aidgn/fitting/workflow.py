@@ -19,10 +19,12 @@ from aidgn.data.dataset import check_outside
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError, plural
 from aidgn.fitting.estimate import Estimate, choose_algorithm, read_estimates, summarize
+from aidgn.fitting.expectations import describe_expectations, measure_expectations
 from aidgn.fitting.findings import inspect
 from aidgn.fitting.plan import choose_image_size, plan_fit
 from aidgn.fitting.store import FitFolder
 from aidgn.inference import load_model
+from aidgn.new_site.expectations import Expectations
 from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.results import RunResult, html_table
 from aidgn.runs.folder import RunFolder
@@ -54,6 +56,7 @@ class FitResult:
         predictions: What the runs of the final model's algorithm predict for images they were not trained on, by run;
             `out_of_site` selects the images of domains that a run never saw.
         page: The report page, if there is one.
+        expectations: What to expect at a new site, with an interval; None with fewer than two domains.
     """
 
     folder: Path
@@ -64,6 +67,7 @@ class FitResult:
     final: RunSpec
     predictions: Sequence[Predictions] = ()
     page: Path | None = None
+    expectations: Expectations | None = None
 
     @property
     def expected(self) -> Estimate | None:
@@ -114,6 +118,7 @@ def fit(
     *,
     algorithm: str = "AIDGN",
     quick: bool = False,
+    trials: int = 1,
     out: str | Path | None = None,
     hyper_parameters: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
@@ -135,6 +140,7 @@ def fit(
         folder: Folder ROOT/<domain>/<class>/<image>, or the name of a data set.
         algorithm: The algorithm to compare with ERM, by name or path/to/file.py:Class.
         quick: Give a first answer: fewer steps, and only the last stage of a pretrained network.
+        trials: How often each domain is left out, with another seed each time.
         out: Where model, report and runs go; by default runs/fit-NAME.
         hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
         data_dir: Where data sets are, if `folder` is the name of one.
@@ -181,7 +187,16 @@ def fit(
     findings = inspect(decoded)
     for sentence in findings:
         on_message(sentence)
-    plan = plan_fit(dataset, str(folder), algorithm, quick=quick, device=device, hyper_parameters=values, **settings)
+    plan = plan_fit(
+        dataset,
+        str(folder),
+        algorithm,
+        quick=quick,
+        trials=trials,
+        device=device,
+        hyper_parameters=values,
+        **settings,
+    )
     on_message(str(plan))
     backbones.create(str(plan.final.backbone), weights=plan.final.weights)  # fetches the weights before workers start
 
@@ -209,24 +224,29 @@ def fit(
     estimates = read_estimates(folders)
     final = plan.finals[choose_algorithm(estimates, plan.preferred)]
     unseen_runs = [run for run, spec in zip(folders, plan.estimates, strict=True) if spec.label() == final.label()]
-    with RunDisplay(progress) as display:
-        predictions = [
-            load_predictions(run, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=display.update)
-            for run in unseen_runs
-        ]
     folders += train_all([final], len(folders))
-    place.keep_model(folders[-1])
+    with RunDisplay(progress) as display:
+        extraction: dict[str, Any] = {
+            "data_dir": data_dir,
+            "device": device,
+            "algorithm": algorithm,
+            "on_progress": display.update,
+        }
+        predictions = [load_predictions(run, **extraction) for run in unseen_runs]
+        expectations = measure_expectations(unseen_runs, folders[-1], **extraction)
+    place.keep_model(folders[-1], expectations)
     seen_accuracy = RunResult(Path(folders[-1])).best.validation
     summary = [
         *summarize(estimates, str(final.label()), seen_accuracy, len(dataset.classes)),
+        *(describe_expectations(expectations) if expectations else []),
         *place.describe_replaced(final, dataset),
     ]
     place.page.unlink(missing_ok=True)  # of an earlier fit
-    place.write(dataset, final, estimates, seen_accuracy, [*findings, str(plan), *summary])
+    place.write(dataset, final, estimates, seen_accuracy, [*findings, str(plan), *summary], expectations)
     for sentence in summary:
         on_message(sentence)
     page = _write_page(place, folders, data_dir, device, algorithm, progress) if report else None
-    return FitResult(place.path, estimates, seen_accuracy, findings, summary, final, predictions, page)
+    return FitResult(place.path, estimates, seen_accuracy, findings, summary, final, predictions, page, expectations)
 
 
 def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:

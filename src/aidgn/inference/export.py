@@ -11,7 +11,7 @@ from aidgn.files import write_text
 from aidgn.inference.loading import find_model, load_model
 from aidgn.inference.model_card import write_model_card
 from aidgn.inference.onnx_export import ONNX_FILE, OnnxCheck, check_exportable, write_onnx
-from aidgn.runs.checkpoints import read_model, read_novelty, read_weights, write_weights
+from aidgn.runs.checkpoints import read_model, read_values, read_weights, write_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
@@ -137,6 +137,8 @@ def write_safetensors(run: RunFolder, path: Path) -> Path:
     values = run.metadata.to_dict()
     metadata["run"] = {key: values[key] for key in EXPORTED_METADATA}
     if run.novelty.exists():
-        metadata["novelty"] = read_novelty(run.novelty)
+        metadata["novelty"] = read_values(run.novelty)
+    if run.expectations.exists():
+        metadata["expectations"] = read_values(run.expectations)
     write_weights(path, tensors, metadata)
     return path

@@ -14,8 +14,9 @@ from aidgn.algorithms.search_space import resolve
 from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import AidgnError
 from aidgn.inference.model import Model
+from aidgn.new_site.expectations import Expectations
 from aidgn.novelty import FALSE_ALARM_RATE, Novelty
-from aidgn.runs.checkpoints import read_model, read_novelty
+from aidgn.runs.checkpoints import read_model, read_values
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import find_run
 from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
@@ -72,6 +73,7 @@ def load_model(
         novelty,
         false_alarms,
         find_preprocessing(run),
+        load_expectations(weights, metadata),
     )
 
 
@@ -125,7 +127,18 @@ def load_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) ->
     run = RunFolder(weights.parent)
     if weights.name != run.model.name or not run.novelty.exists():
         return None
-    return Novelty.from_dict(read_novelty(run.novelty), class_vectors(network.classifier))
+    return Novelty.from_dict(read_values(run.novelty), class_vectors(network.classifier))
+
+
+def load_expectations(weights: Path, metadata: dict[str, Any]) -> Expectations | None:
+    """Read what to expect at a new site, which models of `aidgn fit` know."""
+    if "run" in metadata:
+        exported = metadata.get("expectations")
+        return None if exported is None else Expectations.from_dict(exported)
+    run = RunFolder(weights.parent)
+    if weights.name != run.model.name or not run.expectations.exists():
+        return None
+    return Expectations.from_dict(read_values(run.expectations))
 
 
 def find_algorithm(run_file: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:

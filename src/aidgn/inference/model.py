@@ -13,14 +13,19 @@ from torch import Tensor
 
 from aidgn import backbones
 from aidgn.algorithms import Algorithm
+from aidgn.algorithms.base import class_vectors
 from aidgn.data.images import largest_slot
 from aidgn.data.loader import to_device
 from aidgn.data.transforms import clean
 from aidgn.errors import AidgnError
 from aidgn.inference.image_stream import ImageLike, OnBroken, Pixels, streamed
 from aidgn.inference.prediction import Outputs, Prediction, softmax
-from aidgn.novelty import FALSE_ALARM_RATE, Novelty, norms_and_angles
+from aidgn.new_site.confidence import UNSURE
+from aidgn.new_site.expectations import Expectations
+from aidgn.new_site.monitor import SiteMonitor
+from aidgn.novelty import FALSE_ALARM_RATE, MAX_NORM, Novelty, norms_and_angles, to_array
 from aidgn.training.evaluation import compute_outputs, eval_batch_size
+from aidgn.trust import logit_scores, negative_aware_norms
 
 
 class Model:
@@ -42,6 +47,7 @@ class Model:
         novelty: Novelty | None = None,
         false_alarms: float = FALSE_ALARM_RATE,
         preprocessing: backbones.Preprocessing = backbones.IMAGENET,
+        expectations: Expectations | None = None,
     ):
         self.network = network.to(device).eval()
         self.algorithm = algorithm
@@ -52,12 +58,15 @@ class Model:
         self.novelty = novelty
         self.false_alarms = false_alarms
         self.preprocessing = preprocessing
+        self.expectations = expectations
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
         self.batch_size = eval_batch_size(network, device)
         if device.type == "cuda":
             precision = getattr(network.featurizer, "precision", "float32")
             backbones.freeze_folded(network, torch.bfloat16 if precision == "bfloat16" else torch.float32)
-        self.vectors = None if novelty is None or novelty.weight is None else torch.as_tensor(novelty.weight).to(device)
+        self.vectors = class_vectors(network.classifier) if novelty is None else novelty.weight
+        if self.vectors is not None:
+            self.vectors = torch.as_tensor(self.vectors).to(device)
         self.uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.in_flight = 0 if self.uploads is None else 2  # batches queued on the GPU while results are read
 
@@ -74,7 +83,7 @@ class Model:
 
     def prediction(self, outputs: Outputs) -> Prediction:
         """Turn outputs of the network into a prediction."""
-        probabilities = softmax(outputs.logits.numpy())
+        probabilities = softmax(outputs.logits.numpy(), self.temperature)
         if not np.isfinite(probabilities).all():
             raise AidgnError(
                 f"The {self.algorithm} model gives NaN or infinite outputs: its weights are damaged or its "
@@ -83,6 +92,10 @@ class Model:
         warnings = None
         if self.novelty is not None:
             warnings = self.novelty.warnings(outputs.norms.numpy(), outputs.angles.numpy(), self.false_alarms)
+        chances = None
+        if self.expectations is not None:
+            chances = self.expectations.confidence.chances(self.trust_scores(outputs))
+            warnings = add_doubts(warnings or [None] * len(chances), chances)
         return Prediction(
             [self.classes[c] for c in probabilities.argmax(1)],
             probabilities,
@@ -90,7 +103,35 @@ class Model:
             outputs.logits,
             outputs.features,
             warnings,
+            chances,
         )
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by, so that probabilities hold at unseen sites."""
+        return 1.0 if self.expectations is None else self.expectations.confidence.temperature
+
+    def trust_scores(self, outputs: Outputs) -> np.ndarray:
+        """Compute the score that ranks how far labels can be trusted, float64 [N]."""
+        assert self.expectations is not None
+        name = self.expectations.confidence.score
+        if name == "norm":
+            return np.minimum(outputs.norms.numpy(), MAX_NORM)
+        if name == "angle":
+            return -outputs.angles.numpy()
+        if name == "negative-aware norm":
+            return negative_aware_norms(outputs.features.numpy())
+        return logit_scores(outputs.logits.numpy(), self.temperature)[name]
+
+    def site_monitor(self, most: int | None = None) -> SiteMonitor | None:
+        """Return a collector of predictions that compares a new site with the training sites; None if it cannot.
+
+        Args:
+            most: Number of pictures to remember, the latest; by default all.
+        """
+        if self.expectations is None:
+            return None
+        return SiteMonitor(self.expectations, None if self.vectors is None else to_array(self.vectors), most)
 
     def batches(
         self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
@@ -183,6 +224,15 @@ class PendingBatch(NamedTuple):
         if self.done is not None:
             self.done.synchronize()
         return self.results
+
+
+def add_doubts(warnings: list[str | None], chances: np.ndarray) -> list[str | None]:
+    """Add to the warnings of images that a label is more likely wrong than right."""
+    doubted = list(warnings)
+    for i in np.flatnonzero(chances < UNSURE).tolist():
+        doubt = f"unsure: such labels are right in {chances[i]:.0%} of cases"
+        doubted[i] = "; ".join(filter(None, (doubt, warnings[i])))
+    return doubted
 
 
 def as_list(images: ImageLike | Iterable[ImageLike]) -> Iterable[ImageLike]:

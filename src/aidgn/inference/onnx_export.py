@@ -77,6 +77,7 @@ class OnnxModel(nn.Module):
         self.size = model.image_size
         self.slot = model.slot
         self.preprocessing = model.preprocessing
+        self.temperature = model.temperature
         self.eval()
 
     def resize_weights(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +105,7 @@ class OnnxModel(nn.Module):
         )
         x = (x - mean) / std
         logits = self.network.predict(x)
-        return logits, logits.softmax(1)
+        return logits, (logits / self.temperature).softmax(1)
 
 
 def copy_in_float32(model: Model) -> Algorithm:
@@ -171,6 +172,7 @@ def write_onnx(model: Model, metadata: RunMetadata, path: Path, dataset: Dataset
             "algorithm": model.algorithm,
             "image_size": str(model.image_size),
             "domains": json.dumps(model.domains),
+            "temperature": str(model.temperature),
             "dataset": metadata.identity["dataset"],
             "input": "images: uint8 [batch, height, width, 3], RGB, upright, any size; resized and normalised inside",
         },

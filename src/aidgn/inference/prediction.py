@@ -13,11 +13,12 @@ class Prediction:
 
     Attributes:
         labels: The most probable class of each image.
-        probabilities: float64 [N, C], in the order of `classes`.
+        probabilities: float64 [N, C], in the order of `classes`, calibrated for unseen sites if the model can.
         classes: Names of the classes.
         logits: float32 [N, C], on the CPU.
         features: float32 [N, n], on the CPU: input of the classifier.
-        warnings: For each image the difference from the training images, or None; None if the model cannot warn.
+        warnings: For each image why to doubt its label, or None; None if the model cannot warn.
+        chances: Chance that each label is right, float64 [N]; None if no runs of other sites tell.
     """
 
     labels: list[str]
@@ -26,6 +27,7 @@ class Prediction:
     logits: Tensor
     features: Tensor
     warnings: list[str | None] | None = None
+    chances: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,13 +51,13 @@ class Outputs(NamedTuple):
     angles: Tensor  # float64 [N], to the vector of the predicted class
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Compute the softmax along axis 1 in float64.
+def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """Compute the softmax of logits / temperature along axis 1 in float64.
 
     PyTorch's softmax wakes a thread on every core, and each waits 10 ms for more work: a fifth of the cost of
     predicting from files.
     """
-    logits = logits.astype(np.float64)
+    logits = logits.astype(np.float64) / temperature
     with np.errstate(invalid="ignore"):  # infinite logits give NaN, as in PyTorch
         exponentials = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
         return exponentials / exponentials.sum(axis=1, keepdims=True)

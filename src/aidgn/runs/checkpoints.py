@@ -2,7 +2,7 @@
 
     model.safetensors, last.safetensors    sha256 of metadata and tensors, as `sha256` in the file's own metadata
     backbone.safetensors                   the same
-    novelty.json                           sha256 of the other values, as `sha256` in the same object
+    novelty.json, expectations.json        sha256 of the other values, as `sha256` in the same object
     state.pt                               CRC-32 of every record, in the zip archive that PyTorch writes
 
 All are plain files of their formats. Files that version 0.1.0 wrote without `sha256` are read unchecked.
@@ -26,7 +26,8 @@ from aidgn.runs import names
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKED = (names.STATE, names.MODEL, names.LAST, names.BACKBONE, names.NOVELTY)
+JSON_FILES = (names.NOVELTY, names.EXPECTATIONS)
+CHECKED = (names.STATE, names.MODEL, names.LAST, names.BACKBONE, *JSON_FILES)
 WEIGHTS_KEYS = {"algorithm", "step", "run", "novelty"}  # metadata in 0.1.0; a file without sha256 has no others
 NOVELTY_KEYS = {"version", "norms", "angles", "by_angle"}  # the same
 
@@ -44,6 +45,8 @@ def _remedy(path: Path) -> str:
         return "Remove it to start this run from the beginning."
     if path.name == names.NOVELTY:
         return "Remove it to predict without warnings."
+    if path.name == names.EXPECTATIONS:
+        return "Repeat the command `aidgn fit` to write it again, or remove it to predict without calibration."
     if (path.parent / names.RECORDS).exists():
         return f"Remove {path.with_name(names.LAST)}; the command that started the run then trains it again."
     return "Copy it from its source again, or run the command that wrote it again."
@@ -164,22 +167,22 @@ def read_state(path: Path) -> dict[str, Any]:
         ) from None
 
 
-# Novelty --------------------------------------------------------------------------------------------------------------
+# Novelty and expectations ---------------------------------------------------------------------------------------------
 
 
-def write_novelty(path: Path, values: Mapping[str, Any]) -> None:
-    """Write values with a checksum, for `read_novelty`."""
-    values = json.loads(json.dumps(values))  # in the form `read_novelty` returns
-    write_text(path, json.dumps({**values, "sha256": _novelty_digest(values)}, allow_nan=False) + "\n")
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as JSON with a checksum, for `read_values`."""
+    values = json.loads(json.dumps(values))  # in the form `read_values` returns
+    write_text(path, json.dumps({**values, "sha256": _values_digest(values)}, allow_nan=False) + "\n")
 
 
-def read_novelty(path: Path) -> dict[str, Any]:
+def read_values(path: Path) -> dict[str, Any]:
     """Read values; refuse a damaged file."""
-    values, _ = _read_novelty(path)
+    values, _ = _read_values(path)
     return values
 
 
-def _read_novelty(path: Path) -> tuple[dict[str, Any], bool]:
+def _read_values(path: Path) -> tuple[dict[str, Any], bool]:
     """Read the file, and say whether it has a checksum."""
     try:
         values = json.loads(path.read_bytes())
@@ -192,12 +195,12 @@ def _read_novelty(path: Path) -> tuple[dict[str, Any], bool]:
     digest = values.pop("sha256", None)
     if digest is None and not values.keys() <= NOVELTY_KEYS:
         raise _damaged(path, "it holds other values than those of a model")
-    if digest is not None and digest != _novelty_digest(values):
+    if digest is not None and digest != _values_digest(values):
         raise _damaged(path, "its content does not match its checksum")
     return values, digest is not None
 
 
-def _novelty_digest(values: Mapping[str, Any]) -> str:
+def _values_digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -230,8 +233,8 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
             has_checksum = True
             if path.name == names.STATE:
                 read_state(path)
-            elif path.name == names.NOVELTY:
-                _, has_checksum = _read_novelty(path)
+            elif path.name in JSON_FILES:
+                _, has_checksum = _read_values(path)
             else:
                 _, _, has_checksum = _read_weights(path)
             result.unchecked += not has_checksum

@@ -4,6 +4,7 @@
     results.jsonl       one record per evaluation
     state.pt            state to continue from; removed when the run is finished
     novelty.json        norms and angles of features of validation images
+    expectations.json   what to expect at a new site; `fit` writes it for its model
     model.safetensors   weights of the selected step
     backbone.safetensors    weights of a frozen network, which the two files then lack; a link to a file in .backbones,
                         which runs share
@@ -67,6 +68,7 @@ class RunFolder:
     last = _File(names.LAST)
     backbone = _File(names.BACKBONE)
     novelty = _File(names.NOVELTY)
+    expectations = _File(names.EXPECTATIONS)
     log_file = _File(names.LOG)
     features = _File(names.FEATURES)
     predictions = _File(names.PREDICTIONS)

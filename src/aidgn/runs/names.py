@@ -8,6 +8,7 @@ LAST = "last.safetensors"
 BACKBONE = "backbone.safetensors"
 BACKBONES = ".backbones"  # a folder among the runs
 NOVELTY = "novelty.json"
+EXPECTATIONS = "expectations.json"
 LOG = "log.txt"
 FEATURES = "features.npz"
 PREDICTIONS = "predictions.npz"

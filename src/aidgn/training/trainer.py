@@ -13,7 +13,7 @@ from aidgn.backbones import IMAGENET, Preprocessing
 from aidgn.data.loader import BatchSampler, BatchStore, to_device
 from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import Interrupted
-from aidgn.runs.checkpoints import write_novelty
+from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed, setup
@@ -243,7 +243,7 @@ class Trainer:
         with applied(self.average):
             last = copy_weights(self.algorithm)
         self.algorithm.load_state_dict(self.best.weights)
-        write_novelty(folder.novelty, self.evaluator.calibrate(self.algorithm).to_dict())
+        write_values(folder.novelty, self.evaluator.calibrate(self.algorithm).to_dict())
         best = self.best.weights, self.best.step
         folder.finish(str(self.spec.label()), best, (last, self.step), self.images.frozen_weights)
         folder.log(f"finished; step {self.best.step} selected by training-domain validation")

@@ -1,0 +1,70 @@
+"""aidgn evaluate"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from aidgn.cli.options import custom_algorithm_option, device_option
+
+if TYPE_CHECKING:
+    from aidgn.evaluation import Evaluation
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  aidgn evaluate runs/fit-photos/model new_shop/
+  aidgn evaluate runs/fit-photos/model new_shop/ --page new_shop.html
+  aidgn evaluate runs/fit-photos/model labels.csv --json
+  aidgn evaluate runs/fit-a/model runs/fit-b/model new_shop/
+A table needs the columns file and label; its files are relative to the table.""",
+)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument("pictures", metavar="NEWSITE")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or a list for several models.")
+@click.option("--page", metavar="FILE.html", help="Also write a page with figures to FILE.html.")
+@custom_algorithm_option
+@device_option
+def evaluate(
+    models: tuple[str, ...], pictures: str, as_json: bool, page: str | None, algorithm: str | None, device: str
+) -> None:
+    """Measure MODEL on labelled pictures of a new site, NEWSITE/<class>/<picture> or a .csv table, and compare the
+    accuracy with what `aidgn fit` promised."""
+    from aidgn.cli.display import RunDisplay
+    from aidgn.evaluation import evaluate as evaluate_model
+    from aidgn.evaluation import find_labelled
+    from aidgn.files import for_json
+    from aidgn.inference import load_model
+    from aidgn.report.evaluation import write_evaluation
+
+    results: list[Evaluation] = []
+    for path in models:
+        model = load_model(path, device, algorithm)
+        found = find_labelled(pictures, model.classes)
+        with RunDisplay() as display:
+            results.append(evaluate_model(model, found, path, on_progress=display.update))
+    if as_json:
+        values = [for_json(result.to_dict()) for result in results]
+        json.dump(values[0] if len(values) == 1 else values, sys.stdout, indent=1, allow_nan=False)
+        click.echo()
+    else:
+        for number, result in enumerate(results):
+            if number:
+                click.echo()
+            print_evaluation(result)
+    if page:
+        click.echo(f"Page: {write_evaluation(results, Path(page))}", err=as_json)
+
+
+def print_evaluation(result: "Evaluation") -> None:
+    """Print the sentences and a table of the classes."""
+    for sentence in result.sentences():
+        click.echo(sentence)
+    width = max(map(len, ["class", *result.classes]))
+    click.echo(f"{'class':<{width}}  pictures  right")
+    counts = result.confusion.sum(axis=1).tolist()
+    for name, count, accuracy in zip(result.classes, counts, result.scores.class_accuracies, strict=True):
+        click.echo(f"{name:<{width}}  {count:>8}  {'-' if accuracy is None else f'{accuracy:.1%}':>6}")

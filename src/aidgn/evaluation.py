@@ -1,0 +1,363 @@
+"""Measure a model on labelled pictures of a new site, and compare with what `fit` promised."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aidgn.data.dataset import list_folders, walk_images
+from aidgn.data.registry import normalize_name
+from aidgn.errors import AidgnError, did_you_mean, plural, some
+from aidgn.inference.model import Model
+from aidgn.inference.prediction import softmax
+from aidgn.metrics import Scores, calibration_error, measure
+from aidgn.new_site.confidence import area, surest_accuracy
+from aidgn.new_site.expectations import SHARES
+from aidgn.new_site.interval import Interval, SiteAccuracies, percent, sampling_interval
+from aidgn.new_site.monitor import SiteReport
+
+BINS = 10  # of the reliability diagram
+UNUSUAL = 0.1  # a difference from the promise that fewer new sites have is called below or above
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledPictures:
+    """Pictures of one site with their labels.
+
+    Args:
+        name: Name of the site.
+        files: Paths.
+        labels: Index into the model's classes, int64 [N].
+        ignored: Other files that were found.
+    """
+
+    name: str
+    files: list[str]
+    labels: np.ndarray
+    ignored: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The accuracy at the new site and the one that `fit` promised.
+
+    Args:
+        promised: Mean accuracy at the sites that `fit` left out.
+        interval: Promised interval; None with too few sites.
+        chance: Chance that a new site like those differs from their mean at least as much; None with too few sites.
+        verdict: "within", "below" or "above" the promise; "unknown" with too few sites.
+        sites: Number of sites that `fit` left out.
+    """
+
+    promised: float
+    interval: Interval | None
+    chance: float | None
+    verdict: str
+    sites: int
+
+    @classmethod
+    def of(cls, accuracies: SiteAccuracies, accuracy: float, images: int) -> "Comparison":
+        """Compare the accuracy on this many pictures of a new site with those at the left-out sites."""
+        chance = accuracies.chance(accuracy, images)
+        if chance is None:
+            verdict = "unknown"
+        elif chance >= UNUSUAL:
+            verdict = "within"
+        else:
+            verdict = "below" if accuracy < accuracies.mean else "above"
+        return cls(accuracies.mean, accuracies.interval(), chance, verdict, len(accuracies.accuracies))
+
+    def __str__(self) -> str:
+        promised = f"`fit` promised {percent(self.promised)}"
+        if self.interval is None or self.chance is None:
+            return f"{promised} from {plural(self.sites, 'site')}, too few for an interval to compare with."
+        return (
+            f"{promised}, at nine new sites in ten between {self.interval}: this site is {self.verdict} the promise. "
+            f"A difference from the mean at least as large has a chance of {self.chance:.0%} at a new site like those "
+            f"{self.sites}, whose number is small."
+        )
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Pictures whose label has a similar probability.
+
+    Args:
+        images: Number of pictures.
+        confidence: Mean probability of their labels.
+        accuracy: Share of right labels.
+    """
+
+    images: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """How a model does on labelled pictures of a site.
+
+    Args:
+        model: Name of the model.
+        site: Name of the site.
+        classes: Names of the classes.
+        images: Number of pictures.
+        left_out: Files that could not be read, with the reason.
+        scores: Accuracy and other metrics, with calibrated probabilities.
+        interval: 95 % confidence interval for the accuracy at this site, of which the pictures are a sample.
+        ece_before: Expected calibration error without the temperature of the model.
+        confusion: Number of pictures by right class (row) and label (column).
+        bins: The reliability diagram.
+        surest: Accuracy on the surest pictures by their share; None if the model cannot rank them.
+        promised_surest: What `fit` promised for these.
+        auroc: Chance that a right label has more trust than a wrong one.
+        warned: Share of pictures with a warning.
+        warned_wrong: Share of pictures with a warning whose label is wrong.
+        comparison: With the promise of `fit`; None if the model has none.
+        site_report: What the pictures tell without their labels.
+    """
+
+    model: str
+    site: str
+    classes: list[str]
+    images: int
+    left_out: list[str]
+    scores: Scores
+    interval: Interval
+    ece_before: float
+    confusion: np.ndarray
+    bins: list[Bin]
+    surest: dict[float, float] | None
+    promised_surest: dict[float, float] | None
+    auroc: float | None
+    warned: float | None
+    warned_wrong: float | None
+    comparison: Comparison | None
+    site_report: SiteReport | None
+
+    @property
+    def confusions(self) -> list[tuple[str, str, int]]:
+        """Right class, label and number of pictures of the most frequent mistakes."""
+        mistakes = self.confusion - np.diag(np.diag(self.confusion))
+        order = np.argsort(-mistakes, axis=None, kind="stable")
+        rows, columns = np.unravel_index(order, mistakes.shape)
+        return [
+            (self.classes[row], self.classes[column], int(mistakes[row, column]))
+            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
+            if mistakes[row, column]
+        ]
+
+    def sentences(self) -> list[str]:
+        """Say what was found."""
+        scores, interval = self.scores, self.interval
+        found = [
+            f"{self.model} on {self.site}: {scores.accuracy:.1%} of {plural(self.images, 'picture')} right (95 % "
+            f"confidence interval of the site {interval.low:.1%} to {interval.high:.1%}), balanced accuracy "
+            f"{scores.balanced_accuracy:.1%}, macro-F1 {scores.macro_f1:.1%}."
+        ]
+        if self.left_out:
+            found.append(f"{plural(len(self.left_out), 'file')} left out: {some(self.left_out)}.")
+        if self.comparison:
+            found.append(str(self.comparison))
+        else:
+            found.append("The model has no promise to compare with: `aidgn fit` with two or more sites makes one.")
+        before = f" ({self.ece_before:.1%} without calibration)" if self.comparison else ""
+        found.append(f"Calibration error of the probabilities: {scores.ece:.1%}{before}.")
+        if self.surest and self.promised_surest:
+            found.append(
+                f"The surest 80 % of the pictures: {self.surest[0.8]:.1%} right, promised "
+                f"{percent(self.promised_surest[0.8])}; the surest half: {self.surest[0.5]:.1%}, promised "
+                f"{percent(self.promised_surest[0.5])}."
+            )
+        if self.confusions:
+            listed = (f"{right} as {label} ({count})" for right, label, count in self.confusions)
+            found.append(f"Most frequent mistakes: {some(listed, 5)}.")
+        if self.site_report:
+            found.append(f"Without the labels: {self.site_report}")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        counts = self.confusion.sum(axis=1).tolist()
+        return {
+            "model": self.model,
+            "site": self.site,
+            "images": self.images,
+            "left_out": self.left_out,
+            **{key: value for key, value in asdict(self.scores).items() if key != "class_accuracies"},
+            "ece_before": self.ece_before,
+            "interval": asdict(self.interval),
+            "classes": {
+                name: {"images": count, "accuracy": accuracy}
+                for name, count, accuracy in zip(self.classes, counts, self.scores.class_accuracies, strict=True)
+            },
+            "confusion": self.confusion.tolist(),
+            "reliability": [asdict(entry) for entry in self.bins],
+            "surest": self.surest,
+            "promised_surest": self.promised_surest,
+            "auroc": self.auroc,
+            "warned": self.warned,
+            "warned_wrong": self.warned_wrong,
+            "comparison": asdict(self.comparison) if self.comparison else None,
+            "site_alarm": self.site_report.to_dict() if self.site_report else None,
+        }
+
+
+def evaluate(
+    model: Model, pictures: LabelledPictures, name: str = "model", on_progress: Progress | None = None
+) -> Evaluation:
+    """Measure a model on labelled pictures.
+
+    Args:
+        model: The model.
+        pictures: From `find_labelled`.
+        name: Name of the model in sentences.
+        on_progress: Called with the part of the work, what is done and the total.
+    """
+    label_of = dict(zip(pictures.files, pictures.labels.tolist(), strict=True))
+    left_out: list[str] = []
+    parts: dict[str, list[np.ndarray]] = {"labels": [], "logits": [], "chances": [], "warned": []}
+    monitor = model.site_monitor()
+    done = 0
+    batches = model.batches(pictures.files, lambda _, error: left_out.append(str(error).rstrip(".")))
+    for files, prediction in batches:
+        parts["labels"].append(np.array([label_of[str(file)] for file in files], np.int64))
+        parts["logits"].append(prediction.logits.numpy())
+        if prediction.warnings is not None:
+            parts["warned"].append(np.array([warning is not None for warning in prediction.warnings]))
+        if prediction.chances is not None and monitor is not None:
+            parts["chances"].append(prediction.chances)
+            monitor.add(prediction.features.numpy(), prediction.logits.numpy(), prediction.chances)
+        done += len(files)
+        if on_progress:
+            on_progress("evaluating", done + len(left_out), len(pictures.files))
+    if not done:
+        raise AidgnError(f"None of the {len(pictures.files)} pictures of {pictures.name} could be read: {left_out[0]}.")
+    joined = {key: np.concatenate(arrays) if arrays else None for key, arrays in parts.items()}
+    labels, logits = joined["labels"], joined["logits"]
+    assert labels is not None and logits is not None
+    probabilities = softmax(logits, model.temperature)
+    predicted = probabilities.argmax(axis=1)
+    right = predicted == labels
+    confidences = probabilities.max(axis=1)
+    losses = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-300))
+    scores = measure(labels, predicted, confidences, losses, len(model.classes))
+    confusion = np.zeros((len(model.classes), len(model.classes)), np.int64)
+    np.add.at(confusion, (labels, predicted), 1)
+    chances, warned, expected = joined["chances"], joined["warned"], model.expectations
+    return Evaluation(
+        model=name,
+        site=pictures.name,
+        classes=list(model.classes),
+        images=len(labels),
+        left_out=left_out,
+        scores=scores,
+        interval=sampling_interval(int(right.sum()), len(labels)),
+        ece_before=calibration_error(softmax(logits).max(axis=1), right),
+        confusion=confusion,
+        bins=make_bins(confidences, right),
+        surest=None if chances is None else {share: surest_accuracy(chances, right, share) for share in SHARES},
+        promised_surest=None if expected is None else expected.surest,
+        auroc=None if chances is None else area(chances, right),
+        warned=None if warned is None else float(warned.mean()),
+        warned_wrong=None if warned is None or not warned.any() else float((~right[warned]).mean()),
+        comparison=None if expected is None else Comparison.of(expected.accuracies, scores.accuracy, len(labels)),
+        site_report=None if monitor is None else monitor.report(),
+    )
+
+
+def make_bins(confidences: np.ndarray, right: np.ndarray) -> list[Bin]:
+    """Sort pictures into bins of equal width by the probability of their label; empty bins are left out."""
+    places = np.clip(np.ceil(confidences * BINS).astype(int) - 1, 0, BINS - 1)
+    bins = []
+    for number in np.unique(places):
+        inside = places == number
+        bins.append(Bin(int(inside.sum()), float(confidences[inside].mean()), float(right[inside].mean())))
+    return bins
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def find_labelled(path: str | Path, classes: Sequence[str]) -> LabelledPictures:
+    """Find labelled pictures.
+
+    Args:
+        path: Folder SITE/<class>/<picture>, or a CSV table with the columns file and label, whose paths are relative to
+            the table.
+        classes: Classes of the model. Names that differ in case, spaces, _ or - alone are the same.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _find_in_folder(path, classes)
+    if path.suffix.lower() == ".csv" and path.is_file():
+        return _read_table(path, classes)
+    problem = "is neither a folder nor a .csv table" if path.exists() else "does not exist"
+    raise AidgnError(f"{path} {problem}: expected SITE/<class>/<picture>, or a table with the columns file and label.")
+
+
+def _find_in_folder(root: Path, classes: Sequence[str]) -> LabelledPictures:
+    ignored: list[str] = []
+    folders = list_folders(root, "", ignored)
+    numbers = match_classes(
+        folders, classes, f"The folder {root}", inner=lambda name: list_folders(root / name, "", [])
+    )
+    files: list[str] = []
+    labels: list[int] = []
+    for folder, number in zip(folders, numbers, strict=True):
+        found = sorted(str(Path(root, below, file)) for below, file in walk_images(root, folder, ignored))
+        files += found
+        labels += [number] * len(found)
+    if not files:
+        raise AidgnError(f"{root} has no picture in its class folders {some(folders)}.")
+    return LabelledPictures(root.resolve().name, files, np.array(labels, np.int64), ignored)
+
+
+def _read_table(path: Path, classes: Sequence[str]) -> LabelledPictures:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise AidgnError(f"{path} cannot be read as a CSV table in UTF-8 ({error}).") from None
+    if not rows or not {"file", "label"} <= rows[0].keys():
+        raise AidgnError(f"{path} needs a first line with the columns file and label, and a line for each picture.")
+    for number, row in enumerate(rows, 2):
+        if not row["file"] or not row["label"]:
+            raise AidgnError(f"{path} has no file or no label in line {number}.")
+    names = list(dict.fromkeys(row["label"] for row in rows))
+    number_of = dict(zip(names, match_classes(names, classes, f"The table {path}"), strict=True))
+    files = [str(path.parent / row["file"]) for row in rows]
+    if len({*files}) < len(files):
+        raise AidgnError(f"{path} names a file twice: {next(file for file in files if files.count(file) > 1)}.")
+    return LabelledPictures(path.stem, files, np.array([number_of[row["label"]] for row in rows], np.int64), [])
+
+
+def match_classes(
+    names: Sequence[str], classes: Sequence[str], place: str, inner: Callable[[str], list[str]] = lambda _: []
+) -> list[int]:
+    """Return the class of each name.
+
+    Args:
+        names: Names of folders or labels.
+        classes: Classes of the model.
+        place: Where the names are, for the message.
+        inner: Lists the folders in the folder of a name.
+    """
+    known = {normalize_name(name): number for number, name in enumerate(classes)}
+    unknown = [name for name in names if normalize_name(name) not in known]
+    if not names or unknown:
+        listed = f"The model's classes: {some(classes, 20)}."
+        if not names:
+            raise AidgnError(f"{place} has no class folders; expected SITE/<class>/<picture>. {listed}")
+        sites = [name for name in unknown if known.keys() & {normalize_name(folder) for folder in inner(name)}]
+        if sites:
+            raise AidgnError(f"{place} holds class folders one level deeper: give one site, such as {sites[0]}.")
+        hints = (f"{name}.{did_you_mean(name, classes)}".rstrip(".") for name in unknown)
+        noun = "a class that the model does not know" if len(unknown) == 1 else "classes that the model does not know"
+        raise AidgnError(f"{place} has {noun}: {some(hints, 5, '; ')}. Rename them, or move them away. {listed}")
+    return [known[normalize_name(name)] for name in names]

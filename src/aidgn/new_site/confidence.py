@@ -1,0 +1,139 @@
+"""How far to trust a prediction at a site the model never saw: the chance that its label is right.
+
+Of the scores in `aidgn.trust`, the one that best ranks right predictions above wrong ones on left-out sites is turned
+into a chance. The highest calibrated probability is a chance already. Another score s is first compared with validation
+images of the sites that the model has seen, because its scale differs from model to model, and then fitted on left-out
+sites: chance = sigmoid(slope (s - mean) / deviation + intercept), logistic regression with every site counting alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
+from scipy.stats import mannwhitneyu
+
+from aidgn.new_site.calibration import fit_temperature
+from aidgn.new_site.outputs import Outputs, UnseenSite
+
+Floats = NDArray[np.floating]
+
+# From the simplest to the least simple. The distance to training features would need these features with the model.
+CANDIDATES = ("probability", "margin", "energy", "norm", "negative-aware norm", "angle")
+TIE = 0.005  # of the area under the ROC curve; below, the simpler score is chosen
+UNSURE = 0.5  # a prediction that is more likely wrong than right gets a warning
+RIDGE = 1e-4  # keeps the slope finite where a score separates right from wrong without error
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """A model's probabilities at a new site, and the chance that a label is right.
+
+    Args:
+        temperature: What logits are divided by.
+        score: Name of the score in `aidgn.trust.SCORES`.
+        slope: Slope of the logistic regression; 0 for the probability, which needs none.
+        intercept: Its intercept.
+        mean: Mean of the score over validation images of the sites that the model has seen.
+        deviation: Standard deviation of the score over the same images.
+    """
+
+    temperature: float
+    score: str = "probability"
+    slope: float = 0.0
+    intercept: float = 0.0
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def chances(self, scores: Floats) -> Floats:
+        """Return the chance that each label is right, given the scores of the pictures."""
+        if self.score == "probability":
+            return np.exp(scores.astype(np.float64))
+        return expit(self.slope * (scores.astype(np.float64) - self.mean) / self.deviation + self.intercept)
+
+    def of(self, outputs: Outputs) -> Floats:
+        """Return the chance that each of these predictions is right."""
+        return self.chances(outputs.score(self.score, self.temperature))
+
+    def for_model(self, seen: Outputs) -> "Confidence":
+        """Return the same for another model with these predictions for validation images of sites it has seen."""
+        if self.score == "probability":
+            return self
+        mean, deviation = describe_scale(seen.score(self.score, self.temperature))
+        return Confidence(self.temperature, self.score, self.slope, self.intercept, mean, deviation)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fit_confidence(sites: Sequence[UnseenSite]) -> Confidence:
+    """Fit the temperature, choose the score and fit its chances, all on left-out sites."""
+    temperature = fit_temperature([site.unseen.logits for site in sites], [site.unseen.labels for site in sites])
+    areas = {name: rank_errors(sites, name, temperature) for name in candidates(sites)}
+    best = max(areas.values())
+    score = next(name for name, area in areas.items() if area >= best - TIE)
+    if score == "probability":
+        return Confidence(temperature)
+    standard, right = [], []
+    for site in sites:
+        mean, deviation = describe_scale(site.seen.score(score, temperature))
+        standard.append((site.unseen.score(score, temperature) - mean) / deviation)
+        right.append(site.unseen.right)
+    slope, intercept = fit_logistic(standard, right)
+    return Confidence(temperature, score, slope, intercept)
+
+
+def candidates(sites: Sequence[UnseenSite]) -> list[str]:
+    """Return the scores that all predictions have."""
+    from_logits = ("probability", "margin", "energy")
+    return [name for name in CANDIDATES if name in from_logits or all(name in site.unseen.scores for site in sites)]
+
+
+def rank_errors(sites: Sequence[UnseenSite], score: str, temperature: float) -> float:
+    """Return the mean over sites of `area`; 0.5 if no site has both right and wrong predictions."""
+    areas = [area(site.unseen.score(score, temperature), site.unseen.right) for site in sites]
+    known = [value for value in areas if value is not None]
+    return float(np.mean(known)) if known else 0.5
+
+
+def area(scores: Floats, right: NDArray[np.bool_]) -> float | None:
+    """Return the area under the ROC curve: the chance that a right prediction scores higher than a wrong one.
+
+    None without a right or without a wrong prediction.
+    """
+    if right.all() or not right.any():
+        return None
+    wins = mannwhitneyu(scores[right], scores[~right], method="asymptotic").statistic
+    return float(wins / (right.sum() * (~right).sum()))
+
+
+def describe_scale(scores: Floats) -> tuple[float, float]:
+    """Return mean and standard deviation."""
+    return float(scores.mean()), max(float(scores.std()), 1e-9)
+
+
+def fit_logistic(values: Sequence[Floats], right: Sequence[NDArray[np.bool_]]) -> tuple[float, float]:
+    """Fit slope and intercept of P(right) = sigmoid(slope x + intercept); every site counts alike."""
+    weights = np.concatenate([np.full(len(x), 1 / len(x) / len(values)) for x in values])
+    x, y = np.concatenate(list(values)).astype(np.float64), np.concatenate(list(right))
+
+    def loss(parameters: Floats) -> tuple[float, Floats]:
+        slope, intercept = parameters
+        margin = slope * x + intercept
+        wrong_by = weights * (expit(margin) - y)
+        gradient = np.array([(wrong_by * x).sum() + 2 * RIDGE * slope, wrong_by.sum()])
+        return float((weights * np.logaddexp(0, np.where(y, -margin, margin))).sum() + RIDGE * slope**2), gradient
+
+    slope, intercept = minimize(loss, np.array([1.0, 0.0]), jac=True, method="BFGS").x
+    return float(slope), float(intercept)
+
+
+def surest_accuracy(trust: Floats, right: NDArray[np.bool_], share: float) -> float:
+    """Return the accuracy on this share of the pictures, those of highest trust; equal trust counts as in any order."""
+    kept = max(1, round(share * len(trust)))
+    border = np.sort(trust)[::-1][kept - 1]
+    above, at = trust > border, trust == border
+    return float((right[above].sum() + right[at].mean() * (kept - above.sum())) / kept)

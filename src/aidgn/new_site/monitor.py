@@ -1,0 +1,128 @@
+"""Watch the pictures of a new site: whether they differ from the training sites, and what accuracy to expect."""
+
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aidgn.new_site.expectations import Expectations
+from aidgn.new_site.interval import percent
+from aidgn.new_site.shift import FALSE_ALARM_RATE, FEWEST_NEW, SiteComparison
+
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """What the unlabelled pictures of a new site tell.
+
+    Args:
+        pictures: Number of pictures.
+        comparison: How they compare with the training sites; None for too few pictures.
+        mean_chance: Mean chance that a label is right.
+        predicted: Accuracy that is predicted without labels.
+        method: How it was predicted, one of `aidgn.new_site.expectations.METHODS`.
+        error: Mean absolute error of such predictions for the sites that were left out.
+    """
+
+    pictures: int
+    comparison: SiteComparison | None
+    mean_chance: float
+    predicted: float
+    method: str
+    error: float
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the site differs from the training sites more than they differ from each other."""
+        return self.comparison is not None and self.comparison.alarm
+
+    def __str__(self) -> str:
+        expected = (
+            f"about {percent(self.predicted)} right by {self.method}, which was off by {100 * self.error:.0f} points "
+            "on average at sites that were left out"
+        )
+        found = self.comparison
+        if found is None:
+            return f"Too few pictures to compare with the training sites: {self.pictures}, and {FEWEST_NEW} are needed."
+        if not found.differs:
+            return f"These pictures look like those of the training sites (p = {found.p_value:.2g}): expect {expected}."
+        if found.ratio is None:
+            return (
+                f"These pictures differ from those of the training sites (p = {found.p_value:.2g}); how far is "
+                f"unknown, because no site was left out: {expected}."
+            )
+        if self.alarm:
+            return (
+                "Site alarm: this site differs from your sites more than they differ from each other "
+                f"({found.ratio:.1f} times their mean distance, at most {found.farthest:.1f} among them; the nearest "
+                f"is {found.nearest}; one like them would by chance in one of {found.left_out + 1} cases). Expect "
+                f"less: {expected}."
+            )
+        return (
+            f"These pictures differ from those of the training sites (p = {found.p_value:.2g}), no more than the "
+            f"sites differ from each other ({found.ratio:.1f} times their mean distance, up to {found.farthest:.1f} "
+            f"among them): expect {expected}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        return {
+            **asdict(self),
+            "alarm": self.alarm,
+            "differs": self.comparison is not None and self.comparison.differs,
+            "false_alarm_rate": FALSE_ALARM_RATE,
+            "text": str(self),
+        }
+
+
+class SiteMonitor:
+    """Collect the pictures of a new site.
+
+    Args:
+        expectations: Of the model.
+        vectors: Class vectors of the classifier [n, C], if it has them.
+        most: Number of pictures to remember, the latest; by default all.
+    """
+
+    def __init__(self, expectations: Expectations, vectors: Floats | None, most: int | None = None):
+        self.expectations = expectations
+        self.vectors = vectors
+        self._pictures: deque[tuple[Floats | None, float]] = deque(maxlen=most)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def add(self, features: Floats, logits: Floats, chances: Floats) -> None:
+        """Add pictures.
+
+        Args:
+            features: [N, n].
+            logits: [N, C].
+            chances: Chance that each label is right [N].
+        """
+        reference = self.expectations.reference
+        described = None if reference is None else reference.space.describe(features, logits, self.vectors)
+        for number, chance in enumerate(chances.tolist()):
+            self._pictures.append((None if described is None else described[number], chance))
+
+    def report(self) -> SiteReport | None:
+        """Return what the pictures tell; None without pictures."""
+        if not self._pictures:
+            return None
+        reference = self.expectations.reference
+        comparison = None
+        if reference is not None:
+            comparison = reference.compare(np.stack([row for row, _ in self._pictures if row is not None]))
+        mean_chance = float(np.mean([chance for _, chance in self._pictures]))
+        method = self.expectations.method
+        return SiteReport(
+            len(self),
+            comparison,
+            mean_chance,
+            self.expectations.predict_accuracy(mean_chance),
+            method,
+            self.expectations.error(method),
+        )

@@ -1,0 +1,258 @@
+"""How far the pictures of a new site are from those of the sites a model was trained on.
+
+A picture is described by the logarithm of its feature's norm, the angle to the predicted class's vector and the largest
+variations of features (principal components), each in units of its standard deviation over validation images of the
+training sites. The distance between two sets X and Y of pictures is the energy distance (Szekely & Rizzo, 2013)
+
+    D^2 = 2 E|X - Y| - E|X - X'| - E|Y - Y'|,
+
+estimated without bias. The distance of a site is the one to the nearest training site. Its scale are the distances of
+sites that were left out of a training: a new site that is farther than all n of them is farther than expected, which
+happens by chance to one of n + 1 sites that are alike.
+
+The permutation test asks less: whether the pictures may be drawn from one of the training sites, or from all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aidgn.novelty import norms_and_angles
+
+Floats = NDArray[np.floating]
+Integers = NDArray[np.integer]
+
+COMPONENTS = 8
+SAMPLE = 200  # pictures that stand for a training site
+MOST_NEW = 500  # pictures of a new site that are compared
+FEWEST_NEW = 20
+PERMUTATIONS = 999
+FALSE_ALARM_RATE = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """What describes pictures, from the features of validation images of the training sites.
+
+    Args:
+        center: Mean feature [n].
+        components: Principal components [n, K].
+        mean: Mean of each description [D].
+        deviation: Standard deviation of each description [D].
+    """
+
+    center: Floats
+    components: Floats
+    mean: Floats
+    deviation: Floats
+
+    @classmethod
+    def fit(cls, features: Floats, logits: Floats, vectors: Floats | None) -> "Space":
+        """Fit the description to features [N, n], logits [N, C] and the classifier's vectors [n, C], if it has them."""
+        from sklearn.decomposition import PCA  # takes a while to import
+
+        values = features.astype(np.float64)
+        components = min(COMPONENTS, *values.shape)
+        pca = PCA(components, svd_solver="randomized", random_state=0).fit(values)
+        raw = _describe(values, logits, vectors, pca.mean_, pca.components_.T)
+        return cls(pca.mean_, pca.components_.T, raw.mean(axis=0), np.maximum(raw.std(axis=0), 1e-9))
+
+    def describe(self, features: Floats, logits: Floats, vectors: Floats | None) -> Floats:
+        """Describe pictures by their features [N, n] and logits [N, C]: float64 [N, D]."""
+        raw = _describe(features.astype(np.float64), logits, vectors, self.center, self.components)
+        return (raw - self.mean) / self.deviation
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("center", "components", "mean", "deviation")
+        return {name: rounded(getattr(self, name)) for name in names}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Space":
+        return cls(**{name: np.asarray(entry, np.float64) for name, entry in values.items()})
+
+
+def _describe(values: Floats, logits: Floats, vectors: Floats | None, center: Floats, components: Floats) -> Floats:
+    norms, angles = (part.numpy() for part in norms_and_angles(values, logits, vectors))
+    columns = [np.log(np.maximum(norms, 1e-9))[:, None]]
+    if vectors is not None:
+        columns.append(angles[:, None])
+    return np.concatenate([*columns, (values - center) @ components], axis=1)
+
+
+@dataclass(frozen=True)
+class SiteComparison:
+    """How the pictures of a new site compare with the training sites.
+
+    Args:
+        pictures: Number of pictures that were compared.
+        distance: Energy distance to the nearest training site.
+        nearest: Name of this site.
+        ratio: The distance divided by the mean distance of the sites that were left out; None if no site was.
+        farthest: The largest distance of a site that was left out, divided by their mean distance.
+        left_out: Number of sites that were left out.
+        p_value: p-value of the test whether the pictures may come from a training site or from all of them.
+    """
+
+    pictures: int
+    distance: float
+    nearest: str
+    ratio: float | None
+    farthest: float | None
+    left_out: int
+    p_value: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether the pictures differ from every training site and from all of them together."""
+        return self.p_value <= FALSE_ALARM_RATE
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the site is farther from the training sites than any of these is from the others."""
+        return self.ratio is not None and self.farthest is not None and self.differs and self.ratio > self.farthest
+
+
+@dataclass(frozen=True, eq=False)
+class SiteReference:
+    """What a model needs to compare new pictures with its training sites.
+
+    Args:
+        space: How pictures are described.
+        samples: Descriptions of validation images of each training site.
+        distances: Distance of each site to the nearest other one, by a model that never saw it.
+    """
+
+    space: Space
+    samples: Mapping[str, Floats]
+    distances: Mapping[str, float]
+
+    @classmethod
+    def fit(
+        cls,
+        features: Floats,
+        logits: Floats,
+        vectors: Floats | None,
+        sites: Integers,
+        names: Sequence[str],
+        distances: Mapping[str, float] | None = None,
+    ) -> "SiteReference":
+        """Describe validation images of training sites.
+
+        Args:
+            features: [N, n].
+            logits: [N, C].
+            vectors: Class vectors of the classifier [n, C], if it has them.
+            sites: Site of each image [N], index into `names`.
+            names: Names of all sites.
+            distances: Distances of sites that other models left out.
+        """
+        space = Space.fit(features, logits, vectors)
+        described = space.describe(features, logits, vectors)
+        samples = {
+            name: rounded_array(subsample(described[sites == number], SAMPLE))
+            for number, name in enumerate(names)
+            if (sites == number).any()
+        }
+        return cls(space, samples, distances or {})
+
+    def distance(self, described: Floats) -> tuple[float, str]:
+        """Return the distance to the nearest training site, and its name."""
+        sample = subsample(described, MOST_NEW)
+        distances = {name: energy_distance(sample, other) for name, other in self.samples.items()}
+        nearest = min(distances, key=lambda name: distances[name])
+        return distances[nearest], nearest
+
+    def compare(self, described: Floats) -> SiteComparison | None:
+        """Compare the pictures of a new site; None for fewer than 20."""
+        if len(described) < FEWEST_NEW:
+            return None
+        sample = subsample(described, MOST_NEW)
+        distance, nearest = self.distance(described)
+        known = np.array(list(self.distances.values()))
+        scale = max(float(known.mean()), 1e-9) if len(known) else None
+        return SiteComparison(
+            pictures=len(sample),
+            distance=distance,
+            nearest=nearest,
+            ratio=None if scale is None else distance / scale,
+            farthest=None if scale is None else float(known.max()) / scale,
+            left_out=len(known),
+            p_value=self._p_value(sample),
+        )
+
+    def _p_value(self, sample: Floats) -> float:
+        """Return the largest p-value over the training sites and all of them together.
+
+        If the pictures come from one of these, its p-value alone keeps the rate of false alarms.
+        """
+        together = subsample(np.concatenate(list(self.samples.values())), MOST_NEW)
+        return max(permutation_test(sample, other) for other in (*self.samples.values(), together))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "space": self.space.to_dict(),
+            "samples": {name: sample.tolist() for name, sample in self.samples.items()},
+            "distances": dict(self.distances),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SiteReference":
+        samples = {name: np.asarray(sample, np.float64) for name, sample in values["samples"].items()}
+        return cls(Space.from_dict(values["space"]), samples, values["distances"])
+
+
+def energy_distance(x: Floats, y: Floats) -> float:
+    """Return D of two samples [N, D] and [M, D], from the unbiased estimate of D^2; 0 if this is negative."""
+    distances = pairwise_distances(np.concatenate([x, y]))
+    return float(np.sqrt(max(_squared(distances, np.arange(len(distances))[:, None] < len(x))[0], 0)))
+
+
+def permutation_test(x: Floats, y: Floats, permutations: int = PERMUTATIONS, seed: int = 0) -> float:
+    """Return the p-value of equal distributions: the share of permutations with at least this energy distance."""
+    distances = pairwise_distances(np.concatenate([x, y]))
+    count = len(distances)
+    random = np.random.default_rng(seed)
+    orders = np.stack([np.arange(count), *(random.permutation(count) for _ in range(permutations))], axis=1)
+    squared = _squared(distances, orders < len(x))
+    return float((squared >= squared[0] - 1e-12).mean())
+
+
+def _squared(distances: Floats, first: NDArray[np.bool_]) -> Floats:
+    """Return D^2 for each division of the images, a column of `first`, into two samples."""
+    inside = first.astype(np.float64)
+    number = inside.sum(axis=0)
+    others = len(distances) - number
+    sums = distances @ inside
+    within = (inside * sums).sum(axis=0)
+    between = ((1 - inside) * sums).sum(axis=0)
+    outside = distances.sum() - within - 2 * between
+    pairs = np.maximum(number * (number - 1), 1), np.maximum(others * (others - 1), 1)
+    return 2 * between / (number * others) - within / pairs[0] - outside / pairs[1]
+
+
+def pairwise_distances(x: Floats) -> Floats:
+    """Return the Euclidean distances between all rows [N, D]: [N, N]."""
+    from scipy.spatial.distance import pdist, squareform
+
+    return squareform(pdist(x))
+
+
+def subsample(values: Floats, most: int, seed: int = 0) -> Floats:
+    """Choose at most so many rows at random."""
+    if len(values) <= most:
+        return values
+    return values[np.sort(np.random.default_rng(seed).permutation(len(values))[:most])]
+
+
+def rounded(values: Floats) -> Any:
+    """Return lists of numbers with five digits, to keep the file small."""
+    return rounded_array(values).tolist()
+
+
+def rounded_array(values: Floats) -> Floats:
+    """Round to five digits."""
+    scale = 10.0 ** (4 - np.floor(np.log10(np.maximum(np.abs(values.astype(np.float64)), 1e-12))))
+    return np.round(values * scale) / scale

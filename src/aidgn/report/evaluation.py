@@ -1,0 +1,41 @@
+"""The page of `aidgn evaluate`: one HTML file that needs no network and no other file."""
+
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader
+
+import aidgn
+from aidgn.evaluation import Evaluation
+from aidgn.files import write_text
+from aidgn.new_site.interval import percent
+
+SIDE = 300  # of the reliability diagram
+
+
+def write_evaluation(results: Sequence[Evaluation], path: Path) -> Path:
+    """Write the page of one or several models on the same pictures."""
+    environment = Environment(
+        loader=PackageLoader("aidgn.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = lambda share: "–" if share is None else f"{share:.1%}"
+    environment.filters["whole"] = percent
+    text = environment.get_template("evaluation.html.j2").render(
+        results=results,
+        side=SIDE,
+        shades=[shade_rows(result) for result in results],
+        version=aidgn.__version__,
+        today=date.today().isoformat(),
+    )
+    write_text(path, text)
+    return path
+
+
+def shade_rows(result: Evaluation) -> list[list[tuple[int, int]]]:
+    """Return for each cell of the confusion matrix the number of pictures and their share of the row in percent."""
+    totals = result.confusion.sum(axis=1).tolist()
+    return [
+        [(count, round(100 * count / max(total, 1))) for count in row]
+        for row, total in zip(result.confusion.tolist(), totals, strict=True)
+    ]
