@@ -6,7 +6,7 @@ from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from aidgn.new_site.calibration import fit_temperature, nll
+from aidgn.new_site.calibration import choose_temperature, fit_temperature, nll
 from aidgn.new_site.confidence import (
     Confidence,
     area,
@@ -27,13 +27,24 @@ def draw(count: int, temperature: float, random: np.random.Generator = RANDOM) -
 
 
 def test_temperature_is_that_of_a_grid_search() -> None:
-    sites = [draw(300, 2.5), draw(900, 4.0)]
-    logits, labels = [site[0] for site in sites], [site[1] for site in sites]
+    logits, labels = draw(300, 2.5)
     grid = np.exp(np.linspace(-1, 3, 2001))
-    losses = [np.mean([nll(*site, temperature=t) for site in sites]) for t in grid]
-    found = fit_temperature(logits, labels)
-    assert found == pytest.approx(grid[np.argmin(losses)], rel=3e-3)
-    assert 2.5 < found < 4.0
+    losses = [nll(logits, labels, t) for t in grid]
+    assert fit_temperature(logits, labels) == pytest.approx(grid[np.argmin(losses)], rel=3e-3)
+
+
+def test_the_median_of_sites_is_chosen() -> None:
+    sites = {
+        "a": [draw(300, 2.5)],
+        "b": [draw(300, 4.0)],
+        "failed": [(draw(300, 9.0)[0], RANDOM.integers(4, size=300))],
+    }
+    assert choose_temperature(sites) == pytest.approx(fit_temperature(*sites["b"][0]), rel=1e-3)
+    assert choose_temperature({"a": sites["a"]}) == pytest.approx(fit_temperature(*sites["a"][0]), rel=1e-3)
+
+
+def test_a_temperature_that_does_not_help_others_is_1() -> None:
+    assert choose_temperature({"a": [draw(300, 3.0)], "b": [draw(300, 1 / 3)]}) == 1
 
 
 def test_nll_is_the_cross_entropy_of_divided_logits() -> None:

@@ -4,7 +4,7 @@ The temperature is fitted to predictions for sites that the predicting model nev
 "On calibration of modern neural networks", ICML 2017, fit it to images like the training images, which are too easy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,26 +13,49 @@ from scipy.special import log_softmax
 
 Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
+Predicted = tuple[Floats, Integers]  # logits [N, C] and right classes [N]
 
 LOWEST, HIGHEST = 0.02, 100.0  # temperatures
 
 
-def fit_temperature(logits: Sequence[Floats], labels: Sequence[Integers]) -> float:
-    """Find the temperature with the lowest negative log-likelihood, averaged over images and then over sites.
+def choose_temperature(sites: Mapping[str, Sequence[Predicted]]) -> float:
+    """Return the median over sites of the temperature that suits a site; 1 if it does not help at left-out sites.
 
-    Each site counts alike, because a new one is a draw from them.
+    The median, because one site where a run fails altogether asks for an endless temperature. Whether it helps is
+    measured by the negative log-likelihood at each site with the temperature of the others; with one site it is taken
+    as it is.
 
     Args:
-        logits: Logits [N, C] of each site's images, by a model that never saw the site.
-        labels: Right classes [N] of each site's images.
+        sites: For each site, logits and labels in one or several trials, by models that never saw the site.
+    """
+    suited = {
+        name: float(np.mean([np.log(fit_temperature(*predicted)) for predicted in trials]))
+        for name, trials in sites.items()
+    }
+    if len(sites) > 1:
+        before, after = [], []
+        for name, trials in sites.items():
+            others = np.exp(np.median([value for other, value in suited.items() if other != name]))
+            before += [nll(*predicted) for predicted in trials]
+            after += [nll(*predicted, temperature=float(others)) for predicted in trials]
+        if np.mean(after) >= np.mean(before):
+            return 1.0
+    return float(f"{np.exp(np.median(list(suited.values()))):.4g}")
+
+
+def fit_temperature(logits: Floats, labels: Integers) -> float:
+    """Find the temperature with the lowest negative log-likelihood.
+
+    Args:
+        logits: [N, C].
+        labels: Right class of each image [N].
     """
 
     def loss(log_temperature: float) -> float:
-        temperature = np.exp(log_temperature)
-        return float(np.mean([nll(values, right, temperature) for values, right in zip(logits, labels, strict=True)]))
+        return nll(logits, labels, float(np.exp(log_temperature)))
 
-    result = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded", options={"xatol": 1e-4})
-    return float(f"{np.exp(result.x):.4g}")
+    bounds = (np.log(LOWEST), np.log(HIGHEST))
+    return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}).x))
 
 
 def nll(logits: Floats, labels: Integers, temperature: float = 1.0) -> float:

@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import mannwhitneyu
 
-from aidgn.new_site.calibration import fit_temperature
+from aidgn.new_site.calibration import Predicted, choose_temperature
 from aidgn.new_site.outputs import Outputs, UnseenSite
 
 Floats = NDArray[np.floating]
@@ -71,7 +71,10 @@ class Confidence:
 
 def fit_confidence(sites: Sequence[UnseenSite]) -> Confidence:
     """Fit the temperature, choose the score and fit its chances, all on left-out sites."""
-    temperature = fit_temperature([site.unseen.logits for site in sites], [site.unseen.labels for site in sites])
+    by_site: dict[str, list[Predicted]] = {}
+    for site in sites:
+        by_site.setdefault(site.site, []).append((site.unseen.logits, site.unseen.labels))
+    temperature = choose_temperature(by_site)
     areas = {name: rank_errors(sites, name, temperature) for name in candidates(sites)}
     best = max(areas.values())
     score = next(name for name, area in areas.items() if area >= best - TIE)
