@@ -13,7 +13,6 @@ OUT/results.md the table. On one GPU, several processes need NVIDIA's MPS to run
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ def link_sources(dataset: Dataset, root: Path, unseen: int, place: Path) -> Path
     for domain in range(len(dataset.domains)):
         link = place / dataset.domains[domain]
         if domain != unseen and not link.is_symlink():
-            os.symlink(folder_of(dataset, root, domain), link)
+            link.symlink_to(folder_of(dataset, root, domain))
     return place
 
 

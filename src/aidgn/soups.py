@@ -21,7 +21,7 @@ from aidgn.devices import choose_device
 from aidgn.errors import AidgnError, plural
 from aidgn.inference.loading import build_network, find_preprocessing, load_model
 from aidgn.objective import AngularClassifier
-from aidgn.runs.checkpoints import read_model, write_novelty, write_weights
+from aidgn.runs.checkpoints import read_model, write_values, write_weights
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.metadata import RunMetadata
@@ -339,7 +339,7 @@ def _write(folder: RunWriter, metadata: RunMetadata, weights: Weights, mixer: Mi
     if mixer.validation:
         images, groups = mixer.validation.images, mixer.validation.groups
         novelty = calibrate(mixer.network, images, groups, mixer.validation.transform)
-        write_novelty(folder.novelty, novelty.to_dict())
+        write_values(folder.novelty, novelty.to_dict())
     folder.write_metadata(metadata)
 
 
