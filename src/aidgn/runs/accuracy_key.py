@@ -4,6 +4,7 @@ The number is the domain's. `in` is the split that the protocol trains on, 80 % 
 """
 
 import re
+from functools import cache
 from typing import Literal
 
 from aidgn.metrics import METRICS
@@ -34,6 +35,7 @@ def parse_accuracy_key(key: str) -> tuple[int, str] | None:
     return parsed[:2] if parsed and parsed[2] == "accuracy" else None
 
 
+@cache
 def parse_metric_key(key: str) -> tuple[int, str, str] | None:
     """Return the domain, the split and the metric, a key of `METRICS`; None if the key names something else."""
     match = _KEY.fullmatch(key)
