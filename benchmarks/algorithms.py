@@ -31,6 +31,7 @@ from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.arm import ARM
 from aidgn.algorithms.base import Minibatches
 from aidgn.algorithms.dann import DANN
+from aidgn.algorithms.fish import Fish
 from aidgn.algorithms.mldg import MLDG
 from aidgn.devices import choose_device, choose_precision
 from aidgn.training.featurizer import create_featurizer
@@ -43,9 +44,13 @@ ALLOWED = 1.15  # times ERM's step times the passes
 
 # Passes and why, where they are not just one.
 PASSES: dict[str, tuple[float, str]] = {
+    "SAM": (2, "here and nearby"),
+    "SAGM": (2, "here and nearby"),
+    "AIDGN-SAGM": (2, "here and nearby"),
+    "MIRO": (1 + FORWARD, "and the forward of the frozen network"),
     "SagNet": (2 + FORWARD, "content and adversary; style needs the forward only"),
 }
-ONE_BY_ONE = ("GroupDRO", "Mixup", "CORAL", "MMD", "MTL", "EQRM")  # domains, where batch norm is live
+ONE_BY_ONE = ("GroupDRO", "Mixup", "CORAL", "MMD", "MTL", "EQRM", "CausIRL_CORAL", "CausIRL_MMD")  # domains, where batch norm is live
 
 
 def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single: float) -> tuple[float, str]:
@@ -56,6 +61,8 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
             2 * DOMAINS * single + 1 - whole,
             f"meta-train and meta-test of every pair, over one domain: {single:.2f} each",
         )
+    if isinstance(algorithm, Fish):
+        return DOMAINS * (single + 1 - whole), f"a step on every domain: {single + 1 - whole:.2f} each"
     if isinstance(algorithm, ARM):
         context = settled(lambda: algorithm.context(x), x.device) / step
         return 1 + context, f"and the forward of the context network, {context:.2f}"

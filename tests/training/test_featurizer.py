@@ -49,3 +49,24 @@ def test_evaluation_runs_code_for_one_size(compiled_shapes: list[int]) -> None:
             x = torch.randn(size, 3, 8, 8)
             torch.testing.assert_close(featurizer(x), featurizer.runner.compute(x))
     assert [size for size in compiled_shapes if size > 4] == [EVAL_BATCH] * 4
+
+
+def test_stages_of_compiled_code_are_those_of_eager(compiled_shapes: list[int]) -> None:
+    """Compiled code serves a second run: its frozen copy then has that run's initial weights."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.Flatten())
+    featurizer = Featurizer(network, "float32", compiled=True)
+    x = torch.randn(6, 3, 8, 8)
+    for _ in range(2):
+        runner = featurizer.compare_stages()
+        assert not featurizer.run(runner, x)[:, 80:].any()
+        with torch.no_grad():
+            network[0].weight.add_(0.1 * torch.randn_like(network[0].weight))
+        rows = featurizer.run(runner, x)
+        torch.testing.assert_close(rows, runner.compute(x))
+        torch.testing.assert_close(rows[:, :80], featurizer(x))
+        assert rows[:, 80:].mean(0).min() > 0
+        rows[:, 80:].sum().backward()
+        assert network[2].weight.grad.any()
+        assert not any(weight.requires_grad for weight in runner.network.oracle.parameters())
+    assert set(compiled_shapes) == {6}

@@ -23,6 +23,7 @@ from aidgn.algorithms.fish import Fish
 from aidgn.algorithms.fishr import Fishr
 from aidgn.algorithms.group_dro import GroupDRO
 from aidgn.algorithms.irm import IRM
+from aidgn.algorithms.miro import MIRO
 from aidgn.algorithms.mixup import Mixup
 from aidgn.algorithms.mldg import MLDG
 from aidgn.algorithms.mmd import MMD
@@ -97,6 +98,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         SAM,
         SAGM,
         AIDGNSAGM,
+        MIRO,
         SelfReg,
         Fish,
         URM,

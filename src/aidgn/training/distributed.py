@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from aidgn.backbones import FrozenBatchNorm
 from aidgn.errors import AidgnError
-from aidgn.training.featurizer import Featurizer
+from aidgn.training.featurizer import Featurizer, NetworkRunner
 
 TIMEOUT = timedelta(hours=2)  # for a process to wait for another; the process that started them notices a dead one
 DIVERGED = 1e-4  # relative difference between the weights of two processes that is more than rounding
@@ -83,16 +83,16 @@ class ShardedFeaturizer(Featurizer):
         self.num_features = featurizer.num_features
         self.runner = featurizer.runner
 
-    def forward(self, x: Tensor) -> Tensor:
+    def run(self, runner: NetworkRunner, x: Tensor) -> Tensor:
         if not self.training:  # evaluation shares out whole batches
-            return super().forward(x)
+            return super().run(runner, x)
         shards = x.tensor_split(world_size())
         if not len(shards[-1]):
             raise AidgnError(
                 f"A batch of {len(x)} images cannot be split over {world_size()} devices: raise --batch-size, or lower "
                 "--devices."
             )
-        features = super().forward(shards[rank()])
+        features = super().run(runner, shards[rank()])
         return _Gather.apply(features, [len(shard) for shard in shards])
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aidgn import backbones
+from aidgn.backbones.stages import StageComparison
 from aidgn.devices import PRECISIONS
 from aidgn.training.compile import compiled_by_shape
 
@@ -91,13 +92,18 @@ class Featurizer(nn.Module):
         self.num_features = int(getattr(network, "num_features", 0))
         self.runner = NetworkRunner(network, precision, compiled)
         self._auxiliary: NetworkRunner | None = None
+        self._comparison: NetworkRunner | None = None
         self.frozen = False
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.runner, x)
+
+    def run(self, runner: NetworkRunner, x: Tensor) -> Tensor:
+        """Compute the rows that a runner of this network gives for images, without gradients while `frozen`."""
         if not self.frozen:
-            return self.runner(x)
+            return runner(x)
         with torch.no_grad():
-            features = self.runner(x)
+            features = runner(x)
         return features.requires_grad_(torch.is_grad_enabled())  # some objectives differentiate by features
 
     def auxiliary(self, network: nn.Module) -> NetworkRunner:
@@ -112,6 +118,19 @@ class Featurizer(nn.Module):
         else:
             self._auxiliary.network.load_state_dict(network.state_dict())
         return self._auxiliary
+
+    def compare_stages(self) -> NetworkRunner:
+        """Compare the network with a frozen copy of the weights it has now, with the same precision and compilation.
+
+        Pass the result to `run`. Compiled code serves the next run of this process.
+        """
+        if self._comparison is None or self.runner.compiled is None:
+            self._comparison = NetworkRunner(
+                StageComparison(self.network), self.runner.precision, compiled=self.runner.compiled is not None
+            )
+        else:
+            self._comparison.network.get_submodule("oracle").load_state_dict(self.network.state_dict())
+        return self._comparison
 
 
 def _pad(x: Tensor) -> Tensor:
