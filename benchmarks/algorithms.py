@@ -50,7 +50,16 @@ PASSES: dict[str, tuple[float, str]] = {
     "MIRO": (1 + FORWARD, "and the forward of the frozen network"),
     "SagNet": (2 + FORWARD, "content and adversary; style needs the forward only"),
 }
-ONE_BY_ONE = ("GroupDRO", "Mixup", "CORAL", "MMD", "MTL", "EQRM", "CausIRL_CORAL", "CausIRL_MMD")  # domains, where batch norm is live
+ONE_BY_ONE = (
+    "GroupDRO",
+    "Mixup",
+    "CORAL",
+    "MMD",
+    "MTL",
+    "EQRM",
+    "CausIRL_CORAL",
+    "CausIRL_MMD",
+)  # domains, where batch norm is live
 
 
 def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single: float) -> tuple[float, str]:
