@@ -55,7 +55,7 @@ def test_variant_is_a_hyper_parameter_of_the_released_objective(variant: str) ->
     assert create("AIDGN-release", network, 3, 2).hparams.variant == "release"
 
 
-@pytest.mark.parametrize("name", ["AIDGN", "AIDGN-noR", "AIDGN-release"])
+@pytest.mark.parametrize("name", ["AIDGN", "AIDGN-noR", "AIDGN-release", "AIDGN-SAGM", "AIDGN-VNE"])
 @pytest.mark.parametrize(
     ("dataset", "milestones"), [("PACS", (2000, 4000)), ("OfficeHome", (2000, 4000)), ("VLCS", ())]
 )

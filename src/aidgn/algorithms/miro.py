@@ -57,10 +57,11 @@ class MIRO(Algorithm):
 
         Created lazily: inference needs no copy.
         """
-        if not hasattr(self.featurizer, "compare_stages"):
+        featurizer: Any = self.featurizer
+        if not hasattr(featurizer, "compare_stages"):
             return StageComparison(self.network)
-        runner = self.featurizer.compare_stages()  # type: ignore[operator]
-        return partial(self.featurizer.run, runner)  # type: ignore[arg-type]
+        # A featurizer with a precision and compiled code runs both networks in the same.
+        return partial(featurizer.run, featurizer.compare_stages())
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         _ = self.compare  # copies the initial weights, before those of the state replace them
