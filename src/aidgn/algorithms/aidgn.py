@@ -106,6 +106,7 @@ class AIDGNnoRD(AIDGN):
 
     display_name = "AIDGN-noRD"
     title = "ablation: AIDGN without regularizer and mean norm"
+    mean_over_samples = True
     search_space: ClassVar[SearchSpace] = {**AIDGNnoR.search_space, "beta": NONE, "ratio": LINEAR}
     small_images: ClassVar[SearchSpace] = {**AIDGNnoR.small_images, "beta": NONE}
 

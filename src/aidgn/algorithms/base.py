@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from aidgn.algorithms import checks
 from aidgn.algorithms.batches import Minibatches, domain_ids, join, paired, random_cycle, risks, split
+from aidgn.algorithms.optimization import Optimization, backward_in_parts
 from aidgn.algorithms.search_space import (
     SearchSpace,
     Value,
@@ -86,6 +87,8 @@ class Algorithm(nn.Module):
     min_batch: ClassVar[int] = 1  # samples per domain it needs
     trains_on_features: ClassVar[bool] = False  # whether it needs only features and logits, so that x may be features
     extra_channels: ClassVar[int] = 0  # input channels of the featurizer beyond those of the image
+    mean_over_samples: ClassVar[bool] = False  # whether its loss is a mean over samples; subclasses do not inherit it
+    only_adam: ClassVar[bool] = False  # whether an update imitates steps of Adam with one learning rate
     lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones belong to the algorithm
 
     def __init__(self, featurizer: nn.Module, num_classes: int, num_domains: int, **hyper_parameters: Any):
@@ -107,6 +110,7 @@ class Algorithm(nn.Module):
         self.build()
         self.updates = 0
         self.lr_factor = 1.0
+        self.optimization = Optimization()
 
     # What a subclass gives -----------------------------------------------------------------------------------------
 
@@ -144,6 +148,10 @@ class Algorithm(nn.Module):
             Scalars by name, without gradients, `loss` among them.
         """
         self.begin_update(minibatches)
+        if self.optimization.parts > 1:
+            terms = backward_in_parts(self.objective, self, minibatches, self.optimization.parts)
+            self.apply_gradients(*self.optimizers)
+            return terms
         terms = self.objective(minibatches)
         if self.updates == 1:
             checks.check_terms(self.name(), terms, "objective")
@@ -195,8 +203,8 @@ class Algorithm(nn.Module):
         lr: str = "lr",
         weight_decay: str = "weight_decay",
         betas: tuple[float, float] = (0.9, 0.999),
-    ) -> torch.optim.Adam:
-        """Create Adam over the parameters of some modules.
+    ) -> torch.optim.Optimizer:
+        """Create Adam over the parameters of some modules, or AdamW if the run asks for it.
 
         Args:
             modules: Modules to train.
@@ -208,10 +216,9 @@ class Algorithm(nn.Module):
         parameters.sort(key=Tensor.numel, reverse=True)  # a kernel takes about 36 tensors; equal sizes fill the GPU
         rate = float(getattr(self.hparams, lr))
         decay = float(getattr(self.hparams, weight_decay))
-        optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=decay, betas=betas, fused=True)
+        optimizer = self.optimization.create(self.featurizer, parameters, rate, decay, betas)
         for group in optimizer.param_groups:
-            group["initial_lr"] = rate
-            group["lr"] = rate * self.lr_factor
+            group["lr"] = group["initial_lr"] * self.lr_factor
         return optimizer
 
     @cached_property
@@ -221,7 +228,7 @@ class Algorithm(nn.Module):
             optimizers = self.build_optimizers()
         except AttributeError as error:  # nn.Module would say that there are no `optimizers`
             raise RuntimeError(f"build_optimizers of {self.name()}: {error}") from error
-        checks.check_optimizers(self.name(), optimizers)
+        checks.check_optimizers(self.name(), optimizers, self.optimization.changes_optimizers)
         return optimizers
 
     def begin_update(self, minibatches: Minibatches) -> None:
@@ -238,6 +245,10 @@ class Algorithm(nn.Module):
         """
         self.zero_grad()
         loss.backward()
+        self.apply_gradients(*optimizers)
+
+    def apply_gradients(self, *optimizers: str) -> None:
+        """Make one step of the named optimizers down the gradients that parameters have."""
         if self.updates <= 1:
             checks.check_trained(self.name(), self, self.optimizers.values())
             checks.check_optimizer_names(self.name(), optimizers, self.optimizers)
@@ -275,7 +286,7 @@ class Algorithm(nn.Module):
         self.lr_factor = float(state["lr_factor"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-            if isinstance(optimizer, torch.optim.Adam) and any(
+            if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) and any(
                 moments["exp_avg"].shape != parameter.shape for parameter, moments in optimizer.state.items() if moments
             ):
                 raise ValueError(f"the optimizer {name} had other parameters, or in another order")

@@ -32,12 +32,25 @@ def check_terms(owner: str, terms: object, method: str) -> None:
         )
 
 
-def check_optimizers(owner: str, optimizers: object) -> None:
-    """Refuse a result of `build_optimizers` that is not a dict of optimizers by name."""
+def check_optimizers(owner: str, optimizers: object, need_settings: bool = False) -> None:
+    """Refuse a result of `build_optimizers` that is not a dict of optimizers by name.
+
+    Args:
+        owner: Name of the algorithm.
+        optimizers: The result.
+        need_settings: Whether the run changes what `self.adam` makes, so that all must come from there.
+    """
     if not isinstance(optimizers, dict) or not all(
         isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers.values()
     ):
         raise AidgnError(f"{owner}: `build_optimizers` must return a dict of optimizers by name, not {optimizers}.")
+    if need_settings and not all(
+        "initial_lr" in group for optimizer in optimizers.values() for group in optimizer.param_groups
+    ):
+        raise AidgnError(
+            f"{owner}: `build_optimizers` makes optimizers that know nothing of `optimizer` and `layer_decay` of the "
+            "run. Make them with `self.adam`, or leave these options out."
+        )
 
 
 def check_optimizer_names(owner: str, names: Iterable[str], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:

@@ -13,6 +13,7 @@ class ERM(Algorithm):
     title = "pool the domains, minimise the cross entropy"
     paper = "Vapnik, IEEE Trans. Neural Networks 1999; as in Gulrajani & Lopez-Paz, ICLR 2021"
     trains_on_features = True
+    mean_over_samples = True
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)

@@ -22,6 +22,7 @@ class MLDG(Algorithm):
     title = "a step on one domain should also lower the risk of another"
     paper = "Li et al., AAAI 2018"
     min_domains = 2
+    only_adam = True
     search_space: ClassVar[SearchSpace] = {
         **COMMON,
         "mldg_beta": (1.0, log_uniform(-1, 1)),

@@ -16,6 +16,7 @@ class SD(Algorithm):
     title = "cross entropy with a penalty on the logits"
     paper = "Pezeshki et al., NeurIPS 2021"
     trains_on_features = True
+    mean_over_samples = True
     search_space: ClassVar[SearchSpace] = {**COMMON, "sd_reg": (0.1, log_uniform(-5, -1))}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:

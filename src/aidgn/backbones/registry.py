@@ -77,6 +77,16 @@ def create(
     return network.module
 
 
+def freezes_batch_norm(weights: str | Path | None, batch_norm: str | None = None) -> bool:
+    """Tell whether a run freezes the statistics of batch norm: a network from scratch has none worth freezing.
+
+    Args:
+        weights: Initial weights.
+        batch_norm: `frozen` or `live`; None leaves the choice to the weights.
+    """
+    return weights != "none" if batch_norm is None else batch_norm == "frozen"
+
+
 def list_backbones() -> list[str]:
     """List the names with published weights that `create` knows, and `small`."""
     import timm

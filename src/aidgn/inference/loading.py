@@ -93,7 +93,7 @@ def build_network(run: RunMetadata, device: torch.device, algorithm: str | None)
         str(identity["backbone"]),
         weights="none",
         in_channels=3 + algorithm_type.extra_channels,
-        freeze_bn=identity["weights"] != "none",
+        freeze_bn=backbones.freezes_batch_norm(identity["weights"], identity.get("batch_norm")),
         image_size=run.image_size,
     )
     if from_file and run.stride_first:

@@ -184,6 +184,38 @@ class RunOptions:
         minimum=0,
         must_match=True,
     )
+    batch_norm: str | None = option(
+        None,
+        "Statistics of batch norm: frozen keeps those of the initial weights, live follows the batches",
+        default_help="frozen; live with --weights none",
+        metavar="frozen|live",
+        pattern="frozen|live",
+        must_match=True,
+    )
+    optimizer: str | None = option(
+        None,
+        "Optimizer: adam adds weight decay to gradients, adamw shrinks weights, but no biases and norms, directly",
+        default_help="adam",
+        metavar="adam|adamw",
+        pattern="adam|adamw",
+        must_match=True,
+    )
+    layer_decay: float | None = option(
+        None,
+        "Learning rate of a layer relative to the layer after it, such as 0.75 for a transformer of timm",
+        default_help="1",
+        metavar="FACTOR",
+        minimum=0.0,
+        above=True,
+        must_match=True,
+    )
+    accumulate: int = option(
+        1,
+        "Compute gradients in N parts of a batch, for batches that do not fit into memory; for algorithms whose loss "
+        "is a mean over samples",
+        default_help="1",
+        minimum=1,
+    )
     augment_validation: bool = option(
         False, "Validate on augmented images, as DomainBed does.", must_match=True, identity="always"
     )

@@ -90,6 +90,14 @@ class RunSpec(RunOptions):
             raise ParameterError("views", self.views, f"0: images of {dataset.name} are not augmented")
         if train_only == HEAD and not algorithm.trains_on_features:
             raise AidgnError(refuse_features(algorithm))
+        check_optimization(self, algorithm, str(backbone), train_only, int(hyper_parameters["batch_size"]))
+        options |= {
+            "batch_norm": None
+            if backbones.freezes_batch_norm(weights, self.batch_norm) == (weights != "none")
+            else self.batch_norm,
+            "optimizer": None if self.optimizer == "adam" else self.optimizer,
+            "layer_decay": None if self.layer_decay == 1 else options["layer_decay"],
+        }
         use_milestones = algorithm.lr_milestones and self.schedule is None
         milestones = dataset.info.lr_milestones if use_milestones else ()
         steps = dataset.info.steps if self.steps is None else self.steps
@@ -183,6 +191,33 @@ def check_sources(algorithm: type[Algorithm], dataset: Dataset, targets: Sequenc
             f"{where}there {'is' if sources == 1 else 'are'} {sources}. Choose another algorithm, or "
             "give it more domains."
         )
+
+
+def check_optimization(
+    spec: RunSpec, algorithm: type[Algorithm], backbone: str, train_only: str | None, batch_size: int
+) -> None:
+    """Refuse options of the optimization that an algorithm, a backbone or frozen layers cannot follow."""
+    name = algorithm.name()
+    if spec.batch_norm == "live" and train_only:
+        raise ParameterError("batch_norm", "live", f"frozen with train={train_only}, which keeps layers as they are")
+    if spec.layer_decay is not None and spec.layer_decay != 1:
+        if spec.layer_decay > 1:
+            raise ParameterError("layer_decay", spec.layer_decay, "a number above 0 and up to 1")
+        if train_only == HEAD:
+            raise ParameterError("layer_decay", spec.layer_decay, f"none with train={HEAD}, which trains no layer")
+        if backbone == backbones.SMALL or backbone.startswith(backbones.TORCHVISION):
+            raise ParameterError("layer_decay", spec.layer_decay, f"none for {backbone}: only timm names the layers")
+    if algorithm.only_adam and (spec.optimizer == "adamw" or spec.layer_decay not in (None, 1)):
+        raise AidgnError(f"{name} imitates steps of Adam inside an update: leave optimizer and layer_decay out.")
+    if spec.accumulate > 1 and not vars(algorithm).get("mean_over_samples", False):
+        raise ParameterError(
+            "accumulate",
+            spec.accumulate,
+            f"1 for {name}: its loss is no mean over samples, so gradients of parts of a batch do not add up to the "
+            "gradient of the batch",
+        )
+    if spec.accumulate > batch_size:
+        raise ParameterError("accumulate", spec.accumulate, f"at most the batch size, {batch_size}")
 
 
 def refuse_features(algorithm: type[Algorithm]) -> str:

@@ -149,6 +149,7 @@ def create_featurizer(
     device: torch.device,
     train_only: str | None = None,
     image_size: int | None = None,
+    batch_norm: str | None = None,
 ) -> Featurizer:
     """Create a featurizer with initial weights.
 
@@ -162,13 +163,14 @@ def create_featurizer(
         device: Where to compute.
         train_only: `last-stage` gives the last stage gradients and no other; None trains everything.
         image_size: Side of the images in pixels; None for the size of the published weights.
+        batch_norm: `frozen` or `live` statistics; None leaves the choice to the weights.
     """
-    # A network trained from scratch has no statistics worth freezing.
+    freeze_bn = backbones.freezes_batch_norm(weights, batch_norm)
     network = backbones.create(
-        backbone, weights=weights, in_channels=in_channels, freeze_bn=weights != "none", image_size=image_size
+        backbone, weights=weights, in_channels=in_channels, freeze_bn=freeze_bn, image_size=image_size
     )
     # The weights are part of the key because they decide where the strides are.
-    key = (backbone, str(weights), in_channels, precision, device, train_only, image_size)
+    key = (backbone, str(weights), in_channels, precision, device, train_only, image_size, batch_norm)
     if key in _compiled_featurizers:
         featurizer = _compiled_featurizers[key]
         featurizer.network.load_state_dict(network.state_dict())

@@ -13,11 +13,12 @@ import aidgn
 from aidgn import backbones
 from aidgn.algorithms import Algorithm, find
 from aidgn.algorithms.annealed import Annealed
+from aidgn.algorithms.optimization import Optimization
 from aidgn.backbones import Preprocessing
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.loader import BatchStore, DeviceImageStore
 from aidgn.devices import describe_cpu, limit_threads
-from aidgn.errors import Interrupted
+from aidgn.errors import Interrupted, ParameterError
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.records import domainbed_names
@@ -109,12 +110,24 @@ def create_algorithm(run: PreparedRun, images: BatchStore) -> Algorithm:
             images.device,
             spec.train_only,
             spec.image_size,
+            spec.batch_norm,
         )
         if distributed.world_size() > 1:
             featurizer, _ = distributed.shard_featurizer(featurizer)
     num_classes = len(run.dataset.classes)
     algorithm = algorithm_class(featurizer, num_classes, run.num_sources, **spec.hyper_parameters)
-    return algorithm.to(images.device).train()
+    algorithm.optimization = Optimization(spec.optimizer or "adam", spec.layer_decay or 1.0, spec.accumulate)
+    algorithm = algorithm.to(images.device).train()
+    live = bool(algorithm.live_batch_norms())
+    if spec.batch_norm == "live" and not live:
+        raise ParameterError("batch_norm", "live", f"none for {spec.backbone}, which has no batch norm")
+    if spec.accumulate > 1 and live:
+        raise ParameterError(
+            "accumulate",
+            spec.accumulate,
+            f"1 for {spec.backbone} with live batch norm, whose statistics are those of the whole batch",
+        )
+    return algorithm
 
 
 def share_threads(recorded: int | None, small: bool, processes: int) -> int:
