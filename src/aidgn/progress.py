@@ -206,8 +206,10 @@ class SweepDisplay(Display):
             value: What belongs to the event.
         """
         spec = self.specs[number]
-        if event in ("step", "done", "failed"):  # nothing is left to do for a failed run
+        if event in ("step", "done"):
             self._count_steps(number, value if event == "step" else int(spec.steps or 0), event)
+        if event == "failed":  # nothing is left to do for it, and what it did not do is no progress
+            self.total -= int(spec.steps or 0) - self.steps.setdefault(number, 0)
         if event == "done":
             self.folders[number] = value
         if event in ("retry", "failed") and self.enabled:
@@ -218,10 +220,10 @@ class SweepDisplay(Display):
             activity = f"{PHASES[event]}, {value[0]} of {value[1]}{self._time_left(event, *value)}"
         done = sum(self.steps.values())
         speed, left = self._estimate(done)
-        self.bar.update(self.task, completed=done, runs=self.runs(), description=activity, left=left)
+        self.bar.update(self.task, completed=done, total=self.total, runs=self.runs(), description=activity, left=left)
 
         def line() -> str:
-            state = activity if preparing else f"{done / self.total:.0%}, {rate(speed)} steps/s, {left}"
+            state = activity if preparing else f"{done / max(self.total, 1):.0%}, {rate(speed)} steps/s, {left}"
             return f"{self.runs()}, {state}"
 
         self.print_line(line)

@@ -79,6 +79,15 @@ def test_no_time_is_left_when_all_is_done(capsys: pytest.CaptureFixture[str]) ->
     assert "s left" in lines[2] and lines[3].endswith("steps/s, all steps done")
 
 
+def test_a_failed_run_is_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with SweepDisplay([RunSpec("digits", "ERM", (target,), steps=1000) for target in ("ink", "chalk")]) as display:
+        display.update(0, "step", 0)
+        display.update(0, "failed", "no luck")
+        display.last_line = float("-inf")
+        display.update(1, "step", 500)
+    assert "0/2 runs, 50%, " in capsys.readouterr().err
+
+
 def test_steps_of_an_earlier_call_are_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     with SweepDisplay([RunSpec("digits", "ERM", (target,), steps=1000) for target in ("ink", "chalk")]) as display:
         display.update(0, "step", 900)

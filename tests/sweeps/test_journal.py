@@ -95,7 +95,7 @@ def test_failures_count_across_calls_and_can_be_forgiven(tmp_path: Path) -> None
         kind, why = attempt(spec, tmp_path, device="cpu")
         assert kind == "crashed" and "NaN" in why
         assert history(tmp_path, spec.key()).failures == calls
-        assert should_retry(spec, tmp_path, 2) == (calls < 3)
+        assert should_retry(spec, tmp_path, 2) == (calls < 2)  # the same error again
     assert "NaN" in history(tmp_path, spec.key()).error
     reset_failures(tmp_path, spec.key())
     assert should_retry(spec, tmp_path, 0)
@@ -114,6 +114,24 @@ def test_what_counts_as_a_failure(tmp_path: Path) -> None:
     assert history(tmp_path, specs[4].key()).failures == 0
     assert record_death(specs[4], tmp_path, "gone") and history(tmp_path, specs[4].key()).failures == 1
     assert not record_death(specs[4], tmp_path, "gone") and not record_death(specs[5], tmp_path, "never there")
+
+
+def test_the_same_error_again_is_enough(tmp_path: Path) -> None:
+    first, second = plan_runs(["digits"], ["ERM"], trials=2, targets=["ink"])
+
+    def fail(spec: RunSpec, name: str, what: str, kind: str = "crashed") -> bool:
+        write(tmp_path, spec, {"id": name, "kind": kind, "what": what, "time": 1.0})
+        return should_retry(spec, tmp_path, 5)
+
+    assert fail(first, "a", "Traceback ...\n line 3\nValueError: bad luck")
+    assert fail(first, "b", "out of memory")
+    assert fail(first, "c", "saved", "interrupted")
+    assert fail(first, "d", "ValueError: bad luck")  # another than the last
+    assert not fail(first, "e", "Traceback ...\n line 9\nValueError: bad luck")
+    reset_failures(tmp_path, first.key())
+    assert fail(first, "f", "ValueError: bad luck")
+    # A kill says nothing of the run: only deaths without progress count.
+    assert all(fail(second, name, "its process died (exit code -9)", "died") for name in "abc")
 
 
 def test_lines_cut_in_half_by_a_crash_are_passed_over(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def record_death(spec: "RunSpec", out: str | Path, error: str, pid: int | None =
 
 
 def should_retry(spec: "RunSpec", out: str | Path, retries: int) -> bool:
-    """Return whether a run failed at most `retries` times, counted across calls."""
-    return history(out, spec.key()).failures <= retries
+    """Return whether a run may be tried again, by its attempts in all calls; see `History.given_up`."""
+    return not history(out, spec.key()).given_up(retries)
 
 
 def last_line(error: str) -> str:
@@ -184,6 +184,21 @@ class History:
                 deaths = deaths + 1 if first <= furthest else 1
                 furthest = max(furthest, first)
         return max(failed, deaths)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the last two attempts that failed ended with the same error."""
+        errors: list[str] = []
+        for attempt in self.attempts:
+            if attempt.kind in ("forgiven", "done"):
+                errors = []
+            elif attempt.kind in ("failed", "crashed"):
+                errors.append(last_line(attempt.what))
+        return len(errors) > 1 and errors[-1] == errors[-2]
+
+    def given_up(self, retries: int) -> bool:
+        """Return whether the run is set aside: it failed more than `retries` times, or with the same error again."""
+        return self.failures > retries or self.repeats
 
     @property
     def error(self) -> str:

@@ -114,7 +114,7 @@ class SweepFolder:
             elif past.running:
                 open_statuses[run.key] = RunStatus("running", past)
             else:
-                open_statuses[run.key] = RunStatus("failed" if past.failures > retries else "left", past)
+                open_statuses[run.key] = RunStatus("failed" if past.given_up(retries) else "left", past)
         return [self._done.get(run.key) or open_statuses[run.key] for run in runs]
 
     def run_folders(self) -> list[str]:
