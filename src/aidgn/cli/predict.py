@@ -25,6 +25,7 @@ Examples:
   aidgn predict runs/digits-AIDGN-chalk-trial0-draw0-524de501 photo.jpg
   aidgn predict RUN photos/ --csv labels.csv
   aidgn predict RUN "photos/**/*.png" --top 3
+  aidgn predict RUN1 photos/ --with RUN2 --with RUN3
   find . -name "*.jpg" | aidgn predict RUN - --json > labels.jsonl
 Unreadable images are listed on standard error and left out. A warning means that the norm of the image's feature, or
 its angle to the predicted class, is unlike those of the validation images.""",
@@ -49,11 +50,19 @@ its angle to the predicted class, is unlike those of the validation images.""",
     metavar="SHARE",
     help="Share of new images from the training domains that may get a warning by chance.",
 )
+@click.option(
+    "--with",
+    "others",
+    multiple=True,
+    metavar="MODEL",
+    help="Average the probabilities with those of another model; repeat for more.",
+)
 @custom_algorithm_option
 @device_option
 def predict(
     model: str,
     images: tuple[str, ...],
+    others: tuple[str, ...],
     top: int,
     csv: str | None,
     as_json: bool,
@@ -79,7 +88,7 @@ def predict(
     if not files:
         expected = "expected the model, then image files, folders of images, or quoted patterns"
         raise AidgnError(f"No image found in {', '.join(images)}: {expected}. {ignored_files}".rstrip())
-    loaded = load_model(model, device, algorithm, false_alarms)
+    loaded = load_model([model, *others] if others else model, device, algorithm, false_alarms)
     top = min(top, len(loaded.classes))
     # A live display redirects standard output. Programs that read CSV from a pipe need names to the byte.
     stdout = sys.stdout if sys.stdout.isatty() or not csv else direct(sys.stdout)
@@ -150,6 +159,10 @@ def column_widths(files: Sequence[str], classes: Sequence[str]) -> tuple[int, in
 
 
 def describe_warnings(model: "Model", warned: int, total: int) -> str:
+    from aidgn.inference import Ensemble
+
+    if isinstance(model, Ensemble):
+        return "Warnings about images unlike the training ones are not available for the mean of several models."
     if model.novelty is None:
         return (
             "Warnings about images unlike the training ones are not available: this model has no novelty.json, which "

@@ -1,8 +1,9 @@
 """Trained models in use: load, predict, export."""
 
+from aidgn.inference.ensemble import Ensemble
 from aidgn.inference.image_files import find_images
 from aidgn.inference.loading import find_model, load_model
 from aidgn.inference.model import Model
 from aidgn.inference.prediction import Prediction
 
-__all__ = ["Model", "Prediction", "find_images", "find_model", "load_model"]
+__all__ = ["Ensemble", "Model", "Prediction", "find_images", "find_model", "load_model"]

@@ -1,6 +1,6 @@
 """Write a trained run as files for others: ONNX, one self-contained safetensors file, and a model card."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +108,44 @@ def export(
                 folder.rmdir()
         raise
     return Exported([*files, card], check)
+
+
+def export_ensemble(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    data: str | Path | None = None,
+    algorithm: str | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Exported:
+    """Export several finished runs as one model.onnx with the mean of their probabilities.
+
+    Args:
+        runs: Folders of the runs.
+        out: Folder for the file.
+        data: Folder of the first run's images, if they have moved. Without images the file is checked with generated
+            ones.
+        algorithm: path/to/file.py:Class of a custom algorithm.
+        on_progress: Receives a description of each step.
+    """
+    report = on_progress or (lambda _: None)
+    metadata = open_run(find_model(runs[0])).metadata
+    model = load_model(list(runs), "cpu", algorithm)
+    check_exportable(model)
+    folder = RunFolder(out)
+    if folder.path.is_file():
+        raise AidgnError(f"{out} is a file: give --out a folder.")
+    if folder.exists:
+        raise AidgnError(f"--out {out} is the folder of a run. Choose another folder.")
+    try:
+        dataset: Dataset | None = find_training_images(metadata, data)
+    except AidgnError:
+        if data is not None:
+            raise
+        dataset = None
+    report(f"writing ONNX of {len(runs)} models and comparing it with their mean")
+    check = write_onnx(model, metadata, folder.path / ONNX_FILE, dataset)
+    return Exported([folder.path / ONNX_FILE], check)
 
 
 def find_training_images(metadata: RunMetadata, data: str | Path | None) -> Dataset:

@@ -1,6 +1,7 @@
 """Find the model of a trained run, check its files, and load it."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from aidgn.algorithms.custom import source_of
 from aidgn.algorithms.search_space import resolve
 from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import AidgnError
+from aidgn.inference.ensemble import Ensemble
 from aidgn.inference.model import Model
 from aidgn.new_site.expectations import Expectations
 from aidgn.novelty import FALSE_ALARM_RATE, Novelty
 from aidgn.runs.checkpoints import read_model, read_values
 from aidgn.runs.folder import RunFolder
-from aidgn.runs.inputs import find_run
+from aidgn.runs.inputs import choose_custom_algorithm, find_run
 from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
 from aidgn.training.featurizer import Featurizer
 
@@ -26,18 +28,25 @@ log = logging.getLogger("aidgn")
 
 
 def load_model(
-    path: str | Path, device: str = "auto", algorithm: str | None = None, false_alarms: float = FALSE_ALARM_RATE
+    path: str | Path | Sequence[str | Path],
+    device: str = "auto",
+    algorithm: str | None = None,
+    false_alarms: float = FALSE_ALARM_RATE,
 ) -> Model:
-    """Load the model of a finished run.
+    """Load the model of a finished run, or several models as one.
 
     Args:
         path: The folder of the run (for the selected step), model.safetensors or last.safetensors in it, the
-            .safetensors file that `aidgn export` made, or the folder of `aidgn fit`.
+            .safetensors file that `aidgn export` made, or the folder of `aidgn fit` or `aidgn soup`. A list of several
+            gives an `Ensemble`, which averages their probabilities.
         device: auto, cpu, cuda or cuda:N.
         algorithm: path/to/file.py:Class of a custom algorithm. The run does not remember it, because loading a model
             must not run code that the author of the folder chose.
         false_alarms: Share of images like those of the training domains that get a warning.
     """
+    if not isinstance(path, str | Path):
+        members = [load_model(one, device, custom_algorithm_of(one, algorithm), false_alarms) for one in path]
+        return Ensemble(members) if len(members) > 1 else members[0]
     path = find_model(path)
     weights = RunFolder(path).model if path.is_dir() else path
     tensors, metadata = read_model(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
@@ -75,6 +84,12 @@ def load_model(
         find_preprocessing(run),
         load_expectations(weights, metadata),
     )
+
+
+def custom_algorithm_of(path: str | Path, algorithm: str | None) -> str | None:
+    """Return the given algorithm if the model needs one; other members of an ensemble may not."""
+    run = RunFolder(find_model(path))
+    return choose_custom_algorithm(run.metadata, algorithm) if run.exists else algorithm
 
 
 def build_network(run: RunMetadata, device: torch.device, algorithm: str | None) -> Algorithm:

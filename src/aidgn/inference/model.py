@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -150,7 +150,7 @@ class Model:
         self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
     ) -> Generator[tuple[list[ImageLike], Outputs], None, None]:
         """Yield images with their outputs; a GPU already has the next batch then."""
-        pending: deque[tuple[list[ImageLike], PendingBatch]] = deque()
+        pending: deque[tuple[list[ImageLike], Pending]] = deque()
         on_gpu = self.uploads is not None
         with closing(streamed(images, self.slot, self.batch_size, on_broken, pinned=on_gpu)) as batches:
             for kept, pixels in batches:
@@ -166,7 +166,7 @@ class Model:
             yield kept, oldest.outputs()
 
     @torch.no_grad()
-    def launch(self, pixels: Sequence[np.ndarray]) -> "PendingBatch":
+    def launch(self, pixels: Sequence[np.ndarray]) -> "Pending":
         """Queue decoded images on the device, with the arithmetic of evaluation.
 
         This does not wait for a GPU, which may read the pixels until `uploads` is done.
@@ -212,6 +212,13 @@ class Model:
     def forward(self, pixels: Sequence[np.ndarray]) -> Outputs:
         """Compute the outputs for decoded images, with the arithmetic of evaluation."""
         return self.launch(pixels).outputs()
+
+
+class Pending(Protocol):
+    """Work queued on the device."""
+
+    def outputs(self) -> Outputs:
+        """Wait for the device and return the outputs."""
 
 
 class PendingBatch(NamedTuple):

@@ -22,6 +22,7 @@ from aidgn.data.images import read_image
 from aidgn.data.transforms import limit, weights
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
+from aidgn.inference.ensemble import SMALLEST, Ensemble
 from aidgn.inference.model import Model
 from aidgn.runs.metadata import RunMetadata
 from aidgn.training.featurizer import Featurizer
@@ -108,6 +109,28 @@ class OnnxModel(nn.Module):
         return logits, (logits / self.temperature).softmax(1)
 
 
+class OnnxEnsemble(nn.Module):
+    """Compute the mean of the probabilities of several models, and its logarithm in place of logits."""
+
+    def __init__(self, ensemble: Ensemble):
+        super().__init__()
+        self.members = nn.ModuleList(OnnxModel(member) for member in ensemble.members)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities = torch.stack([member(images)[1] for member in self.members]).mean(0)
+        return probabilities.clamp(min=SMALLEST).log(), probabilities
+
+
+def copy_model_in_float32(model: Model) -> Model:
+    """Return the model, or an ensemble, with networks that compute in float32."""
+    copied = copy.copy(model)
+    if isinstance(copied, Ensemble):
+        copied.members = [copy_model_in_float32(member) for member in copied.members]
+    else:
+        copied.network = copy_in_float32(model)
+    return copied
+
+
 def copy_in_float32(model: Model) -> Algorithm:
     """Copy the network of a model, set to compute in float32."""
     network = copy.deepcopy(model.network)
@@ -118,6 +141,8 @@ def copy_in_float32(model: Model) -> Algorithm:
 
 def check_exportable(model: Model) -> None:
     """Refuse a model that ONNX cannot represent, and any model if packages are missing."""
+    for member in model.members if isinstance(model, Ensemble) else ():
+        check_exportable(member)
     group_size = model.network.group_size
     if group_size > 1:
         raise AidgnError(
@@ -149,7 +174,7 @@ def write_onnx(model: Model, metadata: RunMetadata, path: Path, dataset: Dataset
     try:
         with silence_exporter(), torch.no_grad():
             program = torch.onnx.export(
-                OnnxModel(model),
+                OnnxEnsemble(model) if isinstance(model, Ensemble) else OnnxModel(model),
                 (example,),
                 dynamo=True,
                 opset_version=OPSET,
@@ -201,8 +226,7 @@ def compare_with_model(path: Path, model: Model, dataset: Dataset | None) -> Onn
     """
     import onnxruntime
 
-    reference = copy.copy(model)
-    reference.network = copy_in_float32(model)
+    reference = copy_model_in_float32(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leave the processor to others
