@@ -1,5 +1,6 @@
 """The mean of several models, in Python and as one ONNX file."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,3 +72,18 @@ def test_commands_take_several_models(runs: list[Path], tmp_path: Path) -> None:
     assert probability == pytest.approx(mean_probabilities(runs, DIGITS.pixels[:1]).max(), abs=1e-5)
     refused = CliRunner().invoke(app, ["export", first, second])
     assert isinstance(refused.exception, AidgnError) and "--out" in str(refused.exception)
+
+
+def test_evaluate_measures_the_mean(runs: list[Path], tmp_path: Path) -> None:
+    rows = np.arange(0, 60)
+    for row in rows:
+        file = tmp_path / "site" / DIGITS.classes[DIGITS.labels[row]] / f"{row}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(DIGITS.pixels[row]).save(file)
+    command = ["evaluate", *map(str, runs), str(tmp_path / "site"), "--mean", "--json", "--device", "cpu"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    *_, mean = json.loads(result.stdout)
+    expected = mean_probabilities(runs, DIGITS.pixels[rows])
+    assert mean["accuracy"] == pytest.approx((expected.argmax(1) == DIGITS.labels[rows]).mean())
+    assert mean["nll"] == pytest.approx(-np.log(expected[rows, DIGITS.labels[rows]]).mean(), abs=1e-4)

@@ -19,17 +19,24 @@ Examples:
   aidgn evaluate runs/fit-photos/model new_shop/
   aidgn evaluate runs/fit-photos/model new_shop/ --page new_shop.html
   aidgn evaluate runs/fit-photos/model labels.csv --json
-  aidgn evaluate runs/fit-a/model runs/fit-b/model new_shop/
+  aidgn evaluate runs/fit-a/model runs/fit-b/model new_shop/ --mean
 A table needs the columns file and label; its files are relative to the table.""",
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.argument("pictures", metavar="NEWSITE")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or a list for several models.")
 @click.option("--page", metavar="FILE.html", help="Also write a page with figures to FILE.html.")
+@click.option("--mean", is_flag=True, help="Of several models, also measure the mean of their probabilities.")
 @custom_algorithm_option
 @device_option
 def evaluate(
-    models: tuple[str, ...], pictures: str, as_json: bool, page: str | None, algorithm: str | None, device: str
+    models: tuple[str, ...],
+    pictures: str,
+    as_json: bool,
+    page: str | None,
+    mean: bool,
+    algorithm: str | None,
+    device: str,
 ) -> None:
     """Measure MODEL on labelled pictures of a new site, NEWSITE/<class>/<picture> or a .csv table, and compare the
     accuracy with what `aidgn fit` promised."""
@@ -41,11 +48,14 @@ def evaluate(
     from aidgn.report.evaluation import write_evaluation
 
     results: list[Evaluation] = []
-    for path in models:
-        model = load_model(path, device, algorithm)
+    measured: list[tuple[str, str | list[str]]] = [(path, path) for path in models]
+    if mean and len(models) > 1:
+        measured.append((f"The mean of {len(models)} models", list(models)))
+    for name, paths in measured:
+        model = load_model(paths, device, algorithm)
         found = find_labelled(pictures, model.classes)
         with RunDisplay() as display:
-            results.append(evaluate_model(model, found, path, on_progress=display.update))
+            results.append(evaluate_model(model, found, name, on_progress=display.update))
     if as_json:
         values = [for_json(result.to_dict()) for result in results]
         json.dump(values[0] if len(values) == 1 else values, sys.stdout, indent=1, allow_nan=False)
