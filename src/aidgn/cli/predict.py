@@ -26,9 +26,11 @@ Examples:
   aidgn predict RUN photos/ --csv labels.csv
   aidgn predict RUN "photos/**/*.png" --top 3
   aidgn predict RUN1 photos/ --with RUN2 --with RUN3
+  aidgn predict runs/fit-photos/model new_shop/ --abstain-below 0.8
   find . -name "*.jpg" | aidgn predict RUN - --json > labels.jsonl
 Unreadable images are listed on standard error and left out. A warning means that the norm of the image's feature, or
-its angle to the predicted class, is unlike those of the validation images.""",
+its angle to the predicted class, is unlike those of the validation images, or that the label is more likely wrong than
+right. Models of `aidgn fit` also compare all images with those of the training sites.""",
 )
 @click.argument("model")
 @click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
@@ -57,6 +59,12 @@ its angle to the predicted class, is unlike those of the validation images.""",
     metavar="MODEL",
     help="Average the probabilities with those of another model; repeat for more.",
 )
+@click.option(
+    "--abstain-below",
+    type=click.FloatRange(0, 1),
+    metavar="CHANCE",
+    help="Give no label if the chance that it is right at an unseen site is lower; for models of `aidgn fit`.",
+)
 @custom_algorithm_option
 @device_option
 def predict(
@@ -67,6 +75,7 @@ def predict(
     csv: str | None,
     as_json: bool,
     false_alarms: float,
+    abstain_below: float | None,
     algorithm: str | None,
     device: str,
 ) -> None:
@@ -89,10 +98,16 @@ def predict(
         expected = "expected the model, then image files, folders of images, or quoted patterns"
         raise AidgnError(f"No image found in {', '.join(images)}: {expected}. {ignored_files}".rstrip())
     loaded = load_model([model, *others] if others else model, device, algorithm, false_alarms)
+    if abstain_below is not None and loaded.expectations is None:
+        raise AidgnError(
+            f"--abstain-below needs to know how often labels are right at an unseen site, and {model} does not: "
+            "`aidgn fit` with two or more sites makes models that do."
+        )
+    monitor = loaded.site_monitor()
     top = min(top, len(loaded.classes))
     # A live display redirects standard output. Programs that read CSV from a pipe need names to the byte.
     stdout = sys.stdout if sys.stdout.isatty() or not csv else direct(sys.stdout)
-    done = broken = warned = 0
+    done = broken = warned = abstained = 0
 
     def skip(_: Any, error: AidgnError) -> None:
         nonlocal broken
@@ -116,12 +131,15 @@ def predict(
             display.update("predicting", 0, len(files))
         try:
             for names, prediction in loaded.batches(files, skip):
-                rows = make_rows(names, prediction, top)
+                rows = make_rows(names, prediction, top, abstain_below)
+                if monitor is not None and prediction.chances is not None:
+                    monitor.add(prediction.features.numpy(), prediction.logits.numpy(), prediction.chances)
                 for stream, format_rows in outputs:
                     stream.write(format_rows(rows, not done))
                     stream.flush()
                 done += len(rows)
                 warned += sum(bool(row.warning) for row in rows)
+                abstained += sum(row.abstained for row in rows)
                 if display:
                     display.update("predicting", done + broken, len(files))
         except KeyboardInterrupt:
@@ -136,7 +154,11 @@ def predict(
     left_out = f", {broken} left out" if broken else ""
     place = f"; in {csv}" if csv not in (None, "-") else ""
     click.echo(f"{plural(done, 'image')} classified{left_out}{place}.", err=True)
+    if abstain_below is not None:
+        click.echo(f"{abstained} without a label, because its chance to be right is below {abstain_below:g}.", err=True)
     click.echo(describe_warnings(loaded, warned, done), err=True)
+    if monitor is not None:
+        click.echo(str(monitor.report()), err=True)
 
 
 def read_names(images: Sequence[str]) -> list[str]:
@@ -170,6 +192,12 @@ def describe_warnings(model: "Model", warned: int, total: int) -> str:
         )
     rate = model.novelty.false_alarm_rate(model.false_alarms)
     least = f" (the least that {len(model.novelty)} validation images allow)" if rate > model.false_alarms else ""
+    if model.expectations is not None:
+        return (
+            f"{warned} with a warning, {warned / total:.1%}: unsure, as {model.expectations.mean('warned'):.1%} of the "
+            f"images of sites that were left out, or unlike the training images, as {rate:.1%} of new ones of the "
+            f"training domains are by chance{least}. No warning is no promise."
+        )
     return (
         f"{warned} with a warning, {warned / total:.1%}; of new images of the training domains {rate:.1%} get one by "
         f"chance{least}."

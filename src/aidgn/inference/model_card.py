@@ -67,6 +67,7 @@ def write_model_card(
         expected=estimate_accuracy(unseen),
         chance=f"Guessing at random gives {1 / len(metadata.classes):.1%}.",
         novelty=model.novelty,
+        expectations=model.expectations,
         preprocessing=model.preprocessing,
         false_alarms=model.false_alarms,
         known_dataset=identity["dataset"] in DATASETS,

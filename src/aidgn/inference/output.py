@@ -16,14 +16,29 @@ class PredictionRow(NamedTuple):
     file: str
     top: list[tuple[str, float]]  # the most probable classes with their probabilities
     warning: str | None  # '' without a warning; None if the model cannot warn
+    chance: float | None = None  # that the label is right at an unseen site; None if the model does not know
+    abstained: bool = False  # the chance is too low for a label
 
 
-def make_rows(files: Sequence[object], prediction: Prediction, top: int) -> list[PredictionRow]:
-    """Combine the names of files with the `top` most probable classes and the warning of each."""
+def make_rows(
+    files: Sequence[object], prediction: Prediction, top: int, abstain_below: float | None = None
+) -> list[PredictionRow]:
+    """Combine the names of files with the `top` most probable classes and the warning of each.
+
+    Args:
+        files: Names of the files.
+        prediction: Their predictions.
+        top: Number of classes to keep.
+        abstain_below: Give no label if the chance that it is right is lower.
+    """
     warnings: list[str | None] = [None] * len(files)
     if prediction.warnings is not None:
         warnings = [warning or "" for warning in prediction.warnings]
-    return [PredictionRow(*row) for row in zip(map(str, files), prediction.top(top), warnings, strict=True)]
+    chances = [None] * len(files) if prediction.chances is None else prediction.chances.tolist()
+    return [
+        PredictionRow(file, classes, warning, chance, abstain_below is not None and chance < abstain_below)
+        for file, classes, warning, chance in zip(map(str, files), prediction.top(top), warnings, chances, strict=True)
+    ]
 
 
 def format_json(rows: Sequence[PredictionRow], header: bool) -> str:
@@ -32,6 +47,10 @@ def format_json(rows: Sequence[PredictionRow], header: bool) -> str:
     for row in rows:
         top = [{"label": label, "probability": round(probability, 6)} for label, probability in row.top]
         entry: dict[str, object] = {"file": row.file, **top[0]}
+        if row.abstained:
+            entry["label"] = None
+        if row.chance is not None:
+            entry["chance"] = round(row.chance, 6)
         if row.warning is not None:
             entry["warning"] = row.warning or None
         if len(top) > 1:
@@ -47,13 +66,16 @@ def format_csv(rows: Sequence[PredictionRow], header: bool) -> str:
     if header:
         ranks = ["", *(f"_{rank}" for rank in range(2, len(rows[0].top) + 1))]
         columns = ["file", *(f"{column}{rank}" for rank in ranks for column in ("label", "probability"))]
-        table.writerow(columns if rows[0].warning is None else [*columns, "warning"])
+        columns += [] if rows[0].warning is None else ["warning"]
+        table.writerow(columns if rows[0].chance is None else [*columns, "chance"])
     for row in rows:
         # A spreadsheet would run a name like =... as a formula; ./=... is the same file.
         cells = [row.file if for_csv(row.file) == row.file else f"./{row.file}"]
         for label, probability in row.top:
             cells += [for_csv(label), f"{probability:.6f}"]
-        table.writerow(cells if row.warning is None else [*cells, row.warning])
+        cells[1] = "" if row.abstained else cells[1]
+        cells += [] if row.warning is None else [row.warning]
+        table.writerow(cells if row.chance is None else [*cells, f"{row.chance:.6f}"])
     return text.getvalue()
 
 
@@ -67,7 +89,8 @@ def format_text(rows: Sequence[PredictionRow], header: bool, file_width: int, la
     lines = [f"{'file':<{file_width}}  {'label':<{label_width}}  probability"] if header else []
     for row in rows:
         cells = [pad(row.file, file_width)]
-        for label, probability in row.top:
+        for rank, (label, probability) in enumerate(row.top):
+            label = "?" if row.abstained and not rank else label
             cells += [pad(label, label_width), f"{probability:>6.1%}"]
         lines.append("  ".join([*cells, row.warning] if row.warning else cells))
     return "".join(f"{line}\n" for line in lines)

@@ -110,16 +110,17 @@ class SiteMonitor:
 
     def report(self) -> SiteReport | None:
         """Return what the pictures tell; None without pictures."""
-        if not self._pictures:
+        pictures = list(self._pictures)  # a server adds others meanwhile
+        if not pictures:
             return None
         reference = self.expectations.reference
         comparison = None
         if reference is not None:
-            comparison = reference.compare(np.stack([row for row, _ in self._pictures if row is not None]))
-        mean_chance = float(np.mean([chance for _, chance in self._pictures]))
+            comparison = reference.compare(np.stack([row for row, _ in pictures if row is not None]))
+        mean_chance = float(np.mean([chance for _, chance in pictures]))
         method = self.expectations.method
         return SiteReport(
-            len(self),
+            len(pictures),
             comparison,
             mean_chance,
             self.expectations.predict_accuracy(mean_chance),

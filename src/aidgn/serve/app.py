@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from aidgn.errors import AidgnError
+from aidgn.files import for_json
 from aidgn.inference import Model, find_model, load_model
 from aidgn.runs.folder import RunFolder
 from aidgn.serve.access import SameOriginMiddleware, content_security_policy
@@ -60,6 +61,7 @@ def create_app(
             Route("/", lambda _: HTMLResponse(page)),
             Route("/api/predict", server.predict, methods=["POST"]),
             Route("/api/model", server.describe_model),
+            Route("/api/site", server.describe_site),
             Route("/api/training/{index}", server.send_thumbnail),
             Route("/api/schema", lambda _: JSONResponse(schema(server.limits))),
             Route("/api/health", server.health),
@@ -223,6 +225,12 @@ class Server:
                 "note": self.note,
             }
         )
+
+    async def describe_site(self, _: Request) -> Response:
+        """Say how the latest pictures of all requests compare with the training sites."""
+        monitor = self.engine.monitor
+        report = None if monitor is None else await asyncio.to_thread(monitor.report)
+        return JSONResponse({"site": None if report is None else for_json(report.to_dict())})
 
     def send_thumbnail(self, request: Request) -> Response:
         index = request.path_params["index"]

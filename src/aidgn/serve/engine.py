@@ -20,6 +20,7 @@ from aidgn.serve.errors import RequestError
 from aidgn.serve.neighbors import LatentSpace
 
 DECODED = 64
+MONITORED = 500  # latest pictures, which are compared with the training sites
 BATCH = 32  # pictures that go through the network together
 
 
@@ -42,6 +43,7 @@ class Engine:
         self.model, self.space, self.limits = model, space, limits
         self.decoders = Decoders(model.slot, limits.megapixels)
         self.room = asyncio.Semaphore(DECODED)
+        self.monitor = model.site_monitor(MONITORED)
         self.queue: SimpleQueue[tuple[np.ndarray, Future[dict[str, Any]]] | None] = SimpleQueue()
         self.worker = threading.Thread(target=self.run_worker, name="model", daemon=True)
         self.worker.start()
@@ -98,12 +100,15 @@ class Engine:
 
     def answers(self, pictures: list[np.ndarray]) -> list[dict[str, Any]]:
         prediction = self.model.prediction(self.model.forward(pictures))
+        if self.monitor is not None and prediction.chances is not None:
+            self.monitor.add(prediction.features.numpy(), prediction.logits.numpy(), prediction.chances)
         answers = []
         for i, probabilities in enumerate(prediction.probabilities.tolist()):
             answer: dict[str, Any] = {
                 "label": prediction.labels[i],
                 "probability": max(probabilities),
                 "probabilities": dict(zip(prediction.classes, probabilities, strict=True)),
+                "chance": None if prediction.chances is None else float(prediction.chances[i]),
                 "warning": prediction.warnings[i] if prediction.warnings else None,
                 "position": None,
                 "nearest": [],

@@ -31,6 +31,17 @@ def schema(limits: Limits) -> dict[str, Any]:
                     "responses": {"200": json_content("The model.", {"type": "object"})},
                 }
             },
+            "/api/site": {
+                "get": {
+                    "summary": "How the latest pictures compare with the sites of the training",
+                    "responses": {
+                        "200": json_content(
+                            "The comparison; null without pictures, or if the model cannot tell.",
+                            json_object({"site": {"type": ["object", "null"]}}),
+                        )
+                    },
+                }
+            },
             "/api/training/{index}": {
                 "get": {
                     "summary": "A small picture of a training image",
@@ -123,6 +134,12 @@ PICTURE = json_object(
             "type": "object",
             "additionalProperties": PROBABILITY,
             "description": "Probability of every class.",
+        },
+        "chance": {
+            "type": ["number", "null"],
+            "minimum": 0,
+            "maximum": 1,
+            "description": "Chance that the label is right at an unseen site; null if the model cannot tell.",
         },
         "warning": {
             "type": ["string", "null"],

@@ -1,0 +1,157 @@
+"""A model on labelled pictures of a new site, against scikit-learn; the names of classes; the promise."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from scipy.special import softmax
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, roc_auc_score
+
+from aidgn.cli.evaluate import evaluate as command
+from aidgn.data import load_dataset
+from aidgn.errors import AidgnError
+from aidgn.evaluation import Comparison, evaluate, find_labelled, make_bins
+from aidgn.inference import Model, load_model
+from aidgn.new_site import Expectations, Outputs, SiteAccuracies, UnseenSite, measure
+from aidgn.runs.checkpoints import write_values
+from aidgn.runs.folder import RunFolder
+
+DIGITS = load_dataset("digits")
+CLASSES = [f"{number}" for number in range(10)]
+TEMPERATURE = 2.0
+
+
+def made_up(seed: int, count: int = 200) -> Outputs:
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, 2, (count, 10))
+    labels = np.array([random.choice(10, p=p) for p in softmax(logits, axis=1)])
+    return Outputs(logits * TEMPERATURE, labels, {})
+
+
+@pytest.fixture(scope="module")
+def folder(digits_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run with expectations as `fit` writes them."""
+    run = digits_run(tmp_path_factory.mktemp("run"), steps=40, eval_every=20)
+    expectations = measure(
+        [UnseenSite(name, 0, made_up(i), made_up(9)) for i, name in enumerate("abc")], made_up(8), CLASSES
+    )
+    write_values(RunFolder(run).expectations, expectations.to_dict())
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load_model(folder, "cpu")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("new") / "chalk"
+    for index in DIGITS.indices(DIGITS.find_domain("chalk"))[::6]:
+        path = root / DIGITS.classes[DIGITS.labels[index]] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(DIGITS.pixels[index]).save(path)
+    (root / "0" / "broken.png").write_bytes(b"no picture")
+    return root
+
+
+def test_figures_are_those_of_scikit_learn(model: Model, site: Path) -> None:
+    pictures = find_labelled(site, model.classes)
+    result = evaluate(model, pictures, "ours")
+    readable = [i for i, file in enumerate(pictures.files) if "broken" not in file]
+    prediction = model.predict([pictures.files[i] for i in readable])
+    labels = pictures.labels[readable]
+    predicted = prediction.probabilities.argmax(1)
+    assert len(result.left_out) == 1 and result.images == len(readable) == 75
+    assert result.scores.accuracy == pytest.approx((predicted == labels).mean())
+    assert result.scores.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, predicted))
+    assert result.scores.macro_f1 == pytest.approx(f1_score(labels, predicted, average="macro"))
+    np.testing.assert_array_equal(result.confusion, confusion_matrix(labels, predicted, labels=range(10)))
+    assert prediction.chances is not None
+    assert result.auroc == pytest.approx(roc_auc_score(predicted == labels, prediction.chances))
+    assert sum(entry.images for entry in result.bins) == 75
+    values = json.loads(json.dumps(result.to_dict()))
+    assert values["classes"]["3"]["images"] == (labels == 3).sum()
+    assert values["comparison"]["verdict"] in ("within", "below")
+
+
+def test_probabilities_are_divided_by_the_temperature(model: Model, site: Path) -> None:
+    assert model.temperature == pytest.approx(TEMPERATURE, rel=0.2)
+    prediction = model.predict(find_labelled(site, model.classes).files[:5])
+    expected = softmax(prediction.logits.numpy().astype(np.float64) / model.temperature, axis=1)
+    np.testing.assert_allclose(prediction.probabilities, expected)
+    np.testing.assert_allclose(prediction.chances, expected.max(axis=1))
+    assert prediction.warnings is not None
+    unsure = [warning is not None and "unsure" in warning for warning in prediction.warnings]
+    np.testing.assert_array_equal(unsure, expected.max(axis=1) < 0.5)
+
+
+def test_a_table_names_files_and_labels(model: Model, site: Path) -> None:
+    in_folder = find_labelled(site, model.classes)
+    table = site / "labels.csv"
+    with table.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["label", "file"])
+        rows.writerows(
+            [CLASSES[label], str(Path(name).relative_to(site))]
+            for name, label in zip(in_folder.files, in_folder.labels, strict=True)
+        )
+    found = find_labelled(table, model.classes)
+    assert found.files == in_folder.files and found.name == "labels"
+    np.testing.assert_array_equal(found.labels, in_folder.labels)
+    table.write_text("file,name\na.png,1\n")
+    with pytest.raises(AidgnError, match="columns file and label"):
+        find_labelled(table, model.classes)
+    table.unlink()
+
+
+def test_class_names_must_be_those_of_the_model(tmp_path: Path) -> None:
+    for name in ("big dog", "Cat"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / "site" / name / "1.png")
+    assert find_labelled(tmp_path / "site", ["Big_Dog", "cat"]).labels.tolist() == [1, 0]
+    with pytest.raises(AidgnError, match=r"Cat\. Did you mean cats\?.*The model's classes: bigdog, cats"):
+        find_labelled(tmp_path / "site", ["bigdog", "cats"])
+    with pytest.raises(AidgnError, match="one site, such as site"):
+        find_labelled(tmp_path, ["Big_Dog", "cat"])
+    with pytest.raises(AidgnError, match="does not exist"):
+        find_labelled(tmp_path / "nowhere", ["cat"])
+
+
+def test_verdicts_follow_the_chance() -> None:
+    sites = SiteAccuracies({"a": [0.9], "b": [0.88], "c": [0.92], "d": [0.91]}, dict.fromkeys("abcd", 1000))
+    assert Comparison.of(sites, 0.9, 500).verdict == "within"
+    assert Comparison.of(sites, 0.6, 500).verdict == "below"
+    assert Comparison.of(sites, 0.999, 5000).verdict == "above"
+    assert Comparison.of(sites, 0.8, 5).verdict == "within"  # five pictures tell little
+    assert Comparison.of(SiteAccuracies({"a": [0.9], "b": [0.8]}, {"a": 9, "b": 9}), 0.1, 500).verdict == "unknown"
+
+
+def test_bins_are_those_of_a_loop() -> None:
+    random = np.random.default_rng(0)
+    confidences, right = random.uniform(0.1, 1, 300), random.random(300) < 0.5
+    for entry, low in zip(make_bins(confidences, right), np.arange(1, 10) / 10, strict=True):
+        inside = (confidences > low) & (confidences <= low + 0.1)
+        assert entry.images == inside.sum()
+        assert entry.accuracy == pytest.approx(right[inside].mean())
+
+
+def test_command_prints_json_and_writes_a_page(folder: Path, site: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    arguments = [str(folder), str(folder), str(site), "--json", "--page", str(page), "--device", "cpu"]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    first, second = json.loads(result.stdout)
+    assert first == second and first["images"] == 75
+    assert "<script" not in page.read_text() and f"{first['accuracy']:.1%} right" in page.read_text()
+
+
+def test_expectations_are_loaded_as_written(folder: Path, model: Model) -> None:
+    values = json.loads(RunFolder(folder).expectations.read_text())
+    values.pop("sha256")
+    assert isinstance(model.expectations, Expectations) and model.expectations.to_dict() == values
+    assert load_model(folder / "last.safetensors", "cpu").expectations is None
