@@ -231,7 +231,7 @@ class SweepDisplay(Display):
     def _time_left(self, event: str, done: int, total: int) -> str:
         """Return the time left of what comes before training, in words, once it can be told."""
         now = time.monotonic()
-        if self.preparing.get(event, (0.0, total))[1] > done:  # the first, or the same for another run
+        if self.preparing.get(event, (0.0, total + 1))[1] > done:  # the first, or the same for another run
             self.preparing[event] = (now, done)
         began, before = self.preparing[event]
         seconds = now - began

@@ -1,6 +1,5 @@
 """Model soups: average the weights of runs that started from the same weights (Wortsman et al., ICML 2022)."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from aidgn.analysis.extraction import clean_transform, open_images
 from aidgn.backbones.frozen_bn import FrozenBatchNorm
 from aidgn.data.loader import DeviceImageStore
 from aidgn.devices import choose_device
-from aidgn.errors import AidgnError, plural
+from aidgn.errors import AidgnError
 from aidgn.inference.loading import build_network, find_preprocessing, load_model
 from aidgn.objective import AngularClassifier
 from aidgn.runs.checkpoints import read_model, write_values, write_weights
@@ -101,16 +100,15 @@ def soup(
     check_out(Path(out), folders)
     first = folders[0].metadata
     same_trial = len({folder.identity["trial"] for folder in folders}) == 1
-    if greedy and not same_trial:
-        raise AidgnError(
-            "These runs are of different trials, so that validation images of one are training images of another: "
-            "greedy selection needs runs of one trial."
-        )
+    set_aside = same_trial and not any(folder.identity.get("train_on_all") for folder in folders)
+    if greedy and not set_aside:
+        reason = "trained on the validation images" if same_trial else "are of different trials and validation images"
+        raise AidgnError(f"Some of these runs {reason}, so that no image is left for the greedy selection.")
     chosen = choose_device(device)
     network = build_network(first, chosen, choose_custom_algorithm(first, algorithm)).to(chosen).eval()
     weights = [read_ingredient(folder, network) for folder in folders]
     mixer = Mixer(network, None)
-    if same_trial:
+    if set_aside:
         try:
             images = open_images(first, data=data, data_dir=data_dir, device=device, on_progress=report)
             mixer = Mixer(network, Validation(images, first))
@@ -341,24 +339,3 @@ def _write(folder: RunWriter, metadata: RunMetadata, weights: Weights, mixer: Mi
         novelty = calibrate(mixer.network, images, groups, mixer.validation.transform)
         write_values(folder.novelty, novelty.to_dict())
     folder.write_metadata(metadata)
-
-
-def describe(result: Soup) -> list[str]:
-    """Say what the soup is made of, a line per run and one for the average."""
-    lines = []
-    for path, accuracy in itertools.zip_longest(result.runs, result.run_accuracies):
-        note = "" if path in result.used else "  left out"
-        lines.append(f"{path}" + ("" if accuracy is None else f"  {accuracy:.1%}") + note)
-    average = f"Average of the weights of {plural(len(result.used), 'run')}"
-    if result.accuracy is None:
-        return [
-            *lines,
-            f"{average}; without their images its accuracy is unknown and its predictions have no warnings.",
-        ]
-    best = max(result.run_accuracies)
-    lines.append(
-        f"{average}: {result.accuracy:.1%} of the validation images of the source domains, best run {best:.1%}."
-    )
-    if result.accuracy < best:
-        lines.append("The average is worse than the best run: --greedy leaves out runs that lower the accuracy.")
-    return lines

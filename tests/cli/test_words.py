@@ -284,3 +284,9 @@ def test_a_batch_size_is_given_once() -> None:
     assert parse_settings(("lr=1",), 8) == {"lr": "1", "batch_size": "8"}
     with pytest.raises(AidgnError, match=r"--batch-size 8 and --set batch_size=9 differ: give one\."):
         parse_settings(("batch_size=9",), 8)
+
+
+def test_images_that_are_ready_at_once_are_shown() -> None:
+    with SweepDisplay([RunSpec("digits", "ERM", ("ink",), steps=4)], enabled=False) as display:
+        display.update(0, "prepare", (150, 150))
+        assert display.preparing["prepare"][1] == 150

@@ -35,6 +35,7 @@ EXAMPLES = {
     "layer_decay": 0.5,
     "accumulate": 2,
     "augment_validation": True,
+    "train_on_all": True,
     "evaluate_source_in": True,
     "skip_broken": True,
 }

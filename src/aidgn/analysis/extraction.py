@@ -87,7 +87,8 @@ def _compute_all(model: Model, images: BatchStore, identity: dict[str, Any], dig
         indices = np.flatnonzero(dataset.domain_of == number)
         parts += [indices[part] for part in train_val_indices(len(indices), identity["trial"], number)]
     validation = np.zeros(len(dataset), np.bool_)
-    validation[np.concatenate(parts[1::2])] = True
+    if not identity.get("train_on_all"):
+        validation[np.concatenate(parts[1::2])] = True
     features = np.empty((0, 0), np.float32)
     logits = np.empty((len(dataset), len(dataset.classes)), np.float32)
     done = 0

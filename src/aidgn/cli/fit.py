@@ -31,6 +31,12 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     metavar="N",
     help="Leave each domain out N times with different seeds, for a steadier estimate.",
 )
+@click.option(
+    "--refit",
+    is_flag=True,
+    help="Train the final model on the validation images too, for as many steps as the estimate chose. It has no "
+    "warnings and no calibrated probabilities.",
+)
 @click.option("--out", metavar="DIR", help="Folder for model, report and runs  [default: runs/fit-NAME].")
 @click.option(
     "--algorithm",

@@ -1,8 +1,15 @@
 """aidgn soup"""
 
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
 import click
 
 from aidgn.cli.options import custom_algorithm_option, device_option, moved_data_option
+from aidgn.errors import plural
+
+if TYPE_CHECKING:
+    from aidgn.soups import Soup
 
 
 @click.command(
@@ -27,7 +34,6 @@ several draws of a sweep do. Runs of several trials do if all have --warm-start.
 def soup(runs: tuple[str, ...], out: str, greedy: bool, data: str | None, algorithm: str | None, device: str) -> None:
     """Average the weights of RUN... into one model, which other commands read like that of a run."""
     from aidgn.cli.display import RunDisplay
-    from aidgn.soups import describe
     from aidgn.soups import soup as mix
 
     with RunDisplay() as display:
@@ -37,3 +43,24 @@ def soup(runs: tuple[str, ...], out: str, greedy: bool, data: str | None, algori
     for line in describe(result):
         click.echo(line)
     click.echo(f"Model: {result.folder}")
+
+
+def describe(result: "Soup") -> list[str]:
+    """Say what the soup is made of, a line per run and one for the average."""
+    lines = []
+    for path, accuracy in zip_longest(result.runs, result.run_accuracies):
+        note = "" if path in result.used else "  left out"
+        lines.append(f"{path}" + ("" if accuracy is None else f"  {accuracy:.1%}") + note)
+    average = f"Average of the weights of {plural(len(result.used), 'run')}"
+    if result.accuracy is None:
+        return [
+            *lines,
+            f"{average}; without their images its accuracy is unknown and its predictions have no warnings.",
+        ]
+    best = max(result.run_accuracies)
+    lines.append(
+        f"{average}: {result.accuracy:.1%} of the validation images of the source domains, best run {best:.1%}."
+    )
+    if result.accuracy < best:
+        lines.append("The average is worse than the best run: --greedy leaves out runs that lower the accuracy.")
+    return lines

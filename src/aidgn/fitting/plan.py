@@ -3,7 +3,7 @@
 import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,6 +129,18 @@ def plan_fit(
         ],
         {str(spec.label()): spec.resolved(dataset) for spec in specs},
     )
+
+
+def plan_refit(final: RunSpec, selected_steps: Sequence[int]) -> RunSpec:
+    """Return the run on all images, validation ones included.
+
+    Args:
+        final: The resolved run on all domains.
+        selected_steps: Steps that validation selected in runs with a domain unseen; their median is the number of
+            steps.
+    """
+    steps = round(statistics.median(selected_steps))
+    return replace(final, steps=max(steps, final.warmup + 1, final.warm_start + 1), train_on_all=True)
 
 
 def choose_image_size(dataset: Dataset, *, quick: bool = False, device: str = "auto") -> int:

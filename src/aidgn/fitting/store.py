@@ -73,8 +73,8 @@ class FitFolder:
         for file in (folder.backbone, folder.model, folder.novelty, folder.metadata_file):
             if file.exists():
                 link_or_copy(file, self.model / file.name)
-        if not folder.backbone.exists():
-            kept.backbone.unlink(missing_ok=True)  # of an earlier model
+            else:
+                (self.model / file.name).unlink(missing_ok=True)  # of an earlier model
         if expectations:
             write_values(kept.expectations, expectations.to_dict())
 

@@ -56,7 +56,7 @@ def write_model_card(
     unseen = find_unseen_accuracies(run, metadata)
     text = environment.get_template("model_card.md.j2").render(
         run=metadata,
-        identity={"train_only": None, "precision": None, "soup": None} | identity,
+        identity={"train_only": None, "precision": None, "soup": None, "train_on_all": False} | identity,
         onnx_check=onnx_check,
         weights_file=names.MODEL,
         onnx_file=ONNX_FILE,

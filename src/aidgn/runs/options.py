@@ -219,6 +219,11 @@ class RunOptions:
     augment_validation: bool = option(
         False, "Validate on augmented images, as DomainBed does.", must_match=True, identity="always"
     )
+    train_on_all: bool = option(
+        False,
+        "Train on the validation images too, and keep the last step: validation accuracies then mean nothing.",
+        must_match=True,
+    )
     evaluate_source_in: bool = option(
         False, "Also measure the accuracy on the training images.", flag="--eval-in", identity="always"
     )

@@ -170,14 +170,16 @@ class RunRecords:
 
         Returns:
             The highest mean accuracy on the sources' *out* splits and the position of the first record that has it;
-            (-inf, 0) if no record has one.
+            (-inf, 0) if no record has one. The last record of a run that trained on the validation images.
         """
         sources = [domain for domain in self.domains if domain not in self.targets]
         if not sources:
             raise AidgnError(f"The records of {self} have no accuracy on a source domain's out split (env*_out_acc).")
-        return self.best(
-            self.order, np.stack([self.curve(accuracy_key(domain, "out")) for domain in sources], 1).mean(1)
-        )
+        positions = self.order
+        validation = np.stack([self.curve(accuracy_key(domain, "out")) for domain in sources], 1).mean(1)
+        if self.settings.get("train_on_all"):
+            positions, validation = positions[-1:], validation[-1:]
+        return self.best(positions, validation)
 
     def best(self, positions: Integers, validation: Floats) -> tuple[float, int]:
         """Return the highest of these accuracies, NaN left out, and the position of the first record that has it."""

@@ -86,6 +86,8 @@ class RunSpec(RunOptions):
             raise ParameterError("views", self.views, f"none without train={HEAD}: only cached features have views")
         if self.warm_start and train_only == HEAD:
             raise ParameterError("warm_start", self.warm_start, f"0 with train={HEAD}, which trains nothing else")
+        if self.train_on_all and (self.average or "").startswith("swad"):
+            raise ParameterError("average", self.average, "sma with train_on_all: swad needs a validation loss")
         if self.views and not dataset.info.augment:
             raise ParameterError("views", self.views, f"0: images of {dataset.name} are not augmented")
         if train_only == HEAD and not algorithm.trains_on_features:

@@ -198,6 +198,10 @@ class SplitEvaluator:
         self.splits = Splits.of(dataset, spec.trial)
         self.sources = [domain for domain, name in enumerate(dataset.domains) if name not in spec.target]
         self.train_pools = [self.splits.train[domain] for domain in self.sources]
+        if spec.train_on_all:
+            self.train_pools = [
+                np.concatenate([self.splits.train[domain], self.splits.val[domain]]) for domain in self.sources
+            ]
         self.source_validation = [self.splits.val[domain] for domain in self.sources]
         self.groups: dict[tuple[int, Split], np.ndarray] = {}  # by domain and split
         for domain, name in enumerate(dataset.domains):

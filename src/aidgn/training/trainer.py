@@ -204,6 +204,8 @@ class Trainer:
             metrics, finite = self.evaluator.metrics(self.algorithm, self.step)
             if not finite:
                 self.terms.mark_bad(self.step)
+            if self.spec.train_on_all:
+                self.best = BestWeights()  # nothing is set aside to choose a step by, so the last one is kept
             self.best.update(self.evaluator.mean_validation(metrics), self.step, self.algorithm)
         return {
             "step": self.step,
@@ -243,7 +245,9 @@ class Trainer:
         with applied(self.average):
             last = copy_weights(self.algorithm)
         self.algorithm.load_state_dict(self.best.weights)
-        write_values(folder.novelty, self.evaluator.calibrate(self.algorithm).to_dict())
+        if not self.spec.train_on_all:  # else no image is set aside to compare new ones with
+            write_values(folder.novelty, self.evaluator.calibrate(self.algorithm).to_dict())
         best = self.best.weights, self.best.step
         folder.finish(str(self.spec.label()), best, (last, self.step), self.images.frozen_weights)
-        folder.log(f"finished; step {self.best.step} selected by training-domain validation")
+        chosen_by = "the last" if self.spec.train_on_all else "selected by training-domain validation"
+        folder.log(f"finished; step {self.best.step}, {chosen_by}")
