@@ -1,5 +1,4 @@
-"""What the features of a domain look like: angles within and between classes, von Mises-Fisher fits, families of norms,
-predictions."""
+"""Describe the features of a domain: angles within and between classes, von Mises-Fisher fits, norms, predictions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,16 +22,20 @@ from aidgn.theory import vmf_concentration
 Integers = NDArray[np.integer]
 Floats = NDArray[np.floating]
 
-MINIMUM = 5  # images of a class in a domain, for it to be described and compared
-GRAM = 2_000  # images of a domain whose classes are compared at most
+MINIMUM = 5  # images of a class in a domain; fewer are neither described nor compared
+GRAM = 2_000  # images of a domain in the comparison of its classes
 FITS = 199  # samples of a family drawn to judge a fit
 
 
 def class_angles(
     units: Floats, labels: Integers, where: Integers, number_of_classes: int, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """In one domain, over all classes or pairs of them alike: the energy distance between two classes' directions, the
-    mean angle between two images of a class and between two of different classes."""
+    """Describe the directions of one domain, with equal weight for every class or pair of classes.
+
+    Returns:
+        The energy distance between the directions of two classes, the mean angle between two images of a class, and
+        between two images of different classes.
+    """
     shuffled = rng.permutation(where)
     parts = [
         shuffled[labels[shuffled] == number][: max(GRAM // number_of_classes, 2)] for number in range(number_of_classes)
@@ -40,8 +43,8 @@ def class_angles(
     parts = [part for part in parts if len(part) > 1]
     if len(parts) < 2:
         return (float("nan"),) * 3
-    some = np.concatenate(parts)
-    cosines = np.clip(units[some] @ units[some].T, -1, 1)
+    sample = units[np.concatenate(parts)]
+    cosines = np.clip(sample @ sample.T, -1, 1)
     indicator = np.repeat(np.eye(len(parts), dtype=np.float32), [len(part) for part in parts], axis=0)[:, :, None]
     energy = energy_distances(group_means(np.sqrt(2 - 2 * cosines), indicator))[0]
     means = np.degrees(group_means(np.arccos(cosines), indicator)[0])
@@ -69,20 +72,23 @@ def von_mises_fisher(
     features: Features,
     sources: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """Per domain and class: kappa with A_n(kappa) = the length of the mean direction, its square estimated without bias
-    by (N R^2 - 1) / (N - 1), R being the length of the mean of N unit vectors: in many dimensions R itself, as maximum
-    likelihood takes it, makes few images look concentrated. Angles between mean directions are corrected alike."""
-    found: dict[tuple[int, int], tuple[Floats, float, float]] = {}  # mean, its squared length, variance of the mean
+    """Fit a von Mises-Fisher distribution to the directions of every domain and class.
+
+    kappa solves A_n(kappa) = length of the mean direction. With R the length of the mean of N unit vectors, the square
+    of that length is estimated without bias by (N R^2 - 1) / (N - 1). Maximum likelihood takes R^2, which in many
+    dimensions makes a few images look concentrated. Angles between mean directions are corrected in the same way.
+    """
+    fits: dict[tuple[int, int], tuple[Floats, float, float]] = {}  # mean, its squared length, variance of the mean
     for number in range(len(features.class_names)):
         for domain in range(len(features.domain_names)):
             x = units[directed & (labels == number) & (domains == domain)].astype(np.float64)
             if len(x) >= MINIMUM:
                 mean = x.mean(0)
                 square = max((len(x) * (mean @ mean) - 1) / (len(x) - 1), 0.0)
-                found[number, domain] = mean, square, (1 - square) / len(x)
+                fits[number, domain] = mean, square, (1 - square) / len(x)
     rows = []
-    for (number, domain), (mean, square, _) in found.items():
-        beside = [found[number, source] for source in sources if source != domain and (number, source) in found]
+    for (number, domain), (mean, square, _) in fits.items():
+        others = [fits[number, source] for source in sources if source != domain and (number, source) in fits]
         row = {
             "domain": features.domain_names[domain],
             "class": features.class_names[number],
@@ -90,9 +96,9 @@ def von_mises_fisher(
             "mean_length": float(np.sqrt(square)),
             "angle_to_sources": float("nan"),
         }
-        if beside:
-            other = np.mean([each[0] for each in beside], axis=0)
-            length = float(other @ other) - sum(each[2] for each in beside) / len(beside) ** 2
+        if others:
+            other = np.mean([other_mean for other_mean, _, _ in others], axis=0)
+            length = float(other @ other) - sum(variance for _, _, variance in others) / len(others) ** 2
             row["angle_to_sources"] = _angle(float(mean @ other), square * length)
         if features.weight is not None:
             vector = features.weight[:, number].astype(np.float64)
@@ -104,7 +110,7 @@ def von_mises_fisher(
 def norm_fits(
     norms: Floats, domains: Integers, names: Sequence[str], rng: np.random.Generator
 ) -> dict[str, dict[str, float]]:
-    """Per domain the exponential and the uniform distribution nearest to its norms, and how far off they are."""
+    """Compare the norms of each domain with the exponential and the uniform distribution nearest to them."""
     fits: dict[str, dict[str, float]] = {}
     for domain, name in enumerate(names):
         r = norms[domains == domain]
@@ -126,5 +132,5 @@ def norm_fits(
 
 
 def _angle(product: float, squares: float) -> float:
-    """Degrees between two vectors, from their product and their squared lengths' product; NaN without a direction."""
+    """Return degrees between two vectors, given their dot product and the product of their squared lengths."""
     return float(np.degrees(np.arccos(np.clip(product / np.sqrt(squares), -1, 1)))) if squares > 0 else float("nan")

@@ -1,5 +1,4 @@
-"""The statistics of a diagnosis: energy distances between domains with permutation tests and bootstrap intervals,
-Holm's correction, goodness of fit with estimated parameters."""
+"""Statistics of a diagnosis: energy distances with permutation tests and bootstrap intervals, goodness of fit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,29 +7,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.floating]
-Pairs = set[tuple[int, int]]  # of domains that are compared, in one order each
+Pairs = set[tuple[int, int]]  # pairs of domains to compare, each in one order
 
 LEVEL = 0.05  # of significance; intervals hold 1 - 2 LEVEL, so that each end is a test at this level
-SMALL, LARGE = 0.25, 0.5  # effects below and above these are called small and large
+SMALL, LARGE = 0.25, 0.5  # bounds of effects that are called small and large
 BOOTSTRAPS = 200
 
 
 @dataclass(frozen=True)
 class Shift:
-    """How far domains are apart within classes. `p` is of the permutation test, `p_holm` corrected for the tests made
-    beside it; `low` and `high` are the ends of a 90 % interval of `effect`."""
+    """How far domains are apart within classes.
+
+    Args:
+        effect: The distance.
+        low: Lower end of its 90 % interval.
+        high: Upper end of its 90 % interval.
+        p: p-value of the permutation test.
+        p_holm: The same, corrected for the other tests of the diagnosis.
+        classes: Effect and p-value, corrected over the classes, by class.
+    """
 
     effect: float
     low: float
     high: float
     p: float
     p_holm: float
-    classes: dict[int, tuple[float, float]]  # class -> (effect, p corrected over the classes)
+    classes: dict[int, tuple[float, float]]
 
     @property
     def size(self) -> str:
-        """small: below 0.25, and surely below 0.5; large: from 0.5 on and beyond chance; moderate: between, beyond
-        chance; else unclear, as there are too few images to tell, or nothing to measure by (NaN)."""
+        """The effect in a word.
+
+        Small: below 0.25, with the whole interval below 0.5. Large: 0.5 or more, and significant. Moderate: between,
+        and significant. Otherwise unclear.
+        """
         if np.isnan(self.effect):
             return "unclear"
         if self.effect < SMALL:
@@ -41,16 +51,23 @@ class Shift:
 
 
 def chordal(x: Array, y: Array) -> Array:
-    """|x_i - y_j| of unit vectors [N, n] and [M, n]. Energy distances of it vanish for equal distributions only, and no
-    rotation changes them."""
+    """Return |x_i - y_j| of unit vectors [N, n] and [M, n].
+
+    Its energy distance is zero only for equal distributions, and invariant under rotation.
+    """
     return np.sqrt(np.clip(2 - 2 * (x @ y.T), 0, None))
 
 
 def group_means(distances: Array, weights: Array) -> NDArray[np.float64]:
-    """Mean distance between a sample of group a and another one of group b [P, K, K], for P ways to group n samples.
+    """Return the mean distance between samples of every two groups, for P ways to group n samples.
 
-    distances [n, n]; weights [n, K, P]: how often sample i is in group a, as an indicator, permuted, or as the counts
-    of a bootstrap. A pair of a sample with itself never counts; NaN where there is no pair."""
+    Args:
+        distances: Distances between samples, [n, n].
+        weights: How often each sample is in each group, [n, K, P]: an indicator, or the counts of a bootstrap.
+
+    Returns:
+        Means [P, K, K] without pairs of a sample with itself; NaN where there is no pair.
+    """
     n, groups, times = weights.shape
     reach = (distances @ weights.reshape(n, -1)).reshape(weights.shape)
     sums = np.empty((times, groups, groups))
@@ -63,8 +80,10 @@ def group_means(distances: Array, weights: Array) -> NDArray[np.float64]:
 
 
 def energy_distances(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """E_ab = 2 E|X_a - X_b| - E|X_a - X_a'| - E|X_b - X_b'| from `group_means`. As no pair of a sample with itself
-    counts, its mean is 0 for equal distributions, whatever the number of samples (Szekely and Rizzo 2004)."""
+    """Compute E_ab = 2 E|X_a - X_b| - E|X_a - X_a'| - E|X_b - X_b'| from `group_means` (Szekely and Rizzo 2004).
+
+    Its expectation is 0 for equal distributions with any number of samples, as no sample is paired with itself.
+    """
     within = np.diagonal(means, axis1=1, axis2=2)
     return 2 * means - within[:, :, None] - within[:, None, :]
 
@@ -76,12 +95,21 @@ def shift(
     permutations: int,
     rng: np.random.Generator,
 ) -> Shift | None:
-    """Energy distance between the two domains of a pair within a class, its mean over classes and pairs, as the effect
-    sqrt(E / scale), NaN if `scale` is; None if no class has two domains to compare.
+    """Measure the effect sqrt(E / scale), E the mean energy distance between domains within classes.
 
-    classes: class -> (distances [n, n], domain of each sample [n]). The test permutes the domains of the samples within
-    each class; the interval resamples each class of each domain."""
-    null, resampled, found = [], [], []
+    The test permutes the domains of samples within each class. The interval resamples each class of each domain.
+
+    Args:
+        classes: By class, distances between its samples [n, n] and the domain of each sample [n].
+        pairs: Pairs of domains to compare.
+        scale: Unit of energy distance; NaN makes the effect NaN.
+        permutations: Number of permutations.
+        rng: Source of permutations and samples.
+
+    Returns:
+        None if no class has two domains to compare.
+    """
+    null, resampled, compared_classes = [], [], []
     for number, (distances, domains) in classes.items():
         here = np.unique(domains)
         compared = np.array([[(a, b) in pairs for b in here] for a in here])
@@ -98,15 +126,15 @@ def shift(
             drawn[(drawn > 0).sum(1) < 2] = 1  # one image alone has no distance to another
             counts[own, k] = drawn.T
         resampled.append(energy_distances(group_means(distances, counts))[:, compared])
-        found.append(number)
-    if not found:
+        compared_classes.append(number)
+    if not compared_classes:
         return None
 
     def effects(energy: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.sqrt(np.clip(energy / scale, 0, None))
 
-    by_class = [each.mean(1) for each in null]
-    p_classes = holm([permutation_p(each) for each in by_class])
+    by_class = [energies.mean(1) for energies in null]
+    p_classes = holm([permutation_p(energies) for energies in by_class])
     pooled = np.concatenate(null, axis=1).mean(1)
     low, high = np.quantile(effects(np.concatenate(resampled, axis=1).mean(1)), (LEVEL, 1 - LEVEL))
     p = permutation_p(pooled)
@@ -117,20 +145,20 @@ def shift(
         p,
         p,
         {
-            number: (float(effects(each[0])), p_class)
-            for number, each, p_class in zip(found, by_class, p_classes, strict=True)
+            number: (float(effects(energies[0])), p_class)
+            for number, energies, p_class in zip(compared_classes, by_class, p_classes, strict=True)
         },
     )
 
 
 def permutation_p(statistics: Array) -> float:
-    """The share of statistics, the first being the observed one and the others those of permutations, not below it."""
+    """Return the share of statistics that are not below the first: the observed one, then those of permutations."""
     tolerance = 1e-6 * np.abs(statistics).max()  # of float32 sums in another order
     return float((statistics >= statistics[0] - tolerance).mean())
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected so that the chance of any false alarm among them stays below the level (Holm 1979)."""
+    """Correct p-values so that the chance of any false alarm stays below the level (Holm 1979)."""
     order = np.argsort(p, kind="stable")
     steps = np.asarray(p)[order] * np.arange(len(p), 0, -1)
     corrected = np.empty(len(p))
@@ -142,12 +170,12 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def exponential_distance(r: Array) -> Array:
-    """Kolmogorov-Smirnov distance of samples r [..., n] from the exponential distribution of their mean."""
+    """Return the Kolmogorov-Smirnov distance of samples [..., n] from the exponential distribution of their mean."""
     return ks_distance(r, lambda sorted_r: -np.expm1(-sorted_r / r.mean(-1, keepdims=True)))
 
 
 def uniform_distance(r: Array) -> Array:
-    """Kolmogorov-Smirnov distance of samples r [..., n] from the uniform distribution between their extremes."""
+    """Return the Kolmogorov-Smirnov distance of samples [..., n] from the uniform distribution of their range."""
     low, high = r.min(-1, keepdims=True), r.max(-1, keepdims=True)
     return ks_distance(r, lambda sorted_r: (sorted_r - low) / np.where(high > low, high - low, 1))
 

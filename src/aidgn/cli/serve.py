@@ -1,8 +1,20 @@
 """aidgn serve"""
 
+from collections.abc import Callable
+
 import click
 
-from aidgn.cli.options import custom_algorithm_option, device_option, moved_data_option
+from aidgn.cli.options import Command, custom_algorithm_option, device_option, moved_data_option
+
+
+def number_option(
+    name: str, default: int, least: int, most: int, description: str, *parameter: str
+) -> Callable[[Command], Command]:
+    """Make an option that is a whole number within bounds."""
+    bounds = click.IntRange(least, most)
+    return click.option(
+        name, *parameter, default=default, show_default=True, type=bounds, metavar="N", help=description
+    )
 
 
 @click.command(
@@ -27,64 +39,20 @@ of this as OpenAPI, GET /api/health reports how busy the server is.""",
     metavar="ADDRESS",
     help="Address to listen on. Other machines can reach any address but a loopback address.",
 )
-@click.option(
-    "--port",
-    default=8000,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    metavar="N",
-    help="Port to listen on; 0 chooses a free port.",
-)
+@number_option("--port", 8000, 0, 65535, "Port to listen on; 0 chooses a free port.")
 @moved_data_option
-@click.option(
-    "--map",
-    "count",
-    default=500,
-    show_default=True,
-    type=click.IntRange(0, 5000),
-    metavar="N",
-    help="Show N training images on the map; 0 shows no map.",
-)
-@click.option(
-    "--max-megabytes",
-    default=32,
-    show_default=True,
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    help="Largest size of a request.",
-)
-@click.option(
-    "--max-images",
-    default=16,
-    show_default=True,
-    type=click.IntRange(1, 256),
-    metavar="N",
-    help="Most pictures in a request.",
-)
-@click.option(
+@number_option("--map", 500, 0, 5000, "Show N training images on the map; 0 shows no map.", "map_images")
+@number_option("--max-megabytes", 32, 1, 1000, "Largest size of a request.")
+@number_option("--max-images", 16, 1, 256, "Most pictures in a request.")
+@number_option(
     "--max-megapixels",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1, 170),
-    metavar="N",
-    help="Largest picture in millions of pixels; a quarter of that with transparency or 16-bit grey.",
+    64,
+    1,
+    170,
+    "Largest picture in millions of pixels; a quarter of that with transparency or 16-bit grey.",
 )
-@click.option(
-    "--max-seconds",
-    default=30,
-    show_default=True,
-    type=click.IntRange(1, 3600),
-    metavar="N",
-    help="Longest time for a request.",
-)
-@click.option(
-    "--max-requests",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1, 256),
-    metavar="N",
-    help="Most requests at a time; 64 more may wait.",
-)
+@number_option("--max-seconds", 30, 1, 3600, "Longest time for a request.")
+@number_option("--max-requests", 8, 1, 256, "Most requests at a time; 64 more may wait.")
 @custom_algorithm_option
 @device_option
 def serve(
@@ -92,7 +60,7 @@ def serve(
     host: str,
     port: int,
     data: str | None,
-    count: int,
+    map_images: int,
     max_megabytes: int,
     max_images: int,
     max_megapixels: int,
@@ -116,7 +84,7 @@ def serve(
                 model,
                 host=host,
                 data=data,
-                map_images=count,
+                map_images=map_images,
                 algorithm=algorithm,
                 device=device,
                 limits=Limits(max_megabytes, max_images, max_seconds, max_requests, megapixels=max_megapixels),

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from contextlib import ExitStack
 
 import click
 
@@ -71,22 +70,12 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
 
 
 def verify_files(folder: str) -> None:
-    """Print which files below the folder are damaged; show progress once it takes two seconds."""
+    """Print which files below the folder are damaged."""
     from aidgn.cli.display import RunDisplay
     from aidgn.runs.checkpoints import verify
 
-    began = time.monotonic()
-    with ExitStack() as stack:
-        display: RunDisplay | None = None
-
-        def show(done: int, total: int) -> None:
-            nonlocal display
-            if display is None and time.monotonic() - began > 2:
-                display = stack.enter_context(RunDisplay())
-            if display is not None:
-                display.update("verifying", done, total)
-
-        result = verify([folder], show)
+    with RunDisplay() as display:
+        result = verify([folder], lambda done, total: display.update("verifying", done, total))
     for error in result.damaged:
         click.echo(str(error))
     unchecked = f", {result.unchecked} unchecked (written by 0.1.0)" if result.unchecked else ""

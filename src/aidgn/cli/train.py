@@ -62,9 +62,8 @@ def train(
 ) -> None:
     """Train one run on DATA, a data set from `aidgn data list` or a folder ROOT/<domain>/<class>/<image>."""
     from aidgn.algorithms import find
-    from aidgn.cli.display import RunDisplay, selected, validation
-    from aidgn.runs.accuracy_key import accuracy_key
-    from aidgn.selection import load_records
+    from aidgn.cli.display import RunDisplay
+    from aidgn.results import RunResult
     from aidgn.training import RunSpec
     from aidgn.training import train as train_run
     from aidgn.training.trackers import find_tracker
@@ -107,12 +106,11 @@ def train(
         )
     if "training" not in display.tasks:
         click.echo("This run was finished before; nothing was left to train.", err=True)
-    record = selected(load_records(folder))
+    best = RunResult(folder).best
     for name in resolved.target:
-        accuracy = record[accuracy_key(dataset.domains.index(name), "in")]
-        click.echo(f"{name} (never seen in training): {accuracy:.1%}")
+        click.echo(f"{name} (never seen in training): {best.accuracies[name]:.1%}")
     click.echo(
-        f"Images of the seen domains that were set aside: {validation(record):.1%}, highest at step "
-        f"{record['step']}, which is therefore selected."
+        f"Images of the seen domains that were set aside: {best.validation:.1%}, highest at step {best.step}, which "
+        "is therefore selected."
     )
     click.echo(f"Run folder: {folder}")

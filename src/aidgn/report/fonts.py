@@ -1,4 +1,4 @@
-"""Fonts of figures: names of classes and domains may be in any script, of which matplotlib's own font has a few."""
+"""Fonts of figures: names of classes and domains may be in scripts that matplotlib's own font lacks."""
 
 import logging
 from contextlib import suppress
@@ -11,14 +11,16 @@ from matplotlib.text import Text
 
 log = logging.getLogger("aidgn")
 BOXES = "Last Resort"  # matplotlib's font that has a box for every character
-told: set[str] = set()  # characters of the warning, which is given once
+told: set[str] = set()  # characters of the warning, which appears once
 
 
 def fit_fonts(figure: Figure) -> None:
-    """Let the figure's text fall back to installed fonts that have what the usual one lacks; say if none has."""
+    """Let the figure's text fall back to installed fonts for missing characters; warn if none has them."""
     texts = figure.findobj(Text)
     usual = FontProperties()
-    lacking = {each for text in texts for each in text.get_text() if each.isprintable()} - has(findfont(usual))
+    lacking = {character for text in texts for character in text.get_text() if character.isprintable()} - has(
+        findfont(usual)
+    )
     if not lacking:
         return
     families, missing = fonts_with(frozenset(lacking))
@@ -36,9 +38,9 @@ def fit_fonts(figure: Figure) -> None:
 
 @cache
 def fonts_with(characters: frozenset[str]) -> tuple[list[str], set[str]]:
-    """The fewest installed families, taken one by one, that have the characters; and what none has."""
+    """Choose few installed families that have the characters; also return the characters that none has."""
     known = {Path(entry.fname) for entry in fontManager.ttflist}
-    for path in findSystemFonts():  # those installed after matplotlib's first use, when it made its list
+    for path in findSystemFonts():  # matplotlib lists fonts at its first use; some were installed later
         if Path(path) not in known:
             with suppress(Exception):  # a font may be broken in any way
                 fontManager.addfont(path)

@@ -1,4 +1,4 @@
-"""The latent space of trained runs for the report page: points, thumbnails, norms and angles, confusions, diagnosis."""
+"""The latent space of trained runs on the report page: points, thumbnails, norms, angles, confusions, diagnosis."""
 
 import base64
 import hashlib
@@ -19,28 +19,29 @@ from aidgn.analysis.embedding import subsample, tsne
 from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.features import Features
 from aidgn.analysis.summary import sentences
+from aidgn.data import Dataset
 from aidgn.data.images import read_image
 from aidgn.errors import AidgnError, some
 from aidgn.files import atomic_write
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import find_dataset
 
-SHEET = 16  # thumbnails per row and column of a sheet, which is decoded when one of them is looked at
-SIDES = (80, 56, 40, 32)  # of a thumbnail, by the number of data sets in the page
-FULL_MATRIX = 20  # classes that a confusion matrix is drawn for; of more, the most frequent confusions are listed
+SHEET = 16  # thumbnails per row and column of a sheet; the browser decodes a sheet when one of them is shown
+SIDES = (80, 56, 40, 32)  # pixels of a thumbnail, by the number of data sets on the page
+FULL_MATRIX = 20  # with more classes, the most frequent confusions are listed instead of the matrix
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)  # no diagnosis yet, or of another version
-Progress = Callable[[str, int, int], None]  # what is done, how many, of how many
+Progress = Callable[[str, int, int], None]  # part of the work, done, total
 
 
 @dataclass
 class Latent:
-    """What the page shows of the latent space; all of it plain JSON."""
+    """The latent space as plain JSON for the page."""
 
     points: list[dict[str, Any]] = field(default_factory=list)  # images, shared by the views of a data set
     views: list[dict[str, Any]] = field(default_factory=list)  # one per run
-    told: list[dict[str, Any]] = field(default_factory=list)  # diagnoses that were kept of runs without features
+    told: list[dict[str, Any]] = field(default_factory=list)  # stored diagnoses of runs without features
     sheets: list[str] = field(default_factory=list)  # thumbnails, data: URIs
-    notes: list[str] = field(default_factory=list)  # what could not be shown, and why
+    notes: list[str] = field(default_factory=list)  # what is missing, and why
 
 
 def look_inside(
@@ -54,70 +55,59 @@ def look_inside(
     permutations: int = 999,
     on_progress: Progress | None = None,
 ) -> Latent:
-    """Features, embedding and diagnosis of each run; a run for which that is impossible leaves a note."""
+    """Collect features, embedding and diagnosis of each run; leave a note for a run where that fails."""
     report = on_progress or (lambda *_: None)
     latent = Latent()
-    chosen: dict[str, tuple[int, np.ndarray]] = {}  # by the data set's images: number in `points`, which of them
-    drawn: list[tuple[Path, Features]] = []  # a run and its images, per entry of `points`
-    absent = [
-        folder for folder in folders if not RunFolder(folder).model.exists() and not RunFolder(folder).features.exists()
-    ]
+    chosen: dict[str, tuple[int, Path, Features, np.ndarray]] = {}  # by data set: its number in `points` and images
+    runs: list[RunFolder] = []
+    absent: list[RunFolder] = []
+    for run in map(RunFolder, folders):
+        (runs if run.model.exists() or run.features.exists() else absent).append(run)
     if absent:
         latent.notes.append(
-            "Features need the weights of a trained model or features that were kept, and there "
-            f"is neither in {some(folder.name for folder in absent)}."
+            "Features need the weights of a trained model or stored features, and there is neither in "
+            f"{some(run.path.name for run in absent)}."
         )
-    for folder in absent:
+    for run in absent:
         with suppress(*UNREADABLE):
-            found = Diagnosis.load(RunFolder(folder).diagnosis)
+            known = Diagnosis.load(run.diagnosis)
             latent.told.append(
-                {"dataset": found.dataset, "algorithm": found.algorithm, "targets": found.targets, **_words(found)}
+                {"dataset": known.dataset, "algorithm": known.algorithm, "targets": known.targets, **_words(known)}
             )
-    folders = [folder for folder in folders if folder not in absent]
-    for number, folder in enumerate(folders):
-        report("looking inside", number, len(folders))
+    for number, run in enumerate(runs):
+        report("looking inside", number, len(runs))
         try:
-            features = _features(folder, data, data_dir, device, algorithm, report)
+            if run.model.exists():
+                features = extract_features(
+                    run.path, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report
+                )
+            else:
+                features = Features.load(run.features)
         except AidgnError as error:
-            latent.notes.append(_brief(folder, error))
+            latent.notes.append(_shorten_paths(run.path, error))
             continue
         key = hashlib.sha256(json.dumps([features.dataset, features.files]).encode()).hexdigest()
         if key not in chosen:
-            chosen[key] = len(latent.points), np.sort(subsample(features, points, 0))
-            drawn.append((folder, features))
-            latent.points.append(_images(features, chosen[key][1]))
-        which, indices = chosen[key]
-        latent.views.append(_view(folder, features, indices, permutations, latent.notes) | {"points": which})
-    report("looking inside", len(folders), len(folders))
-    side = SIDES[min(len(drawn), len(SIDES)) - 1] if drawn else 0
-    for entry, (_, indices), (folder, features) in zip(latent.points, chosen.values(), drawn, strict=True):
+            chosen[key] = len(latent.points), run.path, features, np.sort(subsample(features, points, 0))
+            latent.points.append(_images(features, chosen[key][3]))
+        which, _, _, indices = chosen[key]
+        latent.views.append(_view(run.path, features, indices, permutations, latent.notes) | {"points": which})
+    report("looking inside", len(runs), len(runs))
+    for entry, (_, folder, features, indices) in zip(latent.points, chosen.values(), strict=True):
         try:
-            entry["thumbnails"] = _thumbnails(folder, features, indices, side, data, data_dir, latent.sheets, report)
+            dataset = find_dataset(RunFolder(folder).metadata, data, data_dir)
+            side = min(SIDES[min(len(chosen), len(SIDES)) - 1], dataset.image_size)
+            entry["thumbnails"] = {"first": len(latent.sheets), "row": SHEET, "side": side}
+            latent.sheets += _thumbnails(dataset, [features.files[index] for index in indices], side, report)
         except AidgnError as error:
+            entry["thumbnails"] = None
             latent.notes.append(f"No thumbnails of {features.dataset}: {error}")
     return latent
 
 
-def _brief(folder: Path, error: AidgnError) -> str:
-    """The error without the folders above the run: the page goes to other people."""
+def _shorten_paths(folder: Path, error: AidgnError) -> str:
+    """Return the error without the folders above the run: the page goes to other people."""
     return f"{folder.name}: {str(error).replace(str(folder), folder.name)}"
-
-
-def _features(
-    folder: Path,
-    data: str | Path | None,
-    data_dir: str | Path | None,
-    device: str,
-    algorithm: str | Sequence[str] | None,
-    report: Progress,
-) -> Features:
-    """The features of a run; those that are kept will do where its weights are no more."""
-    run = RunFolder(folder)
-    if not run.model.exists() and run.features.exists():
-        return Features.load(run.features)
-    return extract_features(
-        folder, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report
-    )
 
 
 def _images(features: Features, indices: np.ndarray) -> dict[str, Any]:
@@ -164,7 +154,7 @@ def _view(folder: Path, features: Features, indices: np.ndarray, permutations: i
 
 
 def _angles(features: Features, indices: np.ndarray) -> str | None:
-    """Hundredths of a degree between a feature and the classifier's direction of its class."""
+    """Measure the angle between a feature and the classifier's direction of its class, in hundredths of a degree."""
     if features.weight is None:
         return None
     z, own = features.features[indices].astype(np.float64), features.weight.T[features.labels[indices]]
@@ -173,7 +163,7 @@ def _angles(features: Features, indices: np.ndarray) -> str | None:
 
 
 def _confusions(features: Features, predicted: np.ndarray, target: np.ndarray) -> dict[str, Any]:
-    """Counts [true][predicted] of the target's images, or the most frequent mistakes where there are many classes."""
+    """Count the target's images by true and predicted class; list the most frequent mistakes if classes are many."""
     number = len(features.class_names)
     counts = np.zeros((number, number), dtype=np.int64)
     np.add.at(counts, (features.labels[target], predicted[target]), 1)
@@ -190,94 +180,71 @@ def _confusions(features: Features, predicted: np.ndarray, target: np.ndarray) -
 
 
 def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndarray:
-    """t-SNE [n, 2] of the drawn images, kept beside the run so that the next report need not wait for it."""
-    kept = folder / "embedding.npz"
+    """Compute t-SNE [n, 2] of the images, or read that of an earlier report from the run's folder."""
+    stored = folder / "embedding.npz"
     key = hashlib.sha256(features.model.encode() + indices.astype("<i8").tobytes()).hexdigest()
     try:
-        with np.load(kept, allow_pickle=False) as file:
+        with np.load(stored, allow_pickle=False) as file:
             if str(file["key"]) == key and file["position"].shape == (len(indices), 2):
                 return file["position"].astype(np.float64)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # none yet, of other images, or damaged
+        pass  # missing or damaged
     position = np.asarray(tsne(features.features[indices], seed=0), dtype=np.float64)
-    try:
-        with atomic_write(kept) as temporary, temporary.open("wb") as file:
-            np.savez(file, key=np.array(key), position=position.astype(np.float32))
-    except AidgnError:
-        pass  # a folder of someone else's: it is computed again next time
+    with suppress(AidgnError), atomic_write(stored) as temporary, temporary.open("wb") as file:  # may be read-only
+        np.savez(file, key=np.array(key), position=position.astype(np.float32))
     return position
 
 
 def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[str]) -> dict[str, Any]:
     try:
-        found = _diagnosed(RunFolder(folder).diagnosis, features, permutations)
+        return _words(_load_or_diagnose(RunFolder(folder).diagnosis, features, permutations))
     except AidgnError as error:
-        notes.append(f"No diagnosis: {_brief(folder, error)}")
+        notes.append(f"No diagnosis: {_shorten_paths(folder, error)}")
         return {"verdicts": {}, "sentences": []}
-    return _words(found)
 
 
 def _words(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Both verdicts, and the sentences of a diagnosis: the main ones first."""
+    """Return both verdicts of a diagnosis and its sentences, the main ones first."""
     return {"verdicts": diagnosis.verdicts, "sentences": sentences(diagnosis)}
 
 
-def _diagnosed(kept: Path, features: Features, permutations: int) -> Diagnosis:
-    """The diagnosis of this model that `aidgn diagnose` or an earlier report left, if it rests on permutations enough;
-    else a new one, which is left for the next."""
-    try:
-        known = Diagnosis.load(kept)
+def _load_or_diagnose(path: Path, features: Features, permutations: int) -> Diagnosis:
+    """Read the stored diagnosis of this model if it has enough permutations; otherwise make and store one."""
+    with suppress(*UNREADABLE):
+        known = Diagnosis.load(path)
         if known.model == features.model and known.permutations >= permutations:
             return known
-    except UNREADABLE:
-        pass
-    found = diagnose(features, permutations=permutations)
-    with suppress(AidgnError):  # a folder of someone else's
-        found.save(kept)
-    return found
+    diagnosis = diagnose(features, permutations=permutations)
+    with suppress(AidgnError):  # the folder may be read-only
+        diagnosis.save(path)
+    return diagnosis
 
 
-# Thumbnails -----------------------------------------------------------------------------------------------------------
-
-
-def _thumbnails(
-    folder: Path,
-    features: Features,
-    indices: np.ndarray,
-    side: int,
-    data: str | Path | None,
-    data_dir: str | Path | None,
-    sheets: list[str],
-    report: Progress,
-) -> dict[str, Any]:
-    """Add sheets of thumbnails of the images; how large they are, how many there are to a row, and the first sheet."""
-    dataset = find_dataset(RunFolder(folder).metadata, data, data_dir)
+def _thumbnails(dataset: Dataset, files: Sequence[str], side: int, report: Progress) -> list[str]:
+    """Return sheets of thumbnails of images, as data: URIs."""
     numbers = {name: number for number, name in enumerate(dataset.files)}
-    side, first = min(side, dataset.image_size), len(sheets)
-    for start in range(0, len(indices), SHEET * SHEET):
-        part = indices[start : start + SHEET * SHEET]
+    sheets = []
+    for start in range(0, len(files), SHEET * SHEET):
+        part = files[start : start + SHEET * SHEET]
         sheet = Image.new("RGB", (SHEET * side, -(-len(part) // SHEET) * side), "white")
-        for place, index in enumerate(part):
-            report("making thumbnails", start + place, len(indices))
-            file = features.files[index]
-            if file not in numbers:  # the file of features may be anybody's: no other picture goes into the page
+        for place, file in enumerate(part):
+            report("making thumbnails", start + place, len(files))
+            if file not in numbers:  # anybody may have made the file of features: show no other picture
                 raise AidgnError(f"{dataset.name} has no image {file}.")
-            image = (
-                read_image(Path(str(dataset.root), file), at_least=side)[0]
-                if dataset.pixels is None
-                else Image.fromarray(dataset.pixels[numbers[file]])
-            )
+            if dataset.pixels is None:
+                image, _ = read_image(Path(str(dataset.root), file), at_least=side)
+            else:
+                image = Image.fromarray(dataset.pixels[numbers[file]])
             fitted = image if image.size == (side, side) else ImageOps.fit(image, (side, side))
             sheet.paste(fitted, (place % SHEET * side, place // SHEET * side))
         buffer = io.BytesIO()
         sheet.save(buffer, "WEBP", quality=90 if side < min(SIDES) else 60, method=4)
         sheets.append("data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode())
-    report("making thumbnails", len(indices), len(indices))
-    return {"first": first, "row": SHEET, "side": side}
+    report("making thumbnails", len(files), len(files))
+    return sheets
 
 
 def packed(values: np.ndarray) -> str:
-    """Numbers from 0 to 65535 as base64 of little-endian uint16."""
-    return base64.b64encode(
-        np.clip(np.round(np.asarray(values, dtype=np.float64)), 0, 65535).astype("<u2").tobytes()
-    ).decode()
+    """Encode numbers from 0 to 65535 as base64 of little-endian uint16."""
+    rounded = np.clip(np.round(np.asarray(values, dtype=np.float64)), 0, 65535)
+    return base64.b64encode(rounded.astype("<u2").tobytes()).decode()

@@ -44,7 +44,7 @@ COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 
 POINTS = 2000  # images in the latent space, of `aidgn report` too
 
-Progress = Callable[[str, int, int], None]  # what is done, how many, of how many
+Progress = Callable[[str, int, int], None]  # part of the work, done, total
 
 
 def write_report(
@@ -59,11 +59,19 @@ def write_report(
     permutations: int = 999,
     on_progress: Progress | None = None,
 ) -> Path:
-    """Write the report of the runs below the folders to the file `out`. What cannot be shown is said in it.
+    """Write the report of the runs below the folders to the file `out`. The page says what it cannot show.
 
-    The latent space is shown for one run per algorithm and target, with up to `points` images of each data set; its
-    diagnosis rests on so many permutations. `algorithm` is path/to/file.py:Class where runs are of an own one,
-    or several."""
+    Args:
+        folders: Folders of runs, or folders around them.
+        out: The HTML file.
+        data: Folder of the images, if they were moved.
+        data_dir: Folder of data sets.
+        device: Where features are computed.
+        algorithm: path/to/file.py:Class of runs of custom algorithms.
+        points: Images of each data set in the latent space, which shows one run per algorithm and target.
+        permutations: Permutations behind the diagnosis of the latent space.
+        on_progress: Called with the part of the work, the number done and the total.
+    """
     from aidgn.report.latent_view import look_inside
 
     records = read_runs(*folders)
@@ -75,8 +83,8 @@ def write_report(
         in_order({run.args[key] for run in records.runs}, order)
         for key, order in zip(("dataset", "algorithm"), orders, strict=True)
     ]
-    for these in (records, finished):
-        these.runs.sort(
+    for collection in (records, finished):
+        collection.runs.sort(
             key=lambda run: (
                 names[0].index(run.args["dataset"]),
                 names[1].index(run.args["algorithm"]),
@@ -104,7 +112,7 @@ def write_report(
     }
     adapted, adaptation_paper, adaptation_notes = adaptation(finished)
     places: dict[str, list[Path]] = {}
-    given: dict[str, None] = {}  # the folders as the commands that are shown make them
+    given: dict[str, None] = {}  # the folders that the commands on the page make
     for folder in map(Path, folders):
         name = _place_name(folder)
         places.setdefault(name, []).append(folder)
@@ -160,7 +168,7 @@ def write_report(
 
 
 def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -> str:
-    """The page. Text is escaped by the template; scripts other than ours are refused by the page's own policy."""
+    """Render the page. The template escapes text; the page's policy refuses other scripts."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -189,7 +197,7 @@ def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -
 
 
 def as_json(value: Any) -> str:
-    """JSON that can stand in a <script> element, whatever names users chose; null for what is no finite number."""
+    """Return JSON that is safe in a <script> element; NaN and infinity become null."""
     text = json.dumps(_show_control(for_json(value)), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -207,8 +215,7 @@ def _show_control(value: Any) -> Any:
 
 
 def _place_name(folder: str | Path) -> str:
-    """The folder that runs are in, as it was given; of a path from the root the last part, as those above it are
-    nobody's business."""
+    """Return the folder around runs as the user gave it; only the last part of an absolute path, which is private."""
     path = Path(folder)
     if path.is_file():
         path = path.with_suffix("") if path.suffix == PACKED else path.parent
@@ -220,23 +227,23 @@ def _place_name(folder: str | Path) -> str:
 def _again(
     folders: Sequence[str], adapted: Sequence[Table], algorithm: str | Sequence[str] | None, points: int
 ) -> list[str]:
-    """The commands that make the page of the runs."""
+    """Return the commands that make this page from the runs."""
     from aidgn.adaptation.methods import DEFAULT
 
     methods = {row.name.adaptation for table in adapted for row in table.rows if row.name} - {"none"}
     chosen = [part for name in sorted(methods) for part in ("--method", name.lower())] if methods != {*DEFAULT} else []
-    own = [
+    custom = [
         part
         for name in ([algorithm] if isinstance(algorithm, str) else algorithm or ())
         for part in ("--algorithm", f"path/to/file.py:{name.rpartition(':')[2]}")
     ]
-    adapt = [["aidgn", "adapt", *folders, *chosen, *own]] if methods else []
+    adapt = [["aidgn", "adapt", *folders, *chosen, *custom]] if methods else []
     shown = ["--points", str(points)] if points != POINTS else []
-    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *own, *shown])]
+    return [shlex.join(command) for command in (*adapt, ["aidgn", "report", *folders, *custom, *shown])]
 
 
 def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
-    """Per data set, the names of the domains that letters stand for in its table."""
+    """Return, by data set, the domains that letters stand for in its table."""
     return {
         name: dict(zip(entry.letters, entry.domains, strict=True))
         for name, entry in DATASETS.items()
@@ -247,7 +254,7 @@ def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
-    """'a, b and c'"""
+    """Join names as in 'a, b and c'."""
     names = [*names[:most], f"{_count(len(names) - most)} more"] if len(names) > most + 1 else list(names)
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
@@ -257,23 +264,23 @@ def _count(number: int) -> str:
 
 
 def _title(records: Records) -> str:
-    found = datasets_of(records)
-    algorithms = list(dict.fromkeys(name for entry in found for name in entry["algorithms"]))
+    datasets = datasets_of(records)
+    algorithms = list(dict.fromkeys(name for entry in datasets for name in entry["algorithms"]))
     targets = {(run.args["dataset"], target) for run in records.runs for target in run.targets}
     if len(targets) == 1:
         run = records.runs[0]
         return f"{_listed(algorithms)} on {run.args['dataset']}, {names_of(run)[run.targets[0]]} unseen"
-    return f"{_listed(algorithms)} on unseen domains of {_listed([entry['name'] for entry in found])}"
+    return f"{_listed(algorithms)} on unseen domains of {_listed([entry['name'] for entry in datasets])}"
 
 
 def _source_count(records: Records) -> int:
-    """The largest number of source domains of a run with a target."""
+    """Return the largest number of source domains of a run with a target."""
     targets = min((len(run.targets) for run in records.runs if run.targets), default=0)
     return len(names_of(records.runs[0])) - targets
 
 
 def _facts(records: Records, finished: Records) -> list[tuple[str, str]]:
-    """Small facts at the head of the page."""
+    """List facts for the head of the page."""
     runs = records.runs
     trials, draws = ({run.args[key] for run in runs} for key in ("trial_seed", "hparams_seed"))
     steps = sorted({run.steps for run in runs if isinstance(run.steps, int)})

@@ -18,18 +18,18 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.records import Record, Records, RunRecords
 from aidgn.selection import choose, domain_names, select
 
-MANY_RUNS = 300  # of more, only the curves of selected runs are shown
+MANY_RUNS = 300  # with more, the page shows the curves of selected runs only
 CURVE_POINTS = 120
 NO_TERMS = {"step", "epoch", "step_time", "eval_time", "args", "hparams", "version", "mem_gb"}
 
 
 def names_of(run: RunRecords) -> list[str]:
-    """Names of the domains; numbers where nothing says more."""
+    """Return the names of the domains; numbers if neither the records nor the registry name them."""
     return domain_names(run.args) or [str(i) for i in range(1 + max([*run.domains, *run.targets]))]
 
 
 def datasets_of(records: Records) -> list[dict[str, Any]]:
-    """Name, domains and algorithms of every data set."""
+    """List every data set with its name, domains and algorithms."""
     datasets: dict[str, dict[str, Any]] = {}
     for run in records.runs:
         entry = datasets.setdefault(
@@ -48,13 +48,20 @@ def drop_untargeted(table: Table, records: Records) -> None:
 
 
 def with_paper(make: Callable[[bool], list[Table]]) -> tuple[list[Table], list[list[str]]]:
-    """Tables with the paper's numbers where it has some, and per table the notes about these, [] where it has none."""
+    """Make tables, with the paper's numbers if it has some, and list per table the notes about these numbers.
+
+    Args:
+        make: Makes the tables without (False) or with (True) the paper's numbers.
+    """
     shown, notes = [], []
-    for plain, beside in zip(make(False), make(True), strict=True):
-        known = any(row.kind == "paper" for row in beside.rows)
-        notes.append([note for note in beside.notes if note not in plain.notes] if known else [])
-        beside.notes = [note for note in beside.notes if note not in notes[-1]]
-        shown.append(beside if known else plain)
+    for plain, compared in zip(make(False), make(True), strict=True):
+        if any(row.kind == "paper" for row in compared.rows):
+            notes.append([note for note in compared.notes if note not in plain.notes])
+            compared.notes = [note for note in compared.notes if note in plain.notes]
+            shown.append(compared)
+        else:
+            notes.append([])
+            shown.append(plain)
     return shown, notes
 
 
@@ -105,7 +112,7 @@ def key_of(run: RunRecords) -> tuple[Any, ...]:
 
 
 def representatives(finished: Records) -> list[RunRecords]:
-    """The run to look inside, per data set, algorithm and target: of the first trial, the selected draw."""
+    """Choose one run per data set, algorithm and target: the selected draw of the first trial."""
     groups: dict[tuple[Any, ...], list[RunRecords]] = {}
     for run in finished.runs:
         if len(run.targets) == 1:
@@ -119,8 +126,8 @@ def representatives(finished: Records) -> list[RunRecords]:
 
 
 def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> list[dict[str, Any]]:
-    """Accuracies per domain and loss terms of every run, or of the selected ones where there are many."""
-    twins: dict[tuple[Any, ...], list[RunRecords]] = {}  # runs that differ in settings alone
+    """Collect accuracies per domain and loss terms of every run; of selected runs only if there are many."""
+    twins: dict[tuple[Any, ...], list[RunRecords]] = {}  # runs that differ only in settings
     for run in records.runs:
         twins.setdefault(key_of(run), []).append(run)
     shown = []
@@ -133,16 +140,17 @@ def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Recor
         }
         if len(records.runs) > MANY_RUNS and not steps:
             continue
-        some = run.records()
+        all_records = run.records()
         places = run.order[np.unique(np.linspace(0, len(run.order) - 1, CURVE_POINTS).astype(int))]
-        kept = [some[place] for place in places]
-        names = {key: None for key, value in some[0].items() if isinstance(value, int | float) and key not in NO_TERMS}
-        accuracies = {
-            key: [_rounded(record.get(key), 4) for record in kept] for key in names if parse_accuracy_key(key)
-        }
-        terms = {
-            key: [_rounded(record.get(key), None) for record in kept] for key in names if not key.startswith("env")
-        }
+        shown_records = [all_records[place] for place in places]
+        accuracies, terms = {}, {}
+        for key, value in all_records[0].items():
+            if isinstance(value, int | float) and key not in NO_TERMS:
+                values = [record.get(key) for record in shown_records]
+                if parse_accuracy_key(key):
+                    accuracies[key] = [_rounded(value, 4) for value in values]
+                elif not key.startswith("env"):
+                    terms[key] = [_rounded(value, None) for value in values]
         shown.append(
             {
                 "dataset": run.args["dataset"],
@@ -152,29 +160,31 @@ def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Recor
                 "draw": run.args["hparams_seed"],
                 "finished": run.finished,
                 "of": run.steps,
-                "steps": [record["step"] for record in kept],
+                "steps": [record["step"] for record in shown_records],
                 "accuracies": accuracies,
                 "terms": terms,
                 "selected": steps,
                 "set": _differing(run, alike),
             }
         )
-    return sorted(shown, key=lambda one: one["set"] != "" and "training" not in one["selected"])  # selected twins first
+    return sorted(shown, key=lambda curve: curve["set"] != "" and "training" not in curve["selected"])  # selected first
 
 
 def _selected(method: str, run: RunRecords, records: Records) -> bool:
-    """Whether it is this run, of all of its data set, algorithm and trial, that the method takes."""
-    some = [
-        each
-        for each in records.runs
-        if each.finished and key_of(each)[:2] == key_of(run)[:2] and each.args["trial_seed"] == run.args["trial_seed"]
+    """Whether the method selects this run among all of its data set, algorithm and trial."""
+    group = [
+        other
+        for other in records.runs
+        if other.finished
+        and key_of(other)[:2] == key_of(run)[:2]
+        and other.args["trial_seed"] == run.args["trial_seed"]
     ]
-    best = choose(run.targets[0], some, method)
+    best = choose(run.targets[0], group, method)
     return best is not None and best.run is run
 
 
 def _differing(run: RunRecords, alike: list[RunRecords]) -> str:
-    """Its settings and hyper-parameters that those alike do not share, in words; '' if it is alone."""
+    """Name the settings and hyper-parameters in which a run differs from its twins; '' if it has none."""
     return ", ".join(
         f"{difference.name} {value}"
         for difference in differences(alike)
@@ -186,11 +196,11 @@ def _differing(run: RunRecords, alike: list[RunRecords]) -> str:
 def _rounded(value: Any, digits: int | None) -> float | None:
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    return round(value, digits) if digits else float(f"{value:.7g}")  # what a float32 holds
+    return round(value, digits) if digits else float(f"{value:.7g}")  # digits of a float32
 
 
 def search(finished: Records) -> list[dict[str, Any]]:
-    """Where more than one draw was tried: hyper-parameters, validation and target accuracy of every run."""
+    """List hyper-parameters, validation and target accuracy of every run where more than one draw was tried."""
     groups: dict[tuple[str, str], list[RunRecords]] = {}
     for run in finished.runs:
         if len(run.targets) == 1:
@@ -223,23 +233,26 @@ def search(finished: Records) -> list[dict[str, Any]]:
 
 
 def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[str]]:
-    """Tables of the runs that training-domain validation selects, from their adaptation.jsonl, with the paper's numbers
-    where it has some, and what is to be said of these; and what is amiss."""
+    """Tabulate the adaptation of the runs that training-domain validation selects.
+
+    Returns:
+        The tables, with the paper's numbers if it has some; per table, notes about these numbers; and problems.
+    """
     selected = {place(row) for row in select(finished, "training")}
     lines, notes = [], []
     for run in finished.runs:
         if key_of(run) in selected and run.path and RunFolder(run.path.parent).adaptation.is_file():
             try:
-                found = read_lines(run.path.parent)
-                lines += found
-                if not found:
+                members = read_lines(run.path.parent)
+                lines += members
+                if not members:
                     notes.append(
                         f"{run.path.parent.name} was adapted with other weights than it has now; `aidgn "
                         "adapt` measures it again."
                     )
             except AidgnError as error:
                 notes.append(str(error).replace(str(run.path.parent), run.path.parent.name))
-    made, beside = with_paper(partial(adaptation_tables, lines, "sd")) if lines else ([], [])
-    for table in made:
+    tables, paper_notes = with_paper(partial(adaptation_tables, lines, "sd")) if lines else ([], [])
+    for table in tables:
         drop_untargeted(table, finished)
-    return made, beside, notes
+    return tables, paper_notes, notes

@@ -1,4 +1,4 @@
-"""Everything needed to run runs again: the commands, the versions, the hyper-parameters, the data."""
+"""What it takes to repeat runs: commands, versions, hyper-parameters, data."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ RunKey = tuple[tuple[str, ...], int, int]  # targets, trial, draw
 
 @dataclass(frozen=True)
 class Grid:
-    """Every trial and draw from 0 on with each of the targets unseen; with leave-one-out, pairs of targets too."""
+    """All trials and draws with each of the targets unseen; with leave-one-out, also with pairs of targets."""
 
     targets: tuple[str, ...] = ()
     trials: int = 0
@@ -196,13 +196,13 @@ def _last_words(group: RunGroup, out: str) -> list[str]:
     return [*group.options, *settings, "--out", out]
 
 
-def _name(made: RunMetadata) -> str:
-    """What --algorithm is given; custom algorithms are in a file."""
-    return f"path/to/file.py:{made.label.name}" if "source" in made.identity else made.label.name
+def _name(metadata: RunMetadata) -> str:
+    """Return the value of --algorithm; custom algorithms are in a file."""
+    return f"path/to/file.py:{metadata.label.name}" if "source" in metadata.identity else metadata.label.name
 
 
 def _weights(identity: Mapping[str, Any]) -> str:
-    """`hub`, `none`, or what the file of the initial weights was called."""
+    """Return `hub`, `none`, or the name of the file of the initial weights."""
     known = str(identity.get("weights"))
     stem, _, digest = known.rpartition("-")
     return f"{stem}.safetensors" if stem and len(digest) == 8 else known
@@ -236,7 +236,7 @@ def _options(metadata: RunMetadata) -> tuple[str, ...]:
 
 
 def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
-    """Hyper-parameters of draw 0 that are not the defaults. Of an algorithm of the user's own: all of them."""
+    """Return the hyper-parameters of draw 0 that differ from the defaults; all of a custom algorithm."""
     from aidgn.algorithms import ALGORITHMS
 
     given, defaults = identity["hyper_parameters"], {}
@@ -251,7 +251,7 @@ def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
 
 
 def _exact(value: Any) -> str:
-    """As short as the same run allows."""
+    """Format a value as shortly as possible without changing the run."""
     return repr(value) if isinstance(value, float) and float(_text(value)) != value else _text(value)
 
 
@@ -260,15 +260,15 @@ def _text(value: Any) -> str:
 
 
 def versions(runs: Iterable[RunRecords]) -> list[tuple[str, str]]:
-    """(what, the values found), from run.json of the runs."""
-    found = [run.metadata for run in runs if run.metadata.is_described]
+    """Return titles and values of versions and settings in the run.json of the runs."""
+    described = [run.metadata for run in runs if run.metadata.is_described]
     names = {"aidgn": "aidgn", "torch": "PyTorch", "python": "Python", "device": "Device", "precision": "Precision"}
     rows = [
-        (title, ", ".join(sorted({getattr(made, key) for made in found if getattr(made, key)})))
+        (title, ", ".join(sorted({getattr(metadata, key) for metadata in described} - {"", None})))
         for key, title in names.items()
     ]
     for key, title in (("backbone", "Backbone"), ("weights", "Initial weights"), ("data", "Data fingerprint")):
-        values = {(str(made.identity["dataset"]), str(made.identity.get(key, ""))) for made in found}
+        values = {(str(run.identity["dataset"]), str(run.identity.get(key, ""))) for run in described}
         several = len({dataset for dataset, _ in values}) > 1 and key == "data"
         texts = {f"{dataset}: {value}" if several else value for dataset, value in values if value}
         rows.append((title, ", ".join(sorted(texts))))
@@ -276,14 +276,14 @@ def versions(runs: Iterable[RunRecords]) -> list[tuple[str, str]]:
 
 
 def hyper_parameters(runs: Sequence[RunRecords]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Per data set and algorithm, each hyper-parameter with its value, its few values, or its range."""
+    """List, by data set and algorithm, each hyper-parameter with its values or their range."""
     values: dict[str, dict[str, list[Any]]] = {}
     several = len({run.args["dataset"] for run in runs}) > 1
     for run in runs:
         head = f"{run.args['algorithm']}, {run.args['dataset']}" if several else run.args["algorithm"]
         for name, value in run.hparams.items():
             values.setdefault(head, {}).setdefault(name, []).append(value)
-    return [(head, [(name, _range(some)) for name, some in of.items()]) for head, of in values.items()]
+    return [(head, [(name, _range(tried)) for name, tried in named.items()]) for head, named in values.items()]
 
 
 def _range(values: Sequence[Any]) -> str:

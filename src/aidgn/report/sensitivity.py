@@ -1,5 +1,4 @@
-"""Accuracy against each hyper-parameter that a sweep varied, one at a time, as in the paper's search of kappa, gamma
-and mu_star."""
+"""Accuracy against each hyper-parameter that a sweep varied alone, like the paper's search of kappa, gamma, mu_star."""
 
 import logging
 from collections import Counter, defaultdict
@@ -21,8 +20,12 @@ Curves = dict[str, dict[Any, dict[str, dict[int, float]]]]  # name -> value -> t
 
 
 def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
-    """Accuracies by hyper-parameter, value, target and trial, each of the step with the best training-domain
-    validation; and the value that each has while others vary. For the runs of one algorithm on one data set."""
+    """Collect accuracies of the runs of one algorithm on one data set.
+
+    Returns:
+        Accuracies by hyper-parameter, value, target and trial, of the steps that training-domain validation selects;
+        and the value of each hyper-parameter while others vary.
+    """
     runs = [run for run in as_records(records).runs if run.args["hparams_seed"] == 0 and len(run.targets) == 1]
     kinds = {(run.args["dataset"], run.args["algorithm"]) for run in runs}
     if len(kinds) != 1:
@@ -55,15 +58,18 @@ def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
 
 
 def averages(by_target: dict[str, dict[int, float]], targets: set[str]) -> list[float]:
-    """Mean over the targets, in every trial that has all of them."""
+    """Average over the targets in every trial that has all of them."""
     trials = set.intersection(*(set(by_target.get(target, ())) for target in targets))
     return [mean(by_target[target][trial] for target in targets) for trial in sorted(trials)]
 
 
 @styled
 def sensitivity(records: Iterable[Record]) -> Figure:
-    """A panel for each hyper-parameter: thin lines the targets, thick their average with its standard deviation over
-    trials; dotted, where there are several, the value while the others vary."""
+    """Draw a panel for each hyper-parameter.
+
+    Thin lines are targets, the thick one is their average with its standard deviation over trials. With several
+    hyper-parameters, a dotted line marks the value that each has while others vary.
+    """
     records = as_records(records)
     found, base = curves(records)
     if not found:
@@ -71,7 +77,7 @@ def sensitivity(records: Iterable[Record]) -> Figure:
             "No hyper-parameter takes several values in these runs. Give a list of values in the plan, for "
             "example hyper_parameters: {kappa: [50, 110, 200]}."
         )
-    targets = sorted({target for values in found.values() for one in values.values() for target in one})
+    targets = sorted({target for values in found.values() for by_target in values.values() for target in by_target})
     colours = dict(zip(targets, (SOURCE_COLOURS + TARGET_COLOURS) * (1 + len(targets) // 7), strict=False))
     figure, axes = grid(1, len(found), max(WIDTH * min(len(found), 3) / 3, 4.6), 2.6)
     for number, (axis, (name, values)) in enumerate(zip(axes[0], found.items(), strict=True)):
@@ -85,7 +91,8 @@ def sensitivity(records: Iterable[Record]) -> Figure:
                 *zip(*line, strict=True), color=colours[target], linewidth=0.8, marker=".", markersize=3, label=target
             )
         average = [
-            (value, [100 * each for each in averages(by_target, set(targets))]) for value, by_target in values.items()
+            (value, [100 * average for average in averages(by_target, set(targets))])
+            for value, by_target in values.items()
         ]
         average = [(value, trials) for value, trials in average if trials]
         if average:
@@ -115,7 +122,7 @@ def sensitivity(records: Iterable[Record]) -> Figure:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
     run = records.runs[0]
-    trials = len({one.args["trial_seed"] for one in records.runs})
+    trials = len({run.args["trial_seed"] for run in records.runs})
     figure.suptitle(
         f"{run.args['algorithm']} on {run.args['dataset']}, training-domain validation, "
         f"{plural(trials, 'trial')}, ± standard deviation",
@@ -125,7 +132,7 @@ def sensitivity(records: Iterable[Record]) -> Figure:
 
 
 def write_sensitivity(folder: str | Path) -> list[Path]:
-    """FOLDER/sensitivity.png and .svg; with the names of data set and algorithm where there are several."""
+    """Write FOLDER/sensitivity.png and .svg; if there are several, their names say data set and algorithm."""
     kinds = defaultdict(list)
     for run in read_runs(folder).finished().runs:
         kinds[run.args["dataset"], run.args["algorithm"]].append(run)
