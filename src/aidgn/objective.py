@@ -255,7 +255,8 @@ def in_full_precision(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def no_autocast(z: Tensor) -> AbstractContextManager[object]:
     """Return a context without autocast on the device of z."""
     device = z.device.type
-    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    # torch.amp.is_autocast_available would break the compiled graph in PyTorch 2.6.
+    enabled = device != "meta" and torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if enabled else nullcontext()
 
 

@@ -241,7 +241,14 @@ def pointwise_conv_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y.view(*pixels.shape[:3], len(weight)).permute(0, 3, 1, 2)
 
 
-conv_relu = torch.library.custom_op("aidgn::convolution_relu", conv_relu_kernel, mutates_args=())
+conv_relu = torch.library.custom_op(
+    "aidgn::convolution_relu",
+    conv_relu_kernel,
+    mutates_args=(),
+    # As inferred from the annotations, which PyTorch 2.6 cannot do.
+    schema="(Tensor x, Tensor weight, Tensor bias, Tensor? shortcut, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] dilation) -> Tensor",
+)
 
 
 @conv_relu.register_fake
