@@ -2,17 +2,21 @@
 
 import gzip
 import io
+import random
 import resource
 import tarfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from aidgn.data.download.archives import DamagedFile, Limit, damage_named, read_members
+from aidgn.data.download.archives import DamagedFile, Limit, damage_named, read_members, unpack
+from aidgn.data.download.connection import MirrorError
 from aidgn.data.download.http import File
 from aidgn.data.download.mirrors import Mirror
 from aidgn.errors import AidgnError
+from tests.conftest import Tally
 from tests.data.download.conftest import (
     ARCHIVE,
     ENTRY,
@@ -61,18 +65,19 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_unsafe_archive_is_refused(server: Server, tmp_path: Path, name: str) -> None:
+def test_an_unsafe_archive_is_refused(server: Server, tmp_path: Path, name: str, tally: Tally) -> None:
     url = server.serve(f"/{name}", HOSTILE[name])
-    with pytest.raises(AidgnError, match="refused"):
-        get(source_of(ENTRY, Mirror("m", (File(name, (url,)),))), tmp_path / "data")
-    assert not list(tmp_path.rglob("evil*"))
+    with tally("unsafe archives"):
+        with pytest.raises(AidgnError, match="refused"):
+            get(source_of(ENTRY, Mirror("m", (File(name, (url,)),))), tmp_path / "data")
+        assert not list(tmp_path.rglob("evil*"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
     _, good = simple(server)
     assert contents(get(source_of(ENTRY, Mirror("m", (File(name, (url,)),)), good), tmp_path / "data")) == IMAGES
 
 
 @pytest.mark.parametrize("name", ["bytes.zip", "bytes.tar.gz", "files.zip", "files.tar.gz"])
-def test_a_bomb_is_stopped(server: Server, tmp_path: Path, name: str) -> None:
+def test_a_bomb_is_stopped(server: Server, tmp_path: Path, name: str, tally: Tally) -> None:
     """More than twice the bytes, or than four times the images and a thousand: some kB hold 30 MB or 2000 files."""
     if name.startswith("bytes"):
         files = {f"photo/dog/{number}.png": bytes(3_000_000) for number in range(10)}
@@ -80,7 +85,7 @@ def test_a_bomb_is_stopped(server: Server, tmp_path: Path, name: str) -> None:
         files = {f"photo/dog/{number}.png": b"x" for number in range(2000)}
     body = zipped(files, zipfile.ZIP_DEFLATED) if name.endswith(".zip") else tarred(files)
     url = server.serve(f"/{name}", body)
-    with pytest.raises(AidgnError, match="holds far more than the data set"):
+    with tally("archives that unpack without end"), pytest.raises(AidgnError, match="holds far more than the data set"):
         get(source_of(ENTRY, Mirror("m", (File(name, (url,)),)), unpacked=5_000_000), tmp_path)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*.png"))
     assert len(body) < 300_000 and written <= 10_000_000
@@ -127,6 +132,23 @@ def test_damage_is_found_and_does_not_stay(server: Server, tmp_path: Path, name:
     assert not (tmp_path / "PACS").exists()
     server.routes[url.removeprefix(server.url(""))].body = ARCHIVE if name.endswith(".zip") else TAR
     assert contents(get(sources, tmp_path)) == IMAGES
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar"])
+def test_flipped_or_cut_archives(name: str, tmp_path: Path, tally: Tally) -> None:
+    dice, path = random.Random(name), tmp_path / name
+    files = {f"photo/dog/{number}.png": dice.randbytes(300) for number in range(5)}
+    content = zipped(files, zipfile.ZIP_DEFLATED) if name == "a.zip" else tarred(files, f"w:{name[6:]}")
+    flips = [flip(content, dice.randrange(len(content))) for _ in range(150)]
+    cuts = [content[: dice.randrange(len(content))] for _ in range(40)]
+    if name == "a.tar":  # has checksums of its headers only: files without digest are announced as unverified
+        flips = []
+    for number, damaged in enumerate([*flips, *cuts]):
+        path.write_bytes(damaged)
+        folder = tmp_path / str(number)
+        with tally(f"flipped or cut archives: {name[2:]}"), suppress(DamagedFile, MirrorError):
+            unpack(path, folder, lambda member: [member], Limit(10**6, 100))
+            assert {str(file.relative_to(folder)): file.read_bytes() for file in folder.glob("*/*/*")} == files
 
 
 def test_giant_headers_take_no_memory(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from aidgn.data.download.connection import MirrorError, SafeRedirects, check_add
 from aidgn.data.download.http import ATTEMPTS, CHUNK, File
 from aidgn.data.download.mirrors import Mirror
 from aidgn.errors import AidgnError
+from tests.conftest import Tally
 from tests.data.download.conftest import (
     ARCHIVE,
     ENTRY,
@@ -282,12 +283,13 @@ def send_forever(handler: Handler) -> None:
             handler.wfile.write(bytes(CHUNK))
 
 
-def test_a_server_that_sends_without_end_is_left(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_sends_without_end_is_left(server: Server, tmp_path: Path, tally: Tally) -> None:
     bad, first = simple(server, "/first.zip")
     bad.first = [send_forever]
     _, second = simple(server, "/second.zip")
-    assert contents(get(source_of(ENTRY, first, second, unpacked=10**6), tmp_path)) == IMAGES
-    assert [request.path for request in server.log] == ["/first.zip", "/second.zip"]
+    with tally("mirrors that send without end"):
+        assert contents(get(source_of(ENTRY, first, second, unpacked=10**6), tmp_path)) == IMAGES
+        assert [request.path for request in server.log] == ["/first.zip", "/second.zip"]
 
 
 STATUS = b"HTTP/1.1 200 OK\r\n"
@@ -306,7 +308,7 @@ DRIPPING = {  # what the server sends first, then again and again, and the secon
 
 @pytest.mark.parametrize("where", DRIPPING)
 def test_a_server_that_drips_is_left(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, tally: Tally
 ) -> None:
     monkeypatch.setattr(fetch, "SPEED_WINDOW", 0.2)
     monkeypatch.setattr(connection, "PATIENCE", 0.2)
@@ -327,8 +329,9 @@ def test_a_server_that_drips_is_left(
     given_up = threading.Timer(20, stopped.set)
     given_up.start()
     try:
-        assert contents(get(source_of(ENTRY, first, second), tmp_path)) == IMAGES
-        assert not stopped.is_set()
+        with tally("mirrors that drip"):
+            assert contents(get(source_of(ENTRY, first, second), tmp_path)) == IMAGES
+            assert not stopped.is_set()
     finally:
         stopped.set()
         given_up.cancel()
@@ -342,24 +345,25 @@ def test_strange_numbers_in_headers(text: str) -> None:
     assert parse_integer(text) is None
 
 
-def test_no_redirect_from_https_to_http() -> None:
+def test_no_redirect_from_https_to_http(tally: Tally) -> None:
     check_address("https://b.org/x", "http://a.org/x")
     for url in ("http://b.org/x", "ftp://b.org/x", "file:///etc/passwd"):
-        with pytest.raises(MirrorError):
+        with tally("redirects to unsafe addresses"), pytest.raises(MirrorError):
             check_address(url, "https://a.org/x")
     request = urllib.request.Request("https://a.org/x")
     with pytest.raises(MirrorError):
         SafeRedirects().redirect_request(request, None, 302, "Found", {}, "http://b.org/x")
 
 
-def test_a_416_does_not_complete_an_unverified_file(server: Server, tmp_path: Path) -> None:
+def test_a_416_does_not_complete_an_unverified_file(server: Server, tmp_path: Path, tally: Tally) -> None:
     """The part has as many bytes as the server's file, but other ones, and no checksum tells."""
     url = server.serve("/PACS.zip", ARCHIVE)
     folder = tmp_path / ".downloads" / "PACS"
     folder.mkdir(parents=True)
     (folder / "PACS.zip.part").write_bytes(bytes(len(ARCHIVE)))
     (folder / "PACS.zip.part.json").write_text(json.dumps({"url": url, "validator": '"one"', "total": None}))
-    assert contents(get(source_of(ENTRY, Mirror("m", (File("PACS.zip", (url,)),))), tmp_path)) == IMAGES
+    with tally("mirrors with another file than before"):
+        assert contents(get(source_of(ENTRY, Mirror("m", (File("PACS.zip", (url,)),))), tmp_path)) == IMAGES
 
 
 def test_a_file_without_checksum_is_named(server: Server, tmp_path: Path) -> None:

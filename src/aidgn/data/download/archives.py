@@ -48,17 +48,19 @@ class Limit:
 
 
 class BoundedReader:
-    """A file that refuses to return so much at once that memory could run out."""
+    """A file that refuses to return so much at once that memory could run out. `last` is what it returned last."""
 
     def __init__(self, file: IO[bytes]):
         self.file = file
+        self.last = b""
         self.seek = file.seek
         self.tell = file.tell
 
     def read(self, size: int) -> bytes:
         if size > LARGEST_HEADER:
             raise tarfile.ReadError("a header is too large")
-        return self.file.read(size)
+        self.last = self.file.read(size)
+        return self.last
 
 
 @contextmanager
@@ -89,7 +91,8 @@ def read_members(archive: Path, limit: Limit) -> Iterator[tuple[str, IO[bytes]]]
                         yield info.filename, content
         return
     with open_tar(archive) as file:
-        with tarfile.open(fileobj=BoundedReader(file), mode="r:") as tar:  # type: ignore[call-overload]
+        reader = BoundedReader(file)
+        with tarfile.open(fileobj=reader, mode="r:") as tar:  # type: ignore[call-overload]
             for member in tar:
                 check_member(member.name, member.isreg() or member.isdir())
                 if hasattr(tarfile, "data_filter"):  # Python's own check, where there is one
@@ -97,6 +100,8 @@ def read_members(archive: Path, limit: Limit) -> Iterator[tuple[str, IO[bytes]]]
                 limit.spend(member.size, 1)
                 if member.isreg() and (member_content := tar.extractfile(member)):
                     yield member.name, member_content
+        if reader.last != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged or missing header for the end
+            raise tarfile.ReadError("it ends without an end mark")
         while rest := file.read(CHUNK):  # gzip's checksum is at the end
             limit.spend(len(rest))
 
