@@ -22,6 +22,7 @@ from aidgn.errors import AidgnError
 from aidgn.runs.checkpoints import DamagedFile, read_weights
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.training import RunSpec, train
+from tests.conftest import Tally
 
 Start = Callable[..., Any]
 STEPS, EVERY = 12, 4
@@ -131,7 +132,7 @@ for number in itertools.count():
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path) -> None:
+def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path, tally: Tally) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLS, repr(spec()), str(tmp_path)], timeout=900, text=True, capture_output=True
     )
@@ -139,9 +140,10 @@ def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path) -> None:
     folders = list(tmp_path.glob(f"*/{undisturbed.name}"))
     assert len(folders) == len(list(tmp_path.iterdir())) > 1
     for folder in folders:
-        assert without_times(folder) == without_times(undisturbed)
-        for name in ("model.safetensors", "last.safetensors"):
-            assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
+        with tally("runs killed at random moments"):
+            assert without_times(folder) == without_times(undisturbed)
+            for name in ("model.safetensors", "last.safetensors"):
+                assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(undisturbed: Path, start: Start, tmp_path: Path) -> None:
@@ -512,17 +514,20 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
-def test_a_really_full_disk(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_really_full_disk(undisturbed: Path, tmp_path: Path, tally: Tally) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("no permission to mount a small file system here")
     try:
-        with pytest.raises(AidgnError, match="The disk is full"):
-            train(spec(), disk, save_seconds=0.0, device="cpu")
+        for size in range(100, 1300, 150):  # kB: ends at another stage of the run each time
+            subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
+            with tally("full disks"), pytest.raises(AidgnError, match="The disk is full"):
+                train(spec(), disk, save_seconds=0.0, device="cpu")
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
-        train(spec(), disk, device="cpu")
-        assert without_times(next(disk.glob("digits*"))) == without_times(undisturbed)
+        with tally("full disks"):
+            train(spec(), disk, device="cpu")
+            assert without_times(next(disk.glob("digits*"))) == without_times(undisturbed)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
