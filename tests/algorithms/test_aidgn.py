@@ -9,6 +9,7 @@ from torch import nn
 
 from aidgn.algorithms import create
 from aidgn.algorithms.batches import domain_ids, join
+from aidgn.algorithms.search_space import HyperParameterError
 from aidgn.data import load_dataset
 from aidgn.data.registry import get_info
 from aidgn.objective import aidgn_loss
@@ -63,3 +64,33 @@ def test_halving_where_the_paper_says_so(name: str, dataset: str, milestones: tu
     info = get_info(dataset)
     images = replace(load_dataset("digits"), info=info)
     assert RunSpec(dataset, name, info.letters[0]).resolved(images).lr_milestones == milestones
+
+
+def test_mu_star_auto_keeps_the_ratio_of_the_paper() -> None:
+    """The loss is that of features scaled to the initial norm of the paper's network, then and later."""
+    torch.manual_seed(0)
+    network = nn.Linear(6, 4)
+    network.num_features = 4  # type: ignore[assignment]
+    algorithm = create("AIDGN", network, 3, 2, mu_star="auto", lr=0.1)
+    first, second = ([(3 * torch.randn(5, 6), torch.randint(3, (5,))) for _ in range(2)] for _ in range(2))
+    z = network(torch.cat([x for x, _ in first]))
+    factor = 38.0 / float(z.norm(dim=1).mean())
+    for minibatches in (first, second):
+        x, y = join(minibatches)
+        expected = aidgn_loss(factor * network(x), y, domain_ids(minibatches), algorithm.classifier.weight)  # type: ignore[arg-type]
+        norm = float(network(x).norm(dim=1).mean())
+        if minibatches is second:  # as after an interruption
+            continued = create("AIDGN", network, 3, 2, mu_star="auto", lr=0.1)
+            continued.load_state_dict(algorithm.state_dict())
+            algorithm = continued
+        terms = algorithm.update(minibatches)
+        assert float(terms["loss"]) == pytest.approx(float(expected.total), rel=1e-5)
+        assert float(terms["norm"]) == pytest.approx(norm, rel=1e-5)
+        assert float(terms["mu_star"]) == pytest.approx(410 / factor, rel=1e-5)
+    assert "norm_scale" not in create("AIDGN", network, 3, 2).state_dict()
+
+
+@pytest.mark.parametrize("wrong", ["automatic", 0])
+def test_mu_star_is_a_number_or_auto(wrong: object) -> None:
+    with pytest.raises(HyperParameterError, match="auto"):
+        create("AIDGN", nn.Linear(6, 4), 3, 2, mu_star=wrong)

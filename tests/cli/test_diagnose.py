@@ -158,3 +158,10 @@ def test_features_of_another_model_and_other_mistakes(runs: dict[str, Path], tmp
     ).save(alone)
     with pytest.raises(AidgnError, match="single domain"):
         aidgn(alone)
+
+
+def test_a_last_layer_norm_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"backbone": "test_vit", "weights": "none", "image_size": 32, "steps": 1, "eval_every": 1}
+    spec = RunSpec("digits", "AIDGN", "chalk", hyper_parameters={"batch_size": 4}, **options)  # type: ignore[arg-type]
+    aidgn(train(spec, tmp_path, device="cpu"), "--permutations", 99, "--no-figures")
+    assert "test_vit ends in a layer norm" in " ".join(capsys.readouterr().out.split())

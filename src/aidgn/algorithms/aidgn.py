@@ -7,6 +7,7 @@ authors' released code.
 from inspect import signature
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
@@ -18,6 +19,12 @@ from aidgn.objective import RELEASE_LEAST_NORM, AngularClassifier, loss_and_marg
 NONE = (0.0, fixed(0.0, most=0.0))  # for a term that an ablation omits
 ARGUMENTS = signature(loss_and_margins).parameters
 LINEAR = ("linear", fixed("linear"))  # the exact ratio divides by beta
+AUTO = "auto"  # a mu_star
+PAPER_MU_STAR = 410.0
+# Mean norm of the features of a ResNet-50 before its training, over 192 images of the four domains of PACS, with the
+# weights of He et al. (2015): 35.6 on photographs to 41.0 on paintings. With mu_star=auto, norms of other networks are
+# scaled to it, so that they start as far from mu_star as the paper's and get margins of the same size.
+INITIAL_NORM = 38.0
 
 
 class AIDGN(Algorithm):
@@ -38,7 +45,7 @@ class AIDGN(Algorithm):
         "gamma": (1e-3, fixed(1e-3)),
         "beta": (0.3, uniform(0.05, 0.5)),
         "eta": (0.04, uniform(0.02, 0.06)),
-        "mu_star": (410.0, fixed(410.0, above=True)),
+        "mu_star": (PAPER_MU_STAR, fixed(PAPER_MU_STAR, above=True, words=(AUTO,))),
         "ratio": ("linear", fixed("linear", options=("linear", "exact"))),
         "regularizer": ("linear", fixed("linear", options=("linear", "exact"))),
     }
@@ -53,11 +60,14 @@ class AIDGN(Algorithm):
         "gamma": (1 / 150, fixed(1 / 150)),
         "beta": (0.5, uniform(0.1, 0.5)),
         "eta": (0.3, uniform(0.1, 0.3)),
-        "mu_star": (20.0, fixed(20.0, above=True)),
+        "mu_star": (20.0, fixed(20.0, above=True, words=(AUTO,))),
     }
     classifier: AngularClassifier
+    norm_scale: Tensor
 
     def build(self) -> None:
+        if self.hparams.mu_star == AUTO:
+            self.register_buffer("norm_scale", torch.zeros(()))  # 0: not measured yet
         if self.hyper_parameters.get("ratio") == "exact" and self.hparams.beta == 0:
             raise AidgnError(f"{self.name()}: ratio=exact divides by beta times a mean norm and needs beta above 0.")
 
@@ -72,7 +82,15 @@ class AIDGN(Algorithm):
         """Compute the terms of the objective from the features of the joined batch."""
         _, y = join(minibatches)
         arguments: dict[str, Any] = {name: value for name, value in self.hyper_parameters.items() if name in ARGUMENTS}
+        scale: Tensor | float = 1.0
+        extra: dict[str, Tensor] = {}
+        if arguments["mu_star"] == AUTO:
+            arguments["mu_star"] = PAPER_MU_STAR
+            scale = self.measure_scale(z.detach())
+            z = z * scale  # changes norms and no angle
+            extra = {"mu_star": PAPER_MU_STAR / scale}
         loss, r, m = loss_and_margins(z, y, domain_ids(minibatches), self.classifier.weight, **arguments)
+        r = r / scale
         return {
             "loss": loss.total,
             "classification": loss.classification,
@@ -80,7 +98,15 @@ class AIDGN(Algorithm):
             "norm": r.mean(),
             "margin": m.mean(),
             **{f"norm_{domain}": norms.mean() for domain, norms in enumerate(split(r, minibatches))},
+            **extra,
         }
+
+    @torch.no_grad()
+    def measure_scale(self, z: Tensor) -> Tensor:
+        """Return the factor that takes the mean norm of the first batch of features to the paper's initial norm."""
+        measured = INITIAL_NORM / z.float().norm(dim=1).mean()
+        self.norm_scale.copy_(torch.where(self.norm_scale > 0, self.norm_scale, measured))
+        return self.norm_scale.clone()
 
 
 class AIDGNnoR(AIDGN):
@@ -123,7 +149,7 @@ class AIDGNRelease(AIDGN):
     search_space: ClassVar[SearchSpace] = {
         **{name: entry for name, entry in AIDGN.search_space.items() if name not in ("ratio", "regularizer")},
         "lr": (2.5e-5, one_of(1.25e-5, 2.5e-5, above=True)),
-        "mu_star": (410.0, fixed(410.0, least=RELEASE_LEAST_NORM, above=True)),
+        "mu_star": (PAPER_MU_STAR, fixed(PAPER_MU_STAR, least=RELEASE_LEAST_NORM, above=True, words=(AUTO,))),
         "eta": (0.04, uniform(10 / 410, 25 / 410)),  # that code searches eta mu* from 10 to 25
         "ratio_threshold": (1.0, uniform(1, 3)),
         "variant": ("release", fixed("release", options=("release", "release-paired"))),

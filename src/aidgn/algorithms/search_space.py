@@ -46,6 +46,7 @@ class Distribution:
         below: Whether numbers must be strictly below `most`.
         options: The only valid values; None allows all within the bounds.
         optional: Whether None is valid.
+        words: Words that are valid in the place of a number.
     """
 
     text: str
@@ -57,6 +58,7 @@ class Distribution:
     below: bool = False
     options: tuple[Value, ...] | None = None
     optional: bool = False
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in (float, int, str):
@@ -81,6 +83,8 @@ class Distribution:
         """
         if self.optional and (value is None or str(value).lower() == "none"):
             return None
+        if value in self.words:
+            return str(value)
         try:
             if self.kind is not str and isinstance(value, bool | np.bool_):
                 raise ValueError
@@ -111,7 +115,7 @@ class Distribution:
             text += f" above {self.least:g}" if self.above else f" of at least {self.least:g}"
             if self.most < math.inf:
                 text += f" and below {self.most:g}" if self.below else f" and at most {self.most:g}"
-        return f"{text} or none" if self.optional else text
+        return " or ".join([text, *self.words, *(["none"] if self.optional else [])])
 
 
 def uniform(low: float, high: float, **valid: Any) -> Distribution:

@@ -8,6 +8,7 @@ import numpy as np
 from aidgn.analysis.description import MINIMUM
 from aidgn.analysis.diagnosis import TESTS, Diagnosis, known
 from aidgn.analysis.statistics import LARGE, LEVEL, Shift
+from aidgn.backbones import feature_norm
 from aidgn.errors import some
 
 
@@ -65,6 +66,27 @@ def meaning(diagnosis: Diagnosis) -> str:
         return f"In short: to this network {target} looks much like the sources, in direction and in length."
     directions = "hardly change" if diagnosis.angular.size == "small" else "change less than from class to class"
     return f"In short: from the sources to {target} lengths change and directions {directions}, as AIDGN assumes."
+
+
+def describe_fixed_norm(backbone: str, image_size: int) -> str:
+    """Say what a network whose last layer fixes norms leaves of AIDGN, "" for other networks.
+
+    Args:
+        backbone: Name of the network.
+        image_size: Side of its images in pixels.
+    """
+    kind = feature_norm(backbone, image_size)
+    if kind == "fixed":
+        return (
+            f"{backbone} ends in a layer norm, which gives all features about the same norm, whatever the domain: of "
+            "AIDGN's margin a constant angle is left, and norms say nothing about domains (docs/backbones.md)."
+        )
+    if kind == "averaged":
+        return (
+            f"{backbone} averages over the image after a layer norm: the norm of a feature tells how alike the places "
+            "of an image are, and has an upper limit (docs/backbones.md)."
+        )
+    return ""
 
 
 def tested(diagnosis: Diagnosis) -> list[str]:

@@ -1,5 +1,6 @@
 """Networks that turn images into features: timm, torchvision and a small one."""
 
+from aidgn.backbones.feature_norm import feature_norm
 from aidgn.backbones.folding import fold, freeze_folded, unfold, unfuse
 from aidgn.backbones.frozen_bn import FrozenBatchNorm, freeze
 from aidgn.backbones.fused_resnet import FoldedConv2d, stem_convolution
@@ -40,6 +41,7 @@ __all__ = [
     "check_name",
     "choose_image_size",
     "create",
+    "feature_norm",
     "find_mismatch",
     "fold",
     "freeze",
