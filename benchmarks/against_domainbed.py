@@ -1,4 +1,4 @@
-"""Every algorithm beside DomainBed's own class: do the weights stay the same, update by update?
+"""Compare every algorithm with DomainBed's class: are the weights equal after every update?
 
     git clone https://github.com/facebookresearch/DomainBed
     python benchmarks/against_domainbed.py DomainBed
@@ -70,7 +70,7 @@ GIVEN: dict[str, Any] = {
 OURS = {"lambda": "dann_lambda"}
 # Where DomainBed keeps featuriser and classifier, if not under these names.
 BODY = {"SagNet": ("network_f", "network_c"), "Fish": ("network.net.0", "network.net.1")}
-# Parts beside featuriser and classifier, there and here.
+# Parts other than featuriser and classifier, in DomainBed and here.
 PARTS = {
     "SelfReg": [("cdpl", "projection")],
     "URM": [("discriminator", "discriminator")],

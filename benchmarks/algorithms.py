@@ -1,4 +1,4 @@
-"""The step of every algorithm as a ratio to ERM's, beside the passes through the network that its mathematics needs.
+"""The step of every algorithm as a ratio to ERM's, with the passes through the network that its mathematics needs.
 
     python benchmarks/algorithms.py
     python benchmarks/algorithms.py --weights FILE     with pretrained weights batch norm is frozen and folded

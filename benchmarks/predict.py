@@ -1,7 +1,7 @@
 """Speed of predicting from files, warnings and CSV rows included, against bare decoding and the bare network.
 
     python benchmarks/predict.py --backbone resnet18 --images 600
-    python benchmarks/predict.py --backbone none --images 8000      # what goes on beside a GPU, without one
+    python benchmarks/predict.py --backbone none --images 8000      # the work around a GPU, without one
     python benchmarks/predict.py --backbone resnet50 --images 6000 --times 10 --repeats 1   # on a GPU
 
 Aim: at least 0.90 of the speed of the slower of the two. On a CPU both need the same cores, so that the sum of the two

@@ -133,5 +133,5 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as temporary:
             size = write_sweep(Path(temporary), options.runs, options.records)
             print(f"wrote {options.runs} runs of {options.records} records, {size / 2**30:.2f} GiB")
-            # In a process of its own, so that its peak memory is that of reading alone.
+            # In a separate process, so that its peak memory is that of reading alone.
             subprocess.run([sys.executable, __file__, "--folder", temporary], check=True)

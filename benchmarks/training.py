@@ -2,7 +2,7 @@
 
     python benchmarks/training.py DATA --weights FILE --target sketch --steps 5000 --eval-every 50
 
-The reference decodes every image anew in DataLoader workers, augments with PIL, computes in NCHW with TF32 and an Adam
+The reference decodes every image again in DataLoader workers, augments with PIL, computes in NCHW with TF32 and an Adam
 that is not fused, and evaluates every split, with workers that stay between evaluations. It is measured over
 --reference-steps steps and --reference-evals evaluations, after one of each kind that warms up, and extrapolated
 linearly to the whole run. Ours is the product's `train`, after a short run that compiles.

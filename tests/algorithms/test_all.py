@@ -107,7 +107,7 @@ def test_gradients_begin_and_end_with_an_update(toy: SimpleNamespace, name: str)
 @pytest.mark.parametrize("cut", [2, 3, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_and_continued_is_uninterrupted(toy: SimpleNamespace, name: str, cut: int, tmp_path: Path) -> None:
-    """Around update 3, where IRM, VREx, Fishr and EQRM start Adam anew, and with a learning rate that was scaled."""
+    """Around update 3, where IRM, VREx, Fishr and EQRM restart Adam, and with a learning rate that was scaled."""
     algorithm, states = build(toy, name), {}
     for step in range(6):
         if step == cut:

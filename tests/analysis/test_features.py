@@ -66,7 +66,7 @@ def accuracies(features: Features) -> dict[str, float]:
 def test_they_reproduce_the_recorded_accuracies_exactly(
     algorithm: str, hyper_parameters: dict[str, float], digits_run: DigitsRun, tmp_path: Path
 ) -> None:
-    """Also of algorithms whose prediction depends on the images beside an image."""
+    """Also of algorithms whose prediction depends on the other images of a batch."""
     run = digits_run(
         tmp_path,
         algorithm,

@@ -16,7 +16,7 @@ from aidgn.cli import main
 def aidgn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., subprocess.CompletedProcess]:
-    """A command typed in tmp_path: in this process, which has imported everything already, or in one of its own."""
+    """A command typed in tmp_path: in this process, which has imported everything already, or in a new one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 

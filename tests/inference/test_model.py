@@ -248,7 +248,7 @@ def test_broken_files_are_reported_and_skipped(model: Model, tmp_path: Path) -> 
 def test_worker_processes_and_batches_in_flight_change_nothing(
     digits_run: DigitsRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an algorithm for which it matters which images are beside an image."""
+    """An algorithm whose predictions depend on the other images of a batch."""
     model = load_model(digits_run(tmp_path / "runs", "ARM", steps=2), device="cpu")
     paths = [str(tmp_path / f"{number}.png") for number in range(260)]
     for number, path in enumerate(paths):

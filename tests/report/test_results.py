@@ -1,4 +1,4 @@
-"""The results that are published are those of the records beside them."""
+"""The published results equal those of the records in the same folder."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A run in a process of its own, to be waited for, killed and continued."""
+"""A run in a separate process, which tests wait for, kill and continue."""
 
 import subprocess
 import sys

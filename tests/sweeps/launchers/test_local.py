@@ -77,7 +77,7 @@ def records(out: Path) -> dict[str, list[dict]]:
 
 
 def start(sweep: dict[str, Any], out: Path, save_seconds: float = 60.0) -> subprocess.Popen:
-    """A sweep in a process group of its own, as a terminal starts a command."""
+    """A sweep in a separate process group, as a terminal starts a command."""
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, json.dumps(sweep), str(out), str(save_seconds)],
         text=True,
@@ -360,7 +360,7 @@ def test_two_launchers_share_the_work(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
+    """A separate file system."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(folder)]

@@ -131,7 +131,7 @@ def assert_same(disturbed: Path, undisturbed: Path, runs: int) -> None:
 
 
 class Sweep:
-    """A sweep in a process group of its own, as a terminal starts a command. All it prints is events."""
+    """A sweep in a separate process group, as a terminal starts a command. All it prints is events."""
 
     def __init__(self, sweep: dict[str, Any], out: Path, address: str):
         self.process = subprocess.Popen(
