@@ -158,6 +158,13 @@ def test_sweep_table_has_the_selected_accuracies(runs: aidgn.SweepResult) -> Non
         runs.table("PACS")
 
 
+def test_sweep_compares_algorithms_in_pairs(runs: aidgn.SweepResult) -> None:
+    best = {(run.algorithm, *run.best.unseen): run.best.accuracy for run in runs.runs}
+    mean = 50 * abs(sum(best["ERM", name] - best["AIDGN", name] for name in ("ink", "chalk")))
+    (table,) = runs.compare()
+    assert f"{mean:+.1f}" in str(table) and "too few trials (1)" in str(table)
+
+
 def test_sweep_continues(runs: aidgn.SweepResult, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aidgn.sweeps.launchers.local.LocalLauncher.run", None)  # nothing is left to train
     options = {**QUICK, "workers": 1, "targets": ["ink"], "trials": 1}

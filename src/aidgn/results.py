@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
     from aidgn.inference.model import Model
-    from aidgn.report.table_formats import Table
+    from aidgn.report.table_formats import Table, TextTable
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,17 @@ class SweepResult:
         if dataset not in by_name:
             raise UnknownNameError("data set in this sweep called", dataset, by_name)
         return by_name[dataset]
+
+    def compare(self, selection: str = "training", metric: str = "accuracy") -> "list[TextTable]":
+        """Return tables of paired differences with tests, and of average ranks; `str` formats each as Markdown.
+
+        Args:
+            selection: Selection method: training, leave-one-out or oracle.
+            metric: accuracy, balanced_accuracy, macro_f1, nll or ece.
+        """
+        from aidgn.report.comparison import comparison_tables
+
+        return comparison_tables(self.records, selection, metric)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the records as a data frame with one row per evaluation."""
