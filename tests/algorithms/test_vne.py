@@ -29,9 +29,9 @@ def entropy_by_singular_values(z):
 def test_entropy(shape: tuple[int, int]) -> None:
     z = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     entropy = von_neumann_entropy(z)
-    assert float(entropy) == pytest.approx(naive_entropy(z), rel=1e-9)
+    assert entropy.item() == pytest.approx(naive_entropy(z), rel=1e-9)
     assert torch.autograd.gradcheck(von_neumann_entropy, z)
-    assert von_neumann_entropy(3 * z.detach()) == pytest.approx(float(entropy))
+    assert von_neumann_entropy(3 * z.detach()) == pytest.approx(entropy.item())
 
 
 def test_bounds_of_the_entropy() -> None:

@@ -100,8 +100,8 @@ def run_line(line: str, folder: Path) -> None:
         arguments += sorted(map(str, folder.glob(word))) if "*" in word else [word]
     if "--steps" in arguments:
         arguments[arguments.index("--steps") + 1] = "4"
-    if "--warmup" in arguments:
-        arguments[arguments.index("--warmup") + 1] = "1"
+    for option in {"--warmup", "--warm-start"}.intersection(arguments):
+        arguments[arguments.index(option) + 1] = "1"
     app([*arguments, *QUICK_OPTIONS.get(arguments[0], ())], standalone_mode=False)
 
 
