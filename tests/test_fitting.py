@@ -1,6 +1,7 @@
 """Choices by the size of the data, what is said of estimates, and whether they are honest."""
 
 import json
+import re
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from aidgn.cli.fit import fit as fit_command
@@ -16,6 +18,7 @@ from aidgn.data import Dataset, load_dataset
 from aidgn.errors import AidgnError
 from aidgn.fitting import Estimate, FitPlan, inspect
 from aidgn.fitting.estimate import choose_algorithm, compare, is_clear_difference, read_estimates, summarize
+from aidgn.fitting.forecast import count_images, describe_frozen
 from aidgn.fitting.plan import choose_image_size, plan_fit
 from aidgn.fitting.store import FitFolder
 from aidgn.fitting.workflow import check_same_images
@@ -51,9 +54,11 @@ def test_small_pictures_get_a_small_network(tmp_path: Path, side: int, size: int
     final = job.final
     assert (final.backbone, final.weights) == (backbone, weights)
     quick = plan_fit(dataset.with_image_size(size), str(dataset.root), "AIDGN", device="cpu", quick=True)
-    first = quick.final
-    assert first.train_only == (None if weights == "none" else "last-stage")
-    assert (first.steps or 0) < (final.steps or 0)
+    frozen = weights != "none"
+    assert (final.train_only, quick.final.train_only) == (("head", "head") if frozen else (None, None))
+    assert job.frozen == frozen and (final.average is None)
+    if not frozen:
+        assert (quick.final.steps or 0) < (final.steps or 0)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +81,55 @@ def test_steps_grow_with_the_data(images: int, steps: int, quick: int) -> None:
     assert planned() == steps
     assert planned(quick=True) == quick
     assert planned(steps=7) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "head"),
+        ({"quick": True}, "head"),
+        ({"train_only": "all"}, None),
+        ({"train_only": "last-stage"}, "last-stage"),
+        ({"warm_start": 10}, None),
+        ({"weights": "none"}, None),
+        ({"algorithm": "RSC"}, None),
+        ({"algorithm": "RSC", "quick": True}, "last-stage"),
+        ({"device": "cuda:0"}, None),
+        ({"device": "cuda:0", "quick": True}, "last-stage"),
+    ],
+)
+def test_a_network_is_frozen_without_a_gpu(
+    options: dict[str, Any], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aidgn.fitting.plan.choose_device", torch.device)
+    settings = {"algorithm": "AIDGN", "device": "cpu", "backbone": "resnet18", "weights": "hub", **options}
+    plan = plan_fit(DIGITS, "digits", settings.pop("algorithm"), **settings)
+    assert {spec.train_only for spec in [*plan.estimates, *plan.finals.values()]} == {expected}
+    assert plan.frozen == (expected == "head")
+
+
+def test_the_forecast_counts_images() -> None:
+    """Four domains of 450: a step has 8 of each source, an evaluation all of the target and a fifth of the rest."""
+    plan = plan_fit(DIGITS, "digits", "ERM", steps=30, hyper_parameters={"batch_size": 8})
+    counts = DIGITS.count_images().sum(1)
+    evaluations = 2  # at steps 20 and 30
+    evaluated = [sum(counts[d] if d == target else counts[d] / 5 for d in range(4)) for target in range(4)]
+    expected = 4 * 30 * 24 + 30 * 32 + evaluations / 3 * (sum(evaluated) + counts.sum() / 5)
+    assert count_images(plan, DIGITS) == pytest.approx(expected)
+
+
+def test_the_first_line_has_the_forecast(tmp_path: Path) -> None:
+    dataset = folder(tmp_path / "pictures", 70).with_image_size(32)
+    plan, whole = (
+        plan_fit(
+            dataset, str(dataset.root), "AIDGN", device="cpu", backbone="test_resnet", weights="hub", train_only=part
+        )
+        for part in ("head", "all")
+    )
+    whole = replace(whole, finals={"AIDGN": replace(whole.final, backbone="small", weights="none")})
+    measured = describe_frozen(plan, whole, dataset, "cpu", measured=True)
+    assert re.search(r"stays frozen.* once, about \d+ s, .* would take about \d+ (s|min) here: --train all", measured)
+    assert "about" not in describe_frozen(plan, whole, dataset, "cpu", measured=False)
 
 
 def test_the_plan_leaves_each_domain_out_once_and_compares_with_erm() -> None:
@@ -105,7 +159,7 @@ def test_every_run_of_a_fit_follows_the_schedule() -> None:
 
 def test_weights_are_averaged_where_they_start_from_a_trained_network() -> None:
     def planned(**settings: Any) -> FitPlan:
-        return plan_fit(DIGITS, "digits", "AIDGN", backbone="resnet18", **settings)
+        return plan_fit(DIGITS, "digits", "AIDGN", backbone="resnet18", **{"train_only": "all", **settings})
 
     job = planned(weights="hub", steps=200)
     assert list(job.finals) == ["AIDGN+SMA", "ERM+SMA"] and {spec.average for spec in job.estimates} == {"sma"}
@@ -114,6 +168,7 @@ def test_weights_are_averaged_where_they_start_from_a_trained_network() -> None:
         {"weights": "none", "steps": 200},
         {"weights": "hub", "steps": 199},
         {"weights": "hub", "quick": True},
+        {"weights": "hub", "train_only": "head"},
         {"weights": "hub", "average": "none"},
     ):
         job = planned(**settings)

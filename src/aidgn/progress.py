@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BAR_AFTER = 2.0  # seconds; shorter work shows no bar
 LINE_EVERY = 10.0  # seconds between lines if there is no terminal
+FORECAST_AFTER = 5.0  # seconds of work; the first images and steps are slower than the rest
 NARROW = 72  # columns; a narrower terminal shows numbers without a bar
 UNITS = {
     "decoding images": "images",
@@ -156,7 +157,8 @@ class RunDisplay(Display):
         self.done[work] = done
         start_time, start = self.starts[work]
         speed = (done - start) / (now - start_time) if now > start_time else 0.0
-        fields = {"speed": f"{rate(speed)} {UNITS[work]}/s"}
+        steady = now - start_time > FORECAST_AFTER
+        fields = {"speed": f"{rate(speed)} {UNITS[work]}/s" if steady or done == total else ""}
         if record:
             fields["note"] = describe(record)
         self.bar.update(self.tasks[work], completed=done, total=total, **fields)  # type: ignore[arg-type]
@@ -165,8 +167,9 @@ class RunDisplay(Display):
 
         def line() -> str:
             of_total = f" of {total}" if total else ""
-            left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
-            return f"{work}: {done}{of_total} {UNITS[work]}" + (f", {fields['speed']}" if speed else "") + left
+            left = f", {(total - done) / speed:.0f} s left" if total and speed and steady else ""
+            speed_text = f", {fields['speed']}" if fields["speed"] else ""
+            return f"{work}: {done}{of_total} {UNITS[work]}{speed_text}{left}"
 
         self.print_line(line)
 
@@ -235,7 +238,9 @@ class SweepDisplay(Display):
             self.preparing[event] = (now, done)
         began, before = self.preparing[event]
         seconds = now - began
-        return f", {in_words((total - done) / (done - before) * seconds)} left" if done > before and seconds > 1 else ""
+        if done == before or seconds < FORECAST_AFTER:
+            return ""
+        return f", {in_words((total - done) / (done - before) * seconds)} left"
 
     def _count_steps(self, number: int, steps: int, event: str) -> None:
         is_first = number not in self.steps

@@ -49,6 +49,7 @@ RUNS = {
     "adaptation": 2 * 4 * 4 * 20 * 3,
     "sensitivity": (1 + 4 + 4 + 4) * 4 * 3,
     "compare": 18 * 4,
+    "frozen": 2 * 4 * 20 * 3,
 }
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +134,7 @@ def test_views_differ_and_follow_from_the_image(photos: Path, weights: str, tmp_
 
 def test_a_run_is_gradient_descent_on_cached_rows(photos: Path, weights: str, tmp_path: Path) -> None:
     """Against Adam on softmax regression, written out in float64, with a random view of each image of a batch."""
-    spec = spec_of(photos, weights, views=1, steps=6, eval_every=6)
+    spec = spec_of(photos, weights, views=1, steps=6, eval_every=6, hyper_parameters={"batch_size": 8, "lr": 1e-3})
     folder = RunFolder(train(spec, tmp_path / "runs", device="cpu"))
     dataset = spec.load_dataset()
     resolved = spec.resolved(dataset)
@@ -362,3 +363,36 @@ def test_uniform_numbers_of_views() -> None:
     draws = np.stack([frozen.draw_uniforms(digest, view) for digest in digests for view in (1, 2)])
     assert draws.shape == (4, UNIFORMS) and len(np.unique(draws)) == draws.size
     assert 0.35 < draws.mean() < 0.65
+
+
+def test_fit_without_a_gpu_passes_each_image_once(
+    photos: Path, weights: str, passes: list[int], tmp_path: Path
+) -> None:
+    messages: list[str] = []
+    settings = {"backbone": "test_resnet", "weights": weights, "image_size": SIZE, "steps": 20, "batch_size": 8}
+
+    def fit_again() -> aidgn.FitResult:
+        return aidgn.fit(
+            photos,
+            out=tmp_path / "fit",
+            device="cpu",
+            report=False,
+            progress=False,
+            on_message=messages.append,
+            **settings,  # type: ignore[arg-type]
+        )
+
+    result = fit_again()
+    assert sum(passes) == 48
+    assert result.final.train_only == "head" and len(result.estimates) == 2
+    assert "stays frozen" in messages[0] and "here: --train all" in messages[0]
+    messages.clear()
+    assert fit_again().estimates == result.estimates and sum(passes) == 48
+    assert "here:" not in messages[0]  # nothing is measured for an answer that is there
+
+
+def test_a_rate_for_heads(photos: Path, weights: str) -> None:
+    spec = spec_of(photos, weights)
+    rates = [replace(spec, draw=draw).resolved(spec.load_dataset()).hyper_parameters["lr"] for draw in range(40)]
+    assert rates[0] == 3e-3
+    assert 10**-3.5 < min(rates[1:]) < 6e-4 and 5e-3 < max(rates[1:]) < 1e-2

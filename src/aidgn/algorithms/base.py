@@ -43,6 +43,9 @@ __all__ = [
 
 RATE = log_uniform(-5, -3.5, above=True)
 SMALL_RATE = log_uniform(-4.5, -2.5, above=True)
+# A classifier on features that do not change needs a larger rate: with EfficientNet-Lite0 on a tenth of PACS, accuracy
+# on held-out images of the sources is steady after 500 steps from 1e-3 on, and not after 3000 steps with 5e-5.
+HEAD_RATE = (3e-3, log_uniform(-3.5, -2, above=True))
 COMMON: SearchSpace = {
     "lr": (5e-5, RATE),
     "batch_size": (32, floor_power(2, 3, 5.5, least=1)),
@@ -304,12 +307,13 @@ class Algorithm(nn.Module):
         return dict(given)
 
     @classmethod
-    def space(cls, dataset: str, small: bool | None = None) -> SearchSpace:
+    def space(cls, dataset: str, small: bool | None = None, head: bool = False) -> SearchSpace:
         """Return the search space on a data set.
 
         Args:
             dataset: Name of the data set.
             small: Whether the images are small and the network trains from scratch; None asks the data set.
+            head: Whether only the head is trained, on the features of a frozen network.
         """
         if small is None:
             small = dataset in DATASETS and DATASETS[dataset].image_size <= SMALL_SIDE
@@ -319,10 +323,14 @@ class Algorithm(nn.Module):
             space.update({name: entry for name, entry in cls.small_images.items() if name in space})
         if dataset == "DomainNet" and cls.search_space["batch_size"] == COMMON["batch_size"]:
             space["batch_size"] = (32, floor_power(2, 3, 5, least=1))
+        if head:
+            space["lr"] = HEAD_RATE
         return space
 
     @classmethod
-    def sample(cls, dataset: str, trial: int, draw: int, small: bool | None = None) -> dict[str, Value]:
+    def sample(
+        cls, dataset: str, trial: int, draw: int, small: bool | None = None, head: bool = False
+    ) -> dict[str, Value]:
         """Sample the hyper-parameters of one run of a random search.
 
         Args:
@@ -330,8 +338,9 @@ class Algorithm(nn.Module):
             trial: Number of the trial.
             draw: Number of the draw; 0 is the defaults.
             small: As for `space`.
+            head: As for `space`.
         """
-        space = cls.space(dataset, small)
+        space = cls.space(dataset, small, head)
         if draw == 0:
             return {name: default for name, (default, _) in space.items()}
         return sample_space(space, cls.name(), dataset, trial, draw)

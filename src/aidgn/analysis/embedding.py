@@ -1,5 +1,7 @@
 """Pictures of the latent space: t-SNE in two dimensions, and which images to show when there are many."""
 
+import hashlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,10 +12,12 @@ COMPONENTS = 50  # principal ones, in which neighbours are looked for
 ITERATIONS, ITERATIONS_OF_FEW, FEW = 750, 500, 3_000  # few points settle sooner
 THREADS = 1  # two spin while they wait for each other: 40 times slower on a busy machine; and sums keep their order
 
+_latest: dict[str, NDArray[np.float32]] = {}  # the positions of the last vectors: runs may share a frozen network
+
 
 def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
     """Positions [N, 2] of feature vectors [N, n] by t-SNE (van der Maaten 2014, Barnes-Hut), perplexity 30, from their
-    first two principal components; the same for the same seed."""
+    first two principal components; the same for the same seed. The last result is kept for the same vectors."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
@@ -25,6 +29,9 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
         )
     if not np.ptp(values, axis=0).any():
         raise AidgnError("t-SNE has nothing to show: all feature vectors are the same.")
+    key = f"{hashlib.sha256(np.ascontiguousarray(values)).hexdigest()} {values.shape} {seed}"
+    if key in _latest:
+        return _latest[key].copy()
     with threadpool_limits(THREADS):
         components = min(COMPONENTS, *values.shape)
         reduced = PCA(components, svd_solver="randomized", random_state=seed).fit_transform(values)
@@ -34,7 +41,9 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
             random_state=seed,
             max_iter=ITERATIONS_OF_FEW if len(values) <= FEW else ITERATIONS,
         ).fit_transform(reduced)
-    return found.astype(np.float32)
+    _latest.clear()
+    _latest[key] = found.astype(np.float32)
+    return _latest[key].copy()
 
 
 def subsample(features: Features, n: int, seed: int = 0) -> NDArray[np.intp]:

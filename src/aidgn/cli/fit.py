@@ -12,6 +12,7 @@ from aidgn.cli.options import device_option, hyper_parameter_options, precision_
 Examples:
   aidgn fit photos/
   aidgn fit photos/ --quick
+  aidgn fit photos/ --train all
   aidgn fit photos/ --trials 3
   aidgn fit photos/ --out models/shelf --weights resnet50.safetensors
 After Ctrl-C, a crash or a reboot, the same command continues where it stopped.""",
@@ -20,8 +21,8 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @click.option(
     "--quick",
     is_flag=True,
-    help="Get a first answer: train fewer steps and only the last stage of the network. With --weights none, train the "
-    "whole network, which takes longer.",
+    help="Get a first answer: train fewer steps and only the last stage of the network; on a CPU, only the classifier, "
+    "on smaller pictures. With --weights none, train the whole network, which takes longer.",
 )
 @click.option(
     "--trials",
@@ -50,6 +51,8 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     "image_size",
     "backbone",
     "weights",
+    "train_only",
+    "views",
     "average",
     "schedule",
     "warmup",
@@ -57,7 +60,8 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     steps="by the number of images",
     image_size="224; less for small pictures",
     backbone="resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures",
-    average="sma, but none from scratch, with --quick or for few steps; `none` turns averaging off",
+    train_only="all; last-stage with --quick; head on a CPU",
+    average="sma, but none from scratch, on frozen features, with --quick or for few steps; `none` turns averaging off",
 )
 @hyper_parameter_options
 @click.option(

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aidgn import backbones
-from aidgn.algorithms import find
+from aidgn.algorithms import Algorithm, find
 from aidgn.data import DATASETS, Dataset
 from aidgn.data.images import longest_side
 from aidgn.data.registry import SMALL_SIDE
 from aidgn.devices import choose_device
 from aidgn.errors import ParameterError, plural
-from aidgn.runs.options import LAST_STAGE
+from aidgn.runs.options import HEAD, LAST_STAGE
 from aidgn.runs.spec import RunSpec
 from aidgn.training.averaging import SMA
 
@@ -22,6 +22,7 @@ BASELINE = "ERM"
 CPU_BACKBONE = "resnet18.tv_in1k"  # a fifth of the work of ResNet-50
 SAMPLED_IMAGES = 200  # images whose headers are read for their size
 QUICK_CPU_SIZE = 128  # pixels
+HEAD_STEPS = 500  # after which a classifier on frozen features gains nothing on held-out images of the sources
 SHARED_HYPER_PARAMETERS = ("batch_size", "resnet_dropout")  # every algorithm has them
 
 
@@ -47,13 +48,20 @@ class FitPlan:
         """The run on all domains of the preferred algorithm."""
         return self.finals[self.preferred]
 
+    @property
+    def frozen(self) -> bool:
+        """Whether runs train only the classifier, on features of a frozen network."""
+        return self.final.trains_head
+
     def __str__(self) -> str:
         unseen = len({spec.target for spec in self.estimates})
         trials = len({spec.trial for spec in self.estimates})
         often = "once" if trials == 1 else f"{trials} times"
         runs = f"{' and '.join(self.finals)} with each of {unseen} domains unseen {often}, then one model of all"
         network = f"{self.final.backbone} ({'from scratch' if self.final.weights == 'none' else self.final.weights}"
-        if self.final.train_only:
+        if self.frozen:
+            network += ", frozen"
+        elif self.final.train_only:
             network += ", only its last stage"
         averaged = ", weights averaged over steps" if self.final.average else ""
         return (
@@ -81,11 +89,14 @@ def plan_fit(
     was measured, ERM gains two to four points on an unseen domain and AIDGN none, and both move less from step to
     step (docs/results).
 
+    On a CPU a pretrained network stays frozen and only the classifier is trained, for a number of steps that does not
+    grow, unless the algorithm or an option needs more of the network.
+
     Args:
         dataset: The images that can be read, at the size of the network's input.
         folder: Where they are, or the name of a data set.
         algorithm: The algorithm to compare with ERM.
-        quick: Train fewer steps, only the last stage of a pretrained network, and smaller batches on a CPU.
+        quick: Train fewer steps and only the last stage of a pretrained network.
         trials: How often each domain is left out, with another seed each time.
         device: Where the runs will be trained.
         hyper_parameters: Values for the algorithm.
@@ -95,19 +106,20 @@ def plan_fit(
     given = {name: value for name, value in options.items() if value is not None}
     values = dict(hyper_parameters or {})
     on_cpu = choose_device(device).type == "cpu"
-    if quick and on_cpu and not dataset.small:
-        values.setdefault("batch_size", 16)
     backbone = given.get("backbone", _choose_backbone(dataset, on_cpu))
     weights = given.get("weights", "none" if backbone == backbones.SMALL else "hub")
-    steps = given.get("steps", _choose_steps(dataset, quick))
-    no_average = quick or weights == "none" or steps < 2 * SMA.start
+    train_only = given.pop("train_only", _choose_part(find(algorithm), weights, quick, on_cpu, given))
+    if quick and on_cpu and not dataset.small and train_only != HEAD:
+        values.setdefault("batch_size", 16)
+    steps = given.get("steps", HEAD_STEPS if train_only == HEAD else _choose_steps(dataset, quick))
+    no_average = quick or weights == "none" or train_only == HEAD or steps < 2 * SMA.start
     average = given.pop("average", "none" if no_average else "sma")
     settings = {
         "backbone": backbone,
         "weights": weights,
         "steps": steps,
-        "eval_every": max(steps // 15, 20),
-        "train_only": LAST_STAGE if quick and weights != "none" else None,
+        "eval_every": max(steps // (5 if train_only == HEAD else 15), 20),
+        "train_only": train_only,
         **given,
         "image_size": dataset.image_size,
         "average": None if average == "none" else average,
@@ -157,6 +169,17 @@ def _choose_backbone(dataset: Dataset, on_cpu: bool) -> str:
     if dataset.small:
         return backbones.SMALL
     return CPU_BACKBONE if on_cpu else backbones.DEFAULT
+
+
+def _choose_part(
+    algorithm: type[Algorithm], weights: str, quick: bool, on_cpu: bool, given: Mapping[str, Any]
+) -> str | None:
+    """Choose which part of the network to train; None for all."""
+    if weights == "none":
+        return None
+    if on_cpu and algorithm.trains_on_features and not given.get("warm_start"):
+        return HEAD
+    return LAST_STAGE if quick else None
 
 
 def _choose_steps(dataset: Dataset, quick: bool) -> int:

@@ -22,16 +22,19 @@ from aidgn.errors import AidgnError, plural
 from aidgn.fitting.estimate import Estimate, choose_algorithm, read_estimates, summarize
 from aidgn.fitting.expectations import describe_expectations, measure_expectations
 from aidgn.fitting.findings import inspect
-from aidgn.fitting.plan import choose_image_size, plan_fit, plan_refit
+from aidgn.fitting.forecast import describe_frozen
+from aidgn.fitting.plan import FitPlan, choose_image_size, plan_fit, plan_refit
 from aidgn.fitting.store import FitFolder
 from aidgn.inference import load_model
 from aidgn.new_site.expectations import Expectations
 from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.results import RunResult, html_table
 from aidgn.runs.folder import RunFolder
-from aidgn.runs.options import RunOptions
+from aidgn.runs.options import ALL, RunOptions
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import last_line
+from aidgn.sweeps.launchers.base import Launcher
+from aidgn.sweeps.launchers.in_process import InProcessLauncher
 from aidgn.sweeps.launchers.local import LocalLauncher
 
 if TYPE_CHECKING:
@@ -147,7 +150,8 @@ def fit(
     Args:
         folder: Folder ROOT/<domain>/<class>/<image>, or the name of a data set.
         algorithm: The algorithm to compare with ERM, by name or path/to/file.py:Class.
-        quick: Give a first answer: fewer steps, and only the last stage of a pretrained network.
+        quick: Give a first answer: fewer steps, smaller images on a CPU, and only the last stage of a pretrained
+            network, or only the classifier on a CPU.
         refit: Train the final model on all images, validation ones included, for the number of steps that the runs
             with a domain left out selected. The model then has no warnings and no calibrated probabilities, because no
             image is left to measure them on.
@@ -196,27 +200,37 @@ def fit(
         )
     dataset = decoded.dataset
     findings = inspect(decoded)
-    for sentence in findings:
-        on_message(sentence)
-    plan = plan_fit(
-        dataset,
-        str(folder),
-        algorithm,
-        quick=quick,
-        trials=trials,
-        device=device,
-        hyper_parameters=values,
-        **settings,
-    )
-    on_message(str(plan))
+
+    def plan_runs(**options: Any) -> FitPlan:
+        return plan_fit(
+            dataset,
+            str(folder),
+            algorithm,
+            quick=quick,
+            trials=trials,
+            device=device,
+            hyper_parameters=values,
+            **options,
+        )
+
+    plan = plan_runs(**settings)
     if refit and not plan.estimates:
         raise AidgnError("refit takes the number of steps from runs that leave out a domain, but there is only one.")
     backbones.create(str(plan.final.backbone), weights=plan.final.weights)  # fetches the weights before workers start
+    launcher: Launcher = LocalLauncher(workers)
+    if plan.frozen and choose_device(device).type == "cpu":
+        if settings.get("train_only") is None:
+            whole = plan_runs(**{**settings, "train_only": ALL, "views": None})
+            on_message(describe_frozen(plan, whole, dataset, device, measured=not RunFolder.find(place.runs, "*")))
+        if workers is None:
+            launcher = InProcessLauncher()
+    for sentence in [*findings, str(plan)]:
+        on_message(sentence)
 
     def train_all(specs: Sequence[RunSpec], done_before: int) -> list[str]:
         """Train the runs and return their folders."""
         with SweepDisplay(specs, done_before, progress) as display:
-            failures = LocalLauncher(workers).run(
+            failures = launcher.run(
                 specs,
                 place.runs,
                 device=device,

@@ -14,7 +14,7 @@ from aidgn.data.registry import DATASETS, SMALL_SIDE
 from aidgn.errors import short
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
-from aidgn.runs.options import run_options
+from aidgn.runs.options import HEAD, run_options
 from aidgn.runs.records import RunRecords
 from aidgn.runs.run_id import folder_name
 
@@ -242,7 +242,9 @@ def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
     given, defaults = identity["hyper_parameters"], {}
     if algorithm in ALGORITHMS:
         small = identity["image_size"] <= SMALL_SIDE if identity.get("image_size") else None
-        defaults = ALGORITHMS[algorithm].sample(identity["dataset"], int(identity["trial"]), 0, small=small)
+        head = identity.get("train_only") == HEAD
+        trial = int(identity["trial"])
+        defaults = ALGORITHMS[algorithm].sample(identity["dataset"], trial, 0, small=small, head=head)
     return tuple(
         (name, _exact(value))
         for name, value in sorted(given.items())

@@ -122,8 +122,9 @@ class RunSpec(RunOptions):
         )
 
     def _hyper_parameters(self, algorithm: type[Algorithm], dataset: Dataset) -> dict[str, Any]:
-        defaults = algorithm.sample(_seed_name(dataset), self.trial, self.draw, small=dataset.small)
-        space = algorithm.space(dataset.name, dataset.small)
+        head = self.trains_head
+        defaults = algorithm.sample(_seed_name(dataset), self.trial, self.draw, small=dataset.small, head=head)
+        space = algorithm.space(dataset.name, dataset.small, head)
         given = algorithm.with_derived(self.hyper_parameters)
         hyper_parameters = resolve(algorithm.name(), space, {**defaults, **given})
         size = int(hyper_parameters["batch_size"])  # type: ignore[arg-type]
