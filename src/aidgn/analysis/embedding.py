@@ -29,7 +29,7 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
         )
     if not np.ptp(values, axis=0).any():
         raise AidgnError("t-SNE has nothing to show: all feature vectors are the same.")
-    key = f"{hashlib.sha256(np.ascontiguousarray(values)).hexdigest()} {values.shape} {seed}"
+    key = f"{hashlib.sha256(values.tobytes()).hexdigest()} {values.shape} {seed}"
     if key in _latest:
         return _latest[key].copy()
     with threadpool_limits(THREADS):
