@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import math
 import os
 import shutil
@@ -14,6 +15,9 @@ from aidgn.errors import AidgnError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+MAX_DEPTH = 32  # of nested objects and lists in JSON
 
 
 class StorageError(AidgnError):
@@ -94,6 +98,28 @@ def link_or_copy(file: Path, path: Path) -> None:
             os.link(file, temporary)
         except OSError:
             shutil.copyfile(file, temporary)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON from a file that anyone may have changed; raise ValueError for nesting that no file of ours has."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    if sum(map(text.count, brackets)) > MAX_DEPTH:  # type: ignore[arg-type]
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            level = [inner for outer in level for inner in _children(outer)]
+        if level:
+            raise ValueError("it is nested too deeply")
+    return value
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [entry for entry in value if isinstance(entry, dict | list)] if isinstance(value, list) else []
 
 
 def for_json(value: Any) -> Any:

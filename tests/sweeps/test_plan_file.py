@@ -12,6 +12,7 @@ from aidgn.errors import AidgnError
 from aidgn.sweeps.plan import SweepPlan, load_as_trained
 from aidgn.sweeps.plan_file import read_plans, write_plans
 from aidgn.training import RunSpec
+from tests.conftest import Tally
 
 
 @cache
@@ -128,3 +129,42 @@ def test_written_and_read_again_it_is_the_same_plan_from_any_folder(
 )
 def test_plans_whose_runs_a_table_must_not_mix(changes: dict, conflict: bool) -> None:
     assert replace(PLAN, **changes).conflicts_with(PLAN) == conflict
+
+
+BOMB = "a: &a [x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (BOMB, "aliases"),
+        ("datasets: &a [*a]", "alias"),
+        (f"datasets: {'[' * 100_000}", "nested"),
+        ("datasets: [digits]\nalgorithms: [ERM]\ntrials: 1\ntrials: 2", "trials is given twice"),
+        (f"steps: {'9' * 5000}", "digits"),
+        (f"datasets: [digits]\nalgorithms: [ERM]\nsteps: {'9' * 30}", "steps: 9999"),
+        ("datasets: [digits]\nalgorithms: [ERM]\ntrials: 1e9", "trials: 1e9"),
+        ("datasets: 2001-99-99", "month"),
+    ],
+)
+def test_plans_that_mean_too_much_are_refused(text: str, word: str, tmp_path: Path, tally: Tally) -> None:
+    with tally("hostile plans"):
+        with pytest.raises(AidgnError, match=word) as caught:
+            read(tmp_path, text)
+        assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("numbers", [{"trials": 10**9}, {"trials": 100_000, "draws": 100_000}])
+def test_a_sweep_has_a_limited_number_of_runs(numbers: dict[str, int]) -> None:
+    with pytest.raises(AidgnError, match=r"1,?000,?000"):
+        replace(PLAN, **numbers).expand(load)
+
+
+def test_aliases_in_moderation_are_read(tmp_path: Path) -> None:
+    (first, second) = read(
+        tmp_path,
+        "- &one {datasets: [digits], algorithms: [ERM], trials: 2}\n- {<<: *one, algorithms: [CORAL]}\n",
+    )
+    assert (first.trials, second.trials, second.algorithms) == (2, 2, ("CORAL",))

@@ -42,7 +42,7 @@ from aidgn.analysis.description import (
 from aidgn.analysis.features import Features
 from aidgn.analysis.statistics import Pairs, Shift, chordal, group_means, holm, shift
 from aidgn.errors import AidgnError
-from aidgn.files import for_json, write_text
+from aidgn.files import for_json, parse_json, write_text
 
 CELL, TOTAL = 250, 20_000  # images of a class in a domain, and of all, that are compared at most
 LEAST_APART = 1.01  # times as wide as the angle within a class must that between classes be, to measure by it
@@ -109,7 +109,7 @@ class Diagnosis:
         """What `save` wrote; ValueError, KeyError, TypeError or AttributeError if it is no such file."""
         found: dict[str, Any] = {
             key: None if key in TESTS and value is None else _with_nan(value)
-            for key, value in json.loads(path.read_bytes()).items()
+            for key, value in parse_json(path.read_bytes()).items()
             if key != "verdicts"
         }
         for each in found["von_mises_fisher"]:  # a kappa that is no number was infinite: all directions were one

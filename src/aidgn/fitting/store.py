@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader
 from aidgn.data import Dataset
 from aidgn.errors import AidgnError
 from aidgn.escape import for_markdown
-from aidgn.files import link_or_copy, write_text
+from aidgn.files import link_or_copy, parse_json, write_text
 from aidgn.fitting.estimate import Estimate
 from aidgn.new_site.expectations import Expectations
 from aidgn.runs.checkpoints import write_values
@@ -38,7 +38,7 @@ class FitFolder:
     def read_summary(self) -> dict[str, Any]:
         """Read summary.json of an earlier fit; {} if there is none."""
         try:
-            summary = json.loads(self.summary.read_text(encoding="utf-8"))
+            summary = parse_json(self.summary.read_bytes())
         except (OSError, ValueError):
             return {}
         return summary if isinstance(summary, dict) else {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError
-from aidgn.files import atomic_write, check_finite, write_text
+from aidgn.files import atomic_write, check_finite, parse_json, write_text
 from aidgn.runs import names
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any], bool]
         with safe_open(path, framework="pt") as file:
             entries = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-        metadata = json.loads(entries.pop("aidgn", "{}"))
+        metadata = parse_json(entries.pop("aidgn", "{}"))
         if not isinstance(metadata, dict):
             raise ValueError("its metadata are not those of aidgn")
     except OSError as error:
@@ -185,7 +185,7 @@ def read_values(path: Path) -> dict[str, Any]:
 def _read_values(path: Path) -> tuple[dict[str, Any], bool]:
     """Read the file, and say whether it has a checksum."""
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(path.read_bytes())
         if not isinstance(values, dict):
             raise ValueError("no object")
     except OSError as error:

@@ -2,7 +2,7 @@
 
     run.json            identity of the run, data set, versions
     results.jsonl       one record per evaluation
-    state.pt            state to continue from; removed when the run is finished
+    state.pt            state to continue from, with a copy of the records; removed when the run is finished
     novelty.json        norms and angles of features of validation images
     expectations.json   what to expect at a new site; `fit` writes it for its model
     model.safetensors   weights of the selected step
@@ -13,14 +13,15 @@
     features.npz, predictions.npz, adaptation.jsonl, diagnosis.json, figures/, export/
                         written by the commands that analyse a finished run
 
-Progress has one commit point, the renaming of `state.pt`. The state holds the length of `results.jsonl`; later records
-are dropped and measured again. The end has one commit point, the renaming of `last.safetensors`.
+Progress has one commit point, the renaming of `state.pt`. The state holds the records so far; later records are dropped
+and measured again. The end has one commit point, the renaming of `last.safetensors`.
 """
 
 import glob
 import hashlib
 import json
 import os
+import re
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,14 +31,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import FolderLock, link_or_copy, open_no_link, storage_error, write_text
+from aidgn.files import FolderLock, link_or_copy, open_no_link, parse_json, storage_error, write_text
 from aidgn.runs import names
+from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.checkpoints import read_state, write_state, write_weights
 from aidgn.runs.metadata import RunMetadata
-from aidgn.runs.records import Record, parse, sort_into_runs
+from aidgn.runs.record_log import LostRecords, RecordLog
+from aidgn.runs.records import Record, check, parse, sort_into_runs, train_again
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+TEMPORARY = re.compile(r"\..+\.tmp|\.tmp\w{6}")  # ours, and those of safetensors
 
 
 class Busy(AidgnError):
@@ -121,7 +127,7 @@ class RunFolder:
                 size = os.fstat(file.fileno()).st_size
                 if not 0 < length < size:
                     return False
-                header = json.loads(file.read(length))
+                header = parse_json(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             return bool(ends) and size == 8 + length + max(ends)
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
@@ -140,6 +146,28 @@ class RunFolder:
             return []
         lines = self.results.read_bytes().splitlines()
         return [parse(line, self.results, number) for number, line in enumerate(lines, 1)]
+
+    def check_records(self) -> None:
+        """Raise `LostRecords` if the records of a finished run lack its last step, or an accuracy."""
+        run, records = self.metadata, self.records
+        if run.steps is None or not run.domains:
+            return
+        unseen = [number for number, name in enumerate(run.domains) if name in run.identity.get("target", [])]
+        keys = [accuracy_key(i, "in" if i in unseen else "out") for i in range(len(run.domains))]
+        for number, record in enumerate(records, 1):
+            check(record, f"{self.results}, line {number}")
+            args = record["args"]
+            described = args.get("domains") == run.domains and sorted(args["test_envs"]) == unseen
+            lacking = [key for key in keys if not isinstance(record.get(key), float | int)]
+            if lacking or not described:
+                what = (
+                    f"has no {lacking[0]}" if lacking else f"is not of the run that {self.metadata_file.name} describes"
+                )
+                raise LostRecords(f"{self.results}, line {number} {what}.{train_again(self.results)}")
+        if not records or records[-1]["step"] != run.steps:
+            raise LostRecords(
+                f"{self.results} lacks the record of step {run.steps}, the last.{train_again(self.results)}"
+            )
 
     @property
     def selected(self) -> Record:
@@ -160,6 +188,7 @@ class RunWriter(RunFolder):
     def __init__(self, path: str | Path, enabled: bool = True):
         super().__init__(path)
         self.enabled = enabled
+        self.record_log = RecordLog(self.results)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -224,10 +253,17 @@ class RunWriter(RunFolder):
         """Remove files that killed processes left half written, and a state that a finished run does not need."""
         if not self.enabled:
             return
-        for path in self.path.glob(".*.tmp"):
-            path.unlink()
+        for path in self.path.glob(".*tmp*"):
+            if TEMPORARY.fullmatch(path.name):
+                path.unlink()
         if self.finished:
             self.state.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Do `remove_temp_files` in the folder of a finished run, unless another process has it or it is read-only."""
+        if self.enabled and (self.state.exists() or any(self.path.glob(".*tmp*"))):
+            with suppress(OSError, AidgnError), self.locked():
+                self.remove_temp_files()
 
     def log(self, text: str) -> None:
         """Add a line with the time to log.txt."""
@@ -241,44 +277,34 @@ class RunWriter(RunFolder):
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record."""
-        if not self.enabled:
-            return
-        try:
-            with open_no_link(self.results, "ab") as file:
-                file.write((json.dumps(record) + "\n").encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise storage_error(self.results, error) from None
+        if self.enabled:
+            self._check_present()
+            self.record_log.append(record)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write the state to continue from."""
         if self.enabled:
-            write_state(self.state, {**state, "results_bytes": _size(self.results)})
+            self._check_present()
+            write_state(self.state, {**state, **self.record_log.to_state()})
 
     def load(self) -> dict[str, Any] | None:
-        """Read the last saved state and cut the records back to it; None to start from the beginning."""
+        """Read the last saved state and bring the records back to it; None to start from the beginning."""
         if not self.state.exists():
             if self.enabled:
-                self.results.unlink(missing_ok=True)
+                self.record_log.clear()
             return None
         state = read_state(self.state)
         if self.enabled:
-            self._truncate_results(int(state["results_bytes"]))
+            eval_every = self.identity.get("eval_every") if self.exists else None
+            self.record_log.restore(state, self.state, eval_every)
         return state
 
-    def _truncate_results(self, size: int) -> None:
-        if _size(self.results) < size:
-            raise AidgnError(
-                f"{self.results} is shorter than when {self.state.name} was saved: records were removed. "
-                f"Remove {self.state} to start this run from the beginning."
+    def _check_present(self) -> None:
+        if not self.path.is_dir():
+            raise LostRecords(
+                f"{self.path} was removed by another program while this run was training, so the training has stopped. "
+                "The same command starts the run again."
             )
-        if _size(self.results) > size:
-            try:
-                with open_no_link(self.results, "r+b") as file:
-                    file.truncate(size)
-            except OSError as error:
-                raise storage_error(self.results, error) from None
 
     def finish(
         self,
@@ -295,6 +321,8 @@ class RunWriter(RunFolder):
             last: Weights of the last step.
             backbone: Digest and weights of a frozen network, which the others lack.
         """
+        self._check_present()
+        self.record_log.check()
         metadata: dict[str, Any] = {"algorithm": algorithm}
         if backbone:
             metadata["backbone"], tensors = backbone
@@ -305,10 +333,6 @@ class RunWriter(RunFolder):
         for path, (weights, step) in ((self.model, selected), (self.last, last)):
             write_weights(path, weights, {**metadata, "step": step})
         self.state.unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _walk(folder: Path) -> Iterable[Path]:

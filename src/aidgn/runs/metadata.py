@@ -1,16 +1,32 @@
 """The content of run.json: a run's identity and data set, and the machine and versions that trained it."""
 
-import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, ParameterError
+from aidgn.files import parse_json
 from aidgn.runs import names
 from aidgn.runs.label import Label
+from aidgn.runs.options import MAX_NUMBER, run_options
 
 MODEL_NEEDS = ("algorithm", "average", "backbone", "weights", "target", "hyper_parameters")  # of the identity
-IDENTITY_TYPES: dict[str, Any] = {"algorithm": str, "target": list, "hyper_parameters": dict, "trial": int, "draw": int}
+# Values that have a type beyond that of a run's options. Larger numbers would exhaust memory or threads.
+LARGEST = {"steps": MAX_NUMBER, "image_size": 1 << 14, "threads": 1 << 10}
+IDENTITY_TYPES: dict[str, type] = {
+    "algorithm": str,
+    "dataset": str,
+    "data": str,
+    "precision": str,
+    "source": str,
+    "target": list,
+    "hyper_parameters": dict,
+    "preprocessing": dict,
+    "trial": int,
+    "draw": int,
+}
+OPTIONS = {option.name: option for option in run_options()}
 
 
 class DamagedMetadata(AidgnError):
@@ -68,8 +84,8 @@ class RunMetadata:
     def read(cls, path: Path) -> "RunMetadata":
         """Read and check a run.json."""
         try:
-            values = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
+            values = parse_json(path.read_bytes())
+        except (OSError, ValueError) as error:
             raise DamagedMetadata(path, f"it cannot be read ({error})") from None
         return cls.from_dict(values, path)
 
@@ -82,11 +98,10 @@ class RunMetadata:
         known = {name: value for name, value in values.items() if name in names and value is not None}
         for name, value in known.items():
             if not _is_valid(name, value):
-                raise DamagedMetadata(path, f"{name} is {value!r}")
-        for name, kind in IDENTITY_TYPES.items():
-            value = known.get("identity", {}).get(name)
-            if value is not None and not isinstance(value, kind):
-                raise DamagedMetadata(path, f"identity.{name} is {value!r}")
+                raise DamagedMetadata(path, f"{name} is {_shorten(value)}")
+        for name, value in known.get("identity", {}).items():
+            if not _is_valid_in_identity(name, value):
+                raise DamagedMetadata(path, f"identity.{name} is {_shorten(value)}")
         return cls(**known, path=path)
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,13 +129,46 @@ class RunMetadata:
         missing += [name for name in ("classes", "domains", "image_size") if not getattr(self, name)]
         if missing:
             raise DamagedMetadata(self.path, f"it has no {missing[0]}")
+        empty = [name for name in needed if self.identity[name] is None and name not in OPTIONS]
+        if empty:
+            raise DamagedMetadata(self.path, f"identity.{empty[0]} is null")
+        unknown = [name for name in self.identity.get("target", []) if name not in self.domains]
+        if unknown:
+            raise DamagedMetadata(self.path, f"{unknown[0]} is in identity.target, but not in domains")
 
 
 def _is_valid(name: str, value: Any) -> bool:
     if name == "identity":
         return isinstance(value, dict)
     if name in ("classes", "domains", "skipped"):
-        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    if name in ("steps", "image_size", "threads"):
-        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return _are_texts(value) and (name == "skipped" or len(set(value)) == len(value))
+    if name in LARGEST:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST[name]
     return isinstance(value, bool if name == "stride_first" else str)
+
+
+def _is_valid_in_identity(name: str, value: Any) -> bool:
+    if name in OPTIONS:
+        try:
+            OPTIONS[name].convert(value)
+        except ParameterError:
+            return value is None
+        return True
+    if value is None or name not in IDENTITY_TYPES:
+        return True
+    if not isinstance(value, IDENTITY_TYPES[name]) or isinstance(value, bool):
+        return False
+    if name == "target":
+        return _are_texts(value)
+    return not isinstance(value, int) or 0 <= value <= MAX_NUMBER
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _shorten(value: Any) -> str:
+    try:
+        return shorten(repr(value), 80)
+    except ValueError:
+        return "a number with thousands of digits"

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from aidgn.errors import ParameterError
 
+MAX_NUMBER = 10**9  # of steps, trials and draws
 ALL = "all"  # values of --train
 LAST_STAGE = "last-stage"
 HEAD = "head"
@@ -28,6 +29,7 @@ class Option:
         metavar: Placeholder of the value in `--help`.
         minimum: Smallest value of a number.
         above: Whether a number must be larger than `minimum`.
+        maximum: Largest value of a whole number.
         pattern: Regular expression that a text must match.
         flag: Option on the command line, if the name differs from the field's.
         aliases: Other names of the field that commands, plan files and Python functions accept.
@@ -42,6 +44,7 @@ class Option:
     metavar: str = "N"
     minimum: float | None = None
     above: bool = False
+    maximum: int = MAX_NUMBER
     pattern: str | None = None
     flag: str = ""
     aliases: tuple[str, ...] = ()
@@ -59,7 +62,7 @@ class Option:
         if self.type in (int, float):
             number = "a whole number" if self.type is int else "a number"
             limit = "" if self.minimum is None else f" {'above' if self.above else 'of at least'} {self.minimum}"
-            return number + limit
+            return number + limit + (f" and at most {self.maximum}" if self.type is int else "")
         return " or ".join(self.metavar.split("|")) if self.pattern else "a text"
 
     def convert(self, value: Any) -> Any:
@@ -73,6 +76,8 @@ class Option:
             fits = math.isfinite(value)
         if fits and self.minimum is not None:
             fits = value > self.minimum if self.above else value >= self.minimum
+        if fits and self.type is int:
+            fits = value <= self.maximum
         if fits and self.pattern is not None:
             fits = re.fullmatch(self.pattern, value) is not None
         if not fits:
@@ -121,6 +126,7 @@ class RunOptions:
         "Side of the input images in pixels; up to 64 suits --backbone small",
         default_help="224",
         minimum=8,
+        maximum=1 << 14,
         must_match=True,
         identity="always",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from aidgn.errors import AidgnError, amount
-from aidgn.files import atomic_write
+from aidgn.files import atomic_write, parse_json
 from aidgn.runs import names
 from aidgn.runs.folder import RunFolder
 
@@ -69,7 +69,7 @@ def _content(path: Path) -> bytes:
     """Return the content of a file; leave out the folder of the images in run.json, which differs between machines."""
     content = path.read_bytes()
     if path.name == names.METADATA:
-        values = json.loads(content)
+        values = parse_json(content)
         if values.pop("root", None) is not None:
             content = (json.dumps(values, indent=1) + "\n").encode()
     return content

@@ -14,13 +14,25 @@ import numpy as np
 
 from aidgn.data.row_cache import usable_cores
 from aidgn.errors import AidgnError
+from aidgn.files import parse_json
 from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.label import Label
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.packed import SUFFIX, unpack
-from aidgn.runs.records import ACCURACY, Floats, Record, Records, RunRecords, check, is_a, parse, sort_into_runs
+from aidgn.runs.records import (
+    ACCURACY,
+    Floats,
+    Record,
+    Records,
+    RunRecords,
+    check,
+    is_a,
+    parse,
+    sort_into_runs,
+    train_again,
+)
 
 # Path, inode, runs in the file, whether its last line is cut in half
 File = tuple[Path, tuple[int, int] | None, list[RunRecords], bool]
@@ -66,8 +78,10 @@ def read_runs(*folders: str | Path) -> Records:
             raise AidgnError(f"{folder} does not exist. Give the folder of a run or of a sweep.")
         files = _find_files(folder)
         if not files:
+            lost = RunFolder(folder).last.exists() and RunFolder(folder).exists
             raise AidgnError(
-                f"There is no {names.RECORDS} in {folder} or below. Give the folder of a run or of a sweep."
+                f"There is no {names.RECORDS} in {folder} or below."
+                + (train_again(folder / names.RECORDS) if lost else " Give the folder of a run or of a sweep.")
             )
         paths.update(dict.fromkeys(files))
     runs: dict[Any, RunRecords] = {}
@@ -117,7 +131,7 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
     if not path.exists():
         return []
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
         wrong = [
             f"{key} is {line[key]!r}"
             for line in lines
@@ -197,7 +211,7 @@ def _read(text: bytes, path: Path, metadata: RunMetadata) -> tuple[list[RunRecor
     if not text.endswith(b"\n"):
         complete, newline, tail = text.rpartition(b"\n")
         try:
-            was_cut = bool(tail.strip()) and not isinstance(json.loads(tail), dict)
+            was_cut = bool(tail.strip()) and not isinstance(parse_json(tail), dict)
         except ValueError:
             was_cut = True
         text = complete + newline if was_cut else text + b"\n"
@@ -236,8 +250,8 @@ def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | N
             values[key], stop = DECODER.raw_decode(line, colon.end())
             repeated.append((colon.start(), colon[0].encode(), line[colon.end() : stop].encode()))
             line = line[: colon.end()] + "0" + line[stop:]
-        first = json.loads(line)
-    except ValueError:
+        first = parse_json(line)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(first, dict) or first.get("args") != 0 or first.get("hparams") != 0:
         return None  # the two values belong to an object inside the record

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError
+from aidgn.files import parse_json
+from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 from aidgn.runs.label import Label
 from aidgn.runs.metadata import RunMetadata
@@ -255,13 +258,25 @@ def as_records(records: Iterable[Record]) -> Records:
 
 def parse(line: bytes, path: Path | None, number: int) -> Record:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         if isinstance(record, dict):
             return record
         problem = "a record is an object in braces"
     except ValueError as error:
         problem = str(error)
-    raise AidgnError(f"{path}, line {number} is broken: {problem}. Remove that line, or run this run again.")
+    raise AidgnError(f"{path}, line {number} is broken: {problem}.{train_again(path)}")
+
+
+def train_again(path: Path | None) -> str:
+    """Return the sentences that say how a run whose records are damaged is repaired."""
+    if path is None or path.name != names.RECORDS:
+        return ""
+    last, state = path.parent / names.LAST, path.parent / names.STATE
+    if state.exists() and not last.exists():
+        return " The command that started the run repairs its records and continues it."
+    if not last.exists():
+        return " Remove that line, or train the run again."
+    return f" To train the run again: `rm {shlex.quote(str(last))}`, then the command that started it."
 
 
 def is_a(value: Any, kind: Any) -> bool:
@@ -300,7 +315,7 @@ def check(record: Record, where: str, written_by: str = "", accuracies: bool = T
         if key.startswith("env") and ACCURACY.fullmatch(key) and not _is_accuracy(value):
             raise AidgnError(
                 f"{where}: {key} is {json.dumps(value)}. An accuracy is a number from 0 to 1, NaN or null. "
-                "Correct that line, or run this run again."
+                "Correct that line, or train the run again."
             )
 
 

@@ -15,7 +15,7 @@ from aidgn.data import DATASETS, Dataset, load_dataset
 from aidgn.data.registry import SMALL_SIDE, is_registered, normalize_unicode
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.runs.label import Label
-from aidgn.runs.options import ALL, HEAD, LAST_STAGE, RunOptions, run_options
+from aidgn.runs.options import ALL, HEAD, LAST_STAGE, MAX_NUMBER, RunOptions, run_options
 from aidgn.runs.run_id import sweep_key
 
 
@@ -70,8 +70,8 @@ class RunSpec(RunOptions):
         """Return the specification with every choice made and checked."""
         options = self.check_options()
         for name in ("trial", "draw"):
-            if getattr(self, name) < 0:
-                raise ParameterError(name, getattr(self, name), "a whole number of at least 0")
+            if not 0 <= getattr(self, name) <= MAX_NUMBER:
+                raise ParameterError(name, getattr(self, name), f"a whole number from 0 to {MAX_NUMBER}")
         algorithm = find(self.algorithm)
         names = [self.target] if isinstance(self.target, str) else list(self.target)
         targets = [dataset.domains[i] for i in sorted({dataset.find_domain(name) for name in names})]

@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import StorageError, open_no_link, storage_error
+from aidgn.files import StorageError, open_no_link, parse_json, storage_error
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -225,15 +225,25 @@ def history(out: str | Path, key: str) -> History:
     attempts: dict[str, Attempt] = {}
     for line in lines:
         try:
-            values = json.loads(line)
+            values = parse_json(line)
             name = str(values["id"] or values["time"])
         except (ValueError, KeyError, TypeError):
             continue  # cut in half by a crash
+        if not all(_is_valid(key, value) for key, value in values.items()):
+            continue  # changed by another program
         attempt = attempts.setdefault(name, Attempt(name))
         for attribute in ATTRIBUTES & values.keys():
             setattr(attempt, attribute, values[attribute])
         attempt.when = values.get("time", attempt.when)
     return History(list(attempts.values()), seen)
+
+
+def _is_valid(key: str, value: Any) -> bool:
+    if key in ("pid", "first", "step"):
+        return type(value) is int and 0 <= value < 1 << 31
+    if key in ("began", "time", "step_seconds"):
+        return type(value) in (int, float) and 0 <= value < 1e12
+    return key not in ATTRIBUTES or isinstance(value, str)
 
 
 class _Log:

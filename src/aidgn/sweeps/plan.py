@@ -17,6 +17,7 @@ from aidgn.runs.spec import RunSpec, check_sources
 
 Load = Callable[[RunSpec], Dataset]
 RUN_OPTIONS = tuple(option.name for option in run_options())
+MAX_RUNS = 1_000_000
 MUST_MATCH = tuple(option.name for option in run_options() if option.must_match)
 
 
@@ -52,8 +53,8 @@ class SweepPlan(RunOptions):
             load: Gives the data set of a run, by default from the disk.
         """
         for name in ("trials", "draws"):
-            if getattr(self, name) < 1:
-                raise ParameterError(name, getattr(self, name), "a whole number of at least 1")
+            if not 1 <= getattr(self, name) <= MAX_RUNS:
+                raise ParameterError(name, getattr(self, name), f"a whole number from 1 to {MAX_RUNS}")
         algorithms = list(dict.fromkeys(map(canonical, self.algorithms)))
         points = {algorithm: self._grid(algorithm, algorithms) for algorithm in algorithms}
         shared = {name: getattr(self, name) for name in RUN_OPTIONS}
@@ -69,6 +70,12 @@ class SweepPlan(RunOptions):
                 )
             names[dataset.name] = dataset_name
             targets = self._targets(dataset)
+            number = sum(map(len, points.values())) * self.draws * self.trials * len(targets)
+            if number > MAX_RUNS:
+                raise AidgnError(
+                    f"The plan has {number:,} runs on {dataset.name}; a sweep has at most {MAX_RUNS:,}. Give fewer "
+                    "trials, draws or values."
+                )
             _check_all_sources(algorithms, dataset, max(targets, key=len))
             for algorithm in algorithms:
                 keys = set()  # a varied value may be the default, which is planned already

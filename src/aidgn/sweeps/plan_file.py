@@ -7,11 +7,13 @@ from typing import Any
 import yaml
 
 from aidgn.devices import PRECISION_NAMES
-from aidgn.errors import AidgnError, ParameterError, did_you_mean
+from aidgn.errors import AidgnError, ParameterError, amount, did_you_mean
 from aidgn.runs.options import Option, run_options, without_aliases
 from aidgn.sweeps.plan import SweepPlan
 
 PLACES = ("out", "data_dir")  # keys that say where things are
+MAX_BYTES = 1 << 20
+MAX_NODES = 100_000
 EXAMPLE = "For example:\n  datasets: [PACS]\n  algorithms: [ERM, AIDGN]\n  trials: 3"
 
 
@@ -28,13 +30,23 @@ class PlanFileError(AidgnError):
         self.path = path
 
 
+class UnusableYaml(Exception):
+    """YAML is well formed, but means nothing or too much."""
+
+
 def read_plans(path: Path) -> tuple[list[SweepPlan], dict[str, str]]:
     """Read the plans of a file, and the folders it names: `out` and `data_dir`."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > MAX_BYTES:
+            raise PlanFileError(path, f"is larger than {amount(MAX_BYTES)}, which no plan is.")
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanFileError(path, f"cannot be read: {error.strerror or error}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise PlanFileError(path, "cannot be used: it is nested too deeply.") from None
+    except UnusableYaml as error:
+        raise PlanFileError(path, f"cannot be used: {error}.") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise PlanFileError(path, f"is not YAML: {' '.join(str(error).split())}.") from None
     entries = content if isinstance(content, list) else [content]
     if not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -46,6 +58,41 @@ def read_plans(path: Path) -> tuple[list[SweepPlan], dict[str, str]]:
         if missing:
             raise PlanFileError(path, f"does not say which {missing[0]}. {EXAMPLE}")
     return [SweepPlan(**entry) for entry in values], places
+
+
+def load_yaml(text: str) -> Any:
+    """Read YAML; refuse keys given twice, and aliases that multiply to more than `MAX_NODES`."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_nodes(node, {})
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the number of nodes after aliases are replaced by what they stand for."""
+    if id(node) in known:
+        if not known[id(node)]:
+            raise UnusableYaml("an alias stands for something that it is part of")
+        return known[id(node)]
+    known[id(node)] = 0
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        twice = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
+        if twice is not None:
+            raise UnusableYaml(f"the key {twice} is given twice")
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    known[id(node)] = 1 + sum(_count_nodes(child, known) for child in children)
+    if known[id(node)] > MAX_NODES:
+        raise UnusableYaml(f"its aliases stand for more than {MAX_NODES} values")
+    return known[id(node)]
 
 
 def write_plans(plans: Sequence[SweepPlan], remarks: Sequence[str], data_dir: str | None) -> str:

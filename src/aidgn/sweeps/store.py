@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aidgn.errors import AidgnError, short
-from aidgn.files import FolderLock, write_text
+from aidgn.files import FolderLock, parse_json, write_text
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.options import MAX_NUMBER
 from aidgn.runs.run_id import sweep_key
 from aidgn.sweeps.journal import History, history
 
@@ -43,6 +44,18 @@ class PlannedRun(NamedTuple):
     def cell(self) -> Cell:
         """The place of the run in a table."""
         return self.dataset, self.algorithm, tuple(self.target), self.trial, self.draw
+
+    def is_valid(self) -> bool:
+        """Whether the values, which come from a file, have their types, and the key is the name of a file."""
+        texts = self.key, self.dataset, self.algorithm, self.varied
+        numbers = self.trial, self.draw, self.steps
+        return (
+            all(isinstance(text, str) for text in texts)
+            and not {"/", "\0"} & set(self.key)
+            and isinstance(self.target, list)
+            and all(isinstance(name, str) for name in self.target)
+            and all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers)
+        )
 
     def __str__(self) -> str:
         target = f"{' and '.join(self.target) or 'nothing'} unseen"
@@ -73,8 +86,13 @@ class SweepFolder:
     def planned(self) -> tuple[list[PlannedRun], int]:
         """Read the planned runs and the number of retries; no runs if no sweep was started here."""
         try:
-            content = json.loads(self.json.read_bytes())
-            return [PlannedRun(*values) for values in content["runs"]], int(content["retries"])
+            content = parse_json(self.json.read_bytes())
+            runs = [PlannedRun(*values) for values in content["runs"]]
+            wrong = [run for run in runs if not run.is_valid()]
+            retries = content["retries"]
+            if wrong or not isinstance(retries, int):
+                raise ValueError("a run in it has a value of another type" if wrong else "its retries are no number")
+            return runs, retries
         except (FileNotFoundError, NotADirectoryError):
             return [], 0
         except (OSError, ValueError, KeyError, TypeError) as error:

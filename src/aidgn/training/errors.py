@@ -56,6 +56,11 @@ def report_custom_errors(algorithm: str, log_file: Path) -> Iterator[None]:
         yield
     except (AidgnError, OSError):
         raise
+    except SystemExit as end:  # even with status 0 the run is not finished
+        frame = frame_in(algorithm, end)
+        if frame is None:
+            raise
+        raise CustomCodeError(f"{algorithm} ended the process in `{frame.name}`, line {frame.lineno}.") from end
     except Exception as error:
         frame = frame_in(algorithm, error)
         if frame is None or distributed.world_size() > 1 or not log_file.exists():

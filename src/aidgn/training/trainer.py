@@ -71,6 +71,8 @@ def train(
     folder = run.folder
     tracking = Tracking(trackers, folder)
     if run.finished:
+        folder.check_records()
+        folder.tidy()
         return folder.path
     if devices != distributed.world_size():
         options: dict[str, Any] = {"data_dir": data_dir, "cache_dir": cache_dir, "precision": precision}

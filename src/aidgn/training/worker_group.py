@@ -31,6 +31,7 @@ ATTEMPTS = 3  # starts of a group whose workers get killed, before the run is gi
 REASON_SECONDS = 3.0  # after one worker failed, for the others to report the reason
 SAVE_SECONDS = 60.0  # to save and exit when the parent has died
 log = logging.getLogger("aidgn")
+MAX_DEVICES = 1024
 
 
 class WorkerCrash(Exception):
@@ -90,8 +91,8 @@ def train_in_workers(
 
 def list_devices(count: int, first: torch.device) -> list[torch.device]:
     """Return `count` devices from `first` on; all are the CPU if that is."""
-    if count < 1:
-        raise ParameterError("devices", count, "a whole number of at least 1")
+    if not 1 <= count <= MAX_DEVICES:
+        raise ParameterError("devices", count, f"a whole number from 1 to {MAX_DEVICES}")
     if first.type != "cuda":
         return [first] * count
     start = first.index or 0

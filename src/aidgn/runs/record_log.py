@@ -1,0 +1,140 @@
+"""results.jsonl of a run in training: appended to, compared with what was written, restored from the saved state."""
+
+import json
+import logging
+import os
+import shlex
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aidgn.errors import AidgnError
+from aidgn.files import atomic_write, open_no_link, parse_json, storage_error
+
+log = logging.getLogger("aidgn")
+
+
+class LostRecords(AidgnError):
+    """The records of a run were changed or removed."""
+
+
+class RecordLog:
+    """The records that a process has written, and their file.
+
+    Every saved state holds a copy, so that records which were changed or removed afterwards are restored.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._content: bytes | None = None
+
+    @property
+    def content(self) -> bytes:
+        """What the file should hold: at first what it does hold."""
+        if self._content is None:
+            self._content = self._read()
+        return self._content
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record to the file."""
+        self.check()
+        line = (json.dumps(record) + "\n").encode()
+        try:
+            with open_no_link(self.path, "ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+        self._content = self.content + line
+
+    def check(self) -> None:
+        """Raise `LostRecords` if another program changed or removed the file."""
+        if self._read() != self.content:
+            what = "changed" if self.path.exists() else "removed"
+            raise LostRecords(
+                f"{self.path} was {what} by another program while this run was training, so the training has stopped. "
+                "The same command restores the records and continues from the last saved state."
+            )
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the content for a saved state, after comparing the file with it."""
+        import torch
+
+        self.check()
+        packed = bytearray(zlib.compress(self.content))  # most of it repeats
+        return {"results_bytes": len(self.content), "results": torch.frombuffer(packed, dtype=torch.uint8)}
+
+    def clear(self) -> None:
+        """Remove all records, for a run from the beginning."""
+        self.path.unlink(missing_ok=True)
+        self._content = b""
+
+    def restore(self, state: Mapping[str, Any], state_file: Path, eval_every: int | None) -> None:
+        """Bring the file back to what it held when a state was saved.
+
+        Args:
+            state: The state.
+            state_file: Its file, for messages.
+            eval_every: Steps between evaluations. States of version 0.1.0 hold the length of the records only, which
+                are kept if they are of the steps that were evaluated until then.
+        """
+        size, found = int(state["results_bytes"]), self._read()
+        if "results" in state:
+            wanted = _unpack(state["results"], size)
+        else:
+            wanted = found[:size]
+            if len(found) < size or not _is_complete(wanted, int(state["step"]), eval_every):
+                raise LostRecords(
+                    f"{self.path} was changed or removed after step {state['step']} was saved, and {state_file.name} "
+                    "has no copy of the records. To train this run from the beginning, remove the state: "
+                    f"`rm {shlex.quote(str(state_file))}`, then run the same command."
+                )
+        if found[:size] != wanted:
+            log.warning("%s was changed or removed; its records were restored from the saved state.", self.path)
+            with atomic_write(self.path) as temporary:
+                temporary.write_bytes(wanted)
+        elif len(found) > size:
+            try:
+                with open_no_link(self.path, "r+b") as file:
+                    file.truncate(size)
+            except OSError as error:
+                raise storage_error(self.path, error) from None
+        self._content = wanted
+
+    def _read(self) -> bytes:
+        try:
+            with open_no_link(self.path, "r+b") as file:  # the file that will be written
+                content: bytes = file.read()
+                return content
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+
+
+def _unpack(packed: Any, size: int) -> bytes:
+    """Decompress the records in a state, which anyone may have made; at most their size."""
+    try:
+        content = zlib.decompressobj().decompress(packed.numpy().tobytes(), size + 1)
+    except (AttributeError, OverflowError, zlib.error) as error:
+        raise ValueError(f"its records cannot be read: {error}") from None
+    if len(content) != size:
+        raise ValueError("its records have another length")
+    return content
+
+
+def _is_complete(content: bytes, step: int, eval_every: int | None) -> bool:
+    """Whether every line is a record, of the evaluated steps up to this one."""
+    try:
+        steps = [parse_json(line)["step"] for line in content.splitlines()]
+    except (ValueError, TypeError, KeyError):
+        return False
+    if not eval_every:
+        return all(isinstance(each, int) and each <= step for each in steps)
+    expected = list(range(eval_every, step + 1, eval_every))
+    return content.endswith(b"\n") == bool(steps) and steps in (expected, [*expected, step])
