@@ -301,10 +301,7 @@ class RunWriter(RunFolder):
 
     def _check_present(self) -> None:
         if not self.path.is_dir():
-            raise LostRecords(
-                f"{self.path} was removed by another program while this run was training, so the training has stopped. "
-                "The same command starts the run again."
-            )
+            raise LostRecords(f"{self.path} was removed while this run was training. The same command starts it again.")
 
     def finish(
         self,
