@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+OLDEST ?= .venv-oldest
 
-.PHONY: demo test test-all test-attack coverage lint hooks docs dist clean
+.PHONY: demo test test-all test-oldest test-attack coverage lint hooks docs dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/aidgn demo
@@ -14,10 +15,15 @@ test: $(VENV)/installed-dev lint
 
 test-all: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(MAKE) test-oldest
 
-# Attacks on files, processes and servers; prints how many were tried and survived.
+# The oldest versions that pyproject.toml allows, on the oldest Python.
+test-oldest: $(OLDEST)/installed
+	AIDGN_TEST_OLDEST=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# Attacks on files, processes and servers; writes how many were tried and survived into the documentation.
 test-attack: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m attack
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m attack --attacks docs/reliability.md
 
 # Open htmlcov/index.html to see which lines no test reaches.
 coverage: $(VENV)/installed-dev
@@ -56,5 +62,10 @@ $(VENV)/installed-dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $(VENV)/installed $@
 
+$(OLDEST)/installed: pyproject.toml $(VENV)/installed-dev
+	$(BIN)/uv venv --quiet --allow-existing --python 3.11 $(OLDEST)
+	$(BIN)/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable ".[dev]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist site htmlcov .coverage
+	rm -rf $(VENV) $(OLDEST) build dist site htmlcov .coverage

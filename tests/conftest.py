@@ -1,6 +1,7 @@
 """One thread per process, as tests run side by side; set before torch is imported, and for the processes they start."""
 
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+ATTACKS_HEAD = "| attack | tried | survived | test |", "|---|---:|---:|---|"
 Tally = Callable[[str], AbstractContextManager[None]]
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -74,7 +76,12 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
         survived[name] += 1
 
     yield attempt
-    request.node.user_properties.append(("tally", (dict(tried), dict(survived))))
+    file = request.node.nodeid.partition("::")[0]
+    request.node.user_properties.append(("tally", (file, dict(tried), dict(survived))))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--attacks", metavar="FILE", help="update the table of attacks in this Markdown file")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,18 +90,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("attack")
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print what the attacks of the session tried, and how many the code survived."""
     tried: Counter[str] = Counter()
     survived: Counter[str] = Counter()
+    files: dict[str, str] = {}
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         if getattr(report, "when", None) == "teardown":
-            for name, counts in report.user_properties:
+            for name, value in report.user_properties:
                 if name == "tally":
-                    tried.update(counts[0])
-                    survived.update(counts[1])
-    if tried:
+                    tried.update(value[1])
+                    survived.update(value[2])
+                    files |= dict.fromkeys(value[1], value[0])
+    rows = {name: f"| {name} | {tried[name]} | {survived[name]} | `{files[name]}` |" for name in tried}
+    if rows:
         terminalreporter.write_sep("-", "attacks")
-        terminalreporter.write_line("| attack | tried | survived |\n|---|---:|---:|")
-        for name in sorted(tried):
-            terminalreporter.write_line(f"| {name} | {tried[name]} | {survived[name]} |")
+        terminalreporter.write_line("\n".join([*ATTACKS_HEAD, *(rows[name] for name in sorted(rows))]))
+    if rows and (path := config.getoption("attacks")):  # rows of attacks that did not run now stay
+        before, start, table, end, after = re.split(
+            r"(<!-- attacks -->\n)(.*)(<!-- end -->)", Path(path).read_text(), flags=re.S
+        )
+        rows = {row.split("|")[1].strip(): row for row in table.splitlines()[2:]} | rows
+        text = "\n".join([*ATTACKS_HEAD, *(rows[name] for name in sorted(rows)), ""])
+        Path(path).write_text(before + start + text + end + after)

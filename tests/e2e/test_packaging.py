@@ -1,6 +1,8 @@
 """The wheel and the source archive: what is in them, and that they work in a clean environment."""
 
 import email
+import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -103,3 +106,22 @@ def test_the_wheel_works_in_a_clean_environment(
     absent = run("clean/bin/aidgn", "sweep", "digits", "--algorithm", "ERM", "--launcher", "ray", ok=False)
     assert "aidgn[ray]" in absent and "Traceback" not in absent
     shutil.rmtree(tmp_path / "clean")  # gigabytes
+
+
+@pytest.mark.skipif("AIDGN_TEST_OLDEST" not in os.environ, reason="for `make test-oldest`")
+def test_the_oldest_versions_are_those_tested() -> None:
+    """A bound below what can be installed together would be a promise that nobody tested."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    for name, bound in (text.split(">=") for text in requirements if not text.startswith("aidgn[")):
+        installed = re.findall(r"\d+", version(name).partition("+")[0])
+        wanted = re.findall(r"\d+", bound)
+        assert [*map(int, installed)] == [*map(int, wanted), *[0] * (len(installed) - len(wanted))], name
+
+
+def test_workflows_have_permissions_and_pinned_actions() -> None:
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = file.read_text()
+        assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+        for action in re.findall(r"uses: (\S+)", text):
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
