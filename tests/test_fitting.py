@@ -132,7 +132,7 @@ def test_the_first_line_has_the_forecast(tmp_path: Path) -> None:
     assert "about" not in describe_frozen(plan, whole, dataset, "cpu", measured=False)
 
 
-def test_the_plan_leaves_each_domain_out_once_and_compares_with_erm() -> None:
+def test_plan_leaves_each_domain_out_once() -> None:
     job = plan_fit(DIGITS, "digits", "AIDGN", hyper_parameters={"kappa": "20", "batch_size": 8})
     assert [(spec.algorithm, spec.target) for spec in job.estimates] == [
         (name, (domain,)) for name in ("AIDGN", "ERM") for domain in DIGITS.domains
@@ -157,7 +157,7 @@ def test_every_run_of_a_fit_follows_the_schedule() -> None:
     assert {"schedule", "warmup"} <= {parameter.name for parameter in fit_command.params}
 
 
-def test_weights_are_averaged_where_they_start_from_a_trained_network() -> None:
+def test_pretrained_weights_are_averaged() -> None:
     def planned(**settings: Any) -> FitPlan:
         return plan_fit(DIGITS, "digits", "AIDGN", backbone="resnet18", **{"train_only": "all", **settings})
 

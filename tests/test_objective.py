@@ -194,7 +194,7 @@ def test_the_released_regulariser_is_a_product_of_means() -> None:
     assert abs(crossed - paired) > 0.02 * crossed
 
 
-def test_mean_norm_is_constant_in_the_margin_and_not_in_the_regulariser() -> None:
+def test_mean_norm_has_a_gradient_in_the_regulariser_only() -> None:
     z, y, d, w = batch(3)
     z.requires_grad_()
     first = aidgn_loss(z, y, d, w, kappa=3.0, gamma=0.01, beta=2.0)
@@ -341,7 +341,7 @@ def test_exact_margin_is_linear_to_first_order() -> None:
     torch.testing.assert_close(difference, 1e-3 * r**2 / 400, rtol=1e-2, atol=1e-12)
 
 
-def test_exact_regularizer_is_the_kl_of_exponentials_and_linear_at_mu_star() -> None:
+def test_exact_regularizer_is_kl_of_exponentials() -> None:
     mu_star = 7.0
     mu = torch.tensor([2.0, 7.0, 30.0], dtype=torch.float64)
     grid = torch.linspace(0, 600, 600_001, dtype=torch.float64)
@@ -520,7 +520,7 @@ def test_classifier() -> None:
         AngularClassifier(16, 0)
 
 
-def test_loss_without_margin_and_regulariser_is_the_cross_entropy_of_the_classifier() -> None:
+def test_loss_without_margin_is_cross_entropy() -> None:
     z, y, d, w = batch(13)
     classifier = AngularClassifier(3, 4).double()
     classifier.weight.data = w

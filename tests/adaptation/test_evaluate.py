@@ -243,7 +243,7 @@ def test_target_labels_choose_nothing(run: Path, tmp_path: Path) -> None:
     assert sum(one["target_accuracy"] != two["target_accuracy"] for one, two in zip(before, after, strict=True)) > 15
 
 
-def test_the_run_stays_as_it_is_and_what_is_measured_is_not_measured_again(run: Path) -> None:
+def test_run_is_unchanged_and_not_measured_twice(run: Path) -> None:
     before = digests(run)
     seen: list[tuple[int, int]] = []
     parts: list[str] = []

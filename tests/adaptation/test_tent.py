@@ -141,7 +141,7 @@ def test_entropy_falls(toy: SimpleNamespace, name: str, method: type[Any]) -> No
     assert means[-1] < 0.985 * means[0]
 
 
-def test_tent_runs_its_copy_not_code_compiled_for_the_trained_network(toy: SimpleNamespace) -> None:
+def test_tent_does_not_run_compiled_code(toy: SimpleNamespace) -> None:
     algorithm = toy.trained("ERM").float()
     plain = Tent(algorithm, rate=10.0)
     featurizer = Featurizer(algorithm.featurizer, "float32", compiled=False)

@@ -167,9 +167,7 @@ def assert_identical(a: object, b: object, where: str = "state") -> None:
 @pytest.mark.parametrize(
     ("name", "passes"), [("ERM", [[True], [True]]), ("DANN", [[True], [False]]), ("SagNet", [[True, False, True]] * 2)]
 )
-def test_passes_that_do_not_train_the_featuriser_keep_nothing_for_gradients(
-    toy: SimpleNamespace, name: str, passes: list[list[bool]]
-) -> None:
+def test_passes_without_training_keep_no_graph(toy: SimpleNamespace, name: str, passes: list[list[bool]]) -> None:
     algorithm, seen = build(toy, name), []
     algorithm.featurizer.register_forward_hook(lambda *call: seen.append(call[2].requires_grad))
     for step, expected in enumerate(passes):

@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 
 import pytest
@@ -61,30 +62,64 @@ SPACE = (
         (None, "own.py:Mine", "There is no file .*own.py"),
         (BASE, "own.py", "own.py is not a class. It has: none. Write path/to/file.py:Class"),
         (
-            BASE + "class Mine(Algorithm):\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    def objective(self, m): ...
+                """),
             "own.py:Mime",
             "no class Mime. Did you mean Mine?",
         ),
-        ("class Mine:\n    pass\n", "own.py:Mine", "Mine in .* is not an algorithm: make it a subclass"),
+        (
+            dedent("""\
+            class Mine:
+                pass
+            """),
+            "own.py:Mine",
+            "Mine in .* is not an algorithm: make it a subclass",
+        ),
         ("Mine = 3\n", "own.py:Mine", "Mine in .* is not an algorithm"),
-        (BASE + "class Mine(Algorithm):\n    pass\n", "own.py:Mine", "lacks `objective"),
+        (
+            BASE
+            + dedent("""\
+            class Mine(Algorithm):
+                pass
+            """),
+            "own.py:Mine",
+            "lacks `objective",
+        ),
         (
             "import os\nimport no_such_module\n",
             "own.py:Mine",
             "ModuleNotFoundError: No module named 'no_such_module', line 2. An algorithm is one file",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    name = 'mine'\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    name = 'mine'
+                    def objective(self, m): ...
+                """),
             "own.py:Mine",
             "`name` must be a class method",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    def name(self): return 'mine'\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    def name(self): return 'mine'
+                    def objective(self, m): ...
+                """),
             "own.py:Mine",
             "`name` must be a class method",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    name = classmethod(lambda cls: '')\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    name = classmethod(lambda cls: '')
+                    def objective(self, m): ...
+                """),
             "own.py:Mine",
             "`name` must be a class method that returns a word",
         ),
@@ -96,57 +131,117 @@ SPACE = (
         ("def f(:\n", "own.py:Mine", "does not run: SyntaxError: .*line 1"),
         ("def f():\n    return 1 / 0\n\nf()\n", "own.py:Mine", "ZeroDivisionError: division by zero, line 2"),
         ("raise SystemExit\n", "own.py:Mine", "does not run: SystemExit: , line 1"),
-        (BASE + "class ERM(Algorithm):\n    def objective(self, m): ...\n", "own.py:ERM", "calls itself ERM"),
-        (BASE + "class erm(Algorithm):\n    def objective(self, m): ...\n", "own.py:erm", "calls itself erm"),
         (
-            BASE + "class Mine(Algorithm):\n    def objective(self): ...\n",
+            BASE
+            + dedent("""\
+            class ERM(Algorithm):
+                def objective(self, m): ...
+            """),
+            "own.py:ERM",
+            "calls itself ERM",
+        ),
+        (
+            BASE
+            + dedent("""\
+            class erm(Algorithm):
+                def objective(self, m): ...
+            """),
+            "own.py:erm",
+            "calls itself erm",
+        ),
+        (
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    def objective(self): ...
+                """),
             "own.py:Mine",
             r"`objective` cannot be called .*Write `def objective\(self, minibatches\)`",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    def update(self, m, extra): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    def update(self, m, extra): ...
+                """),
             "own.py:Mine",
             "`update` cannot .*extra",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    def __init__(self, f, c, d): ...\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    def __init__(self, f, c, d): ...
+                    def objective(self, m): ...
+                """),
             "own.py:Mine",
             r"`__init__` cannot .*Write .*\*\*hyper_parameters",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    search_space = {'a': 0.5}\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    search_space = {'a': 0.5}
+                    def objective(self, m): ...
+                """),
             "own.py:Mine",
             r"a in `search_space` is 0\.5; expected \(default, distribution\)",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    search_space = {}\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    search_space = {}
+                    def objective(self, m): ...
+                """),
             "own.py:Mine",
             r"`search_space` lacks lr, batch_size, .*\*\*COMMON",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    search_space = {1: (0, None)}\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    search_space = {1: (0, None)}
+                    def objective(self, m): ...
+                """),
             "own.py:Mine",
             "1 in `search_space` is not a name; put it in quotes",
         ),
         (
-            BASE + "class Mine(Algorithm):\n    min_domains = 'two'\n    def objective(self, m): ...\n",
+            BASE
+            + dedent("""\
+                class Mine(Algorithm):
+                    min_domains = 'two'
+                    def objective(self, m): ...
+                """),
             "own.py:Mine",
             "`min_domains` is 'two'; expected a whole number of at least 0",
         ),
         (
-            "from aidgn.algorithms.aidgn import AIDGN\nclass Mine(AIDGN):\n    small_images = {'kapa': "
-            "AIDGN.small_images['kappa']}\n",
+            dedent("""\
+                from aidgn.algorithms.aidgn import AIDGN
+                class Mine(AIDGN):
+                    small_images = {'kapa': AIDGN.small_images['kappa']}
+                """),
             "own.py:Mine",
             "`small_images` has kapa, which is not in `search_space`. Did you mean kappa?",
         ),
         (
-            SPACE + "class Mine(ERM):\n    search_space = {**COMMON, 'w': (0.5, one_of(0, 1))}\n",
+            SPACE
+            + dedent("""\
+                class Mine(ERM):
+                    search_space = {**COMMON, 'w': (0.5, one_of(0, 1))}
+                """),
             "own.py:Mine",
             r"w=0\.5 is not a whole number of at least 0\. It is a default in `search_space`\. Values such as 1",
         ),
         (
-            SPACE + "class Mine(ERM):\n    search_space = {**COMMON, 'w': (1, one_of(1, 2))}\n"
-            "    small_images = {'w': (0.5, one_of(0.5, 1.0))}\n",
+            SPACE
+            + dedent("""\
+                class Mine(ERM):
+                    search_space = {**COMMON, 'w': (1, one_of(1, 2))}
+                    small_images = {'w': (0.5, one_of(0.5, 1.0))}
+                """),
             "own.py:Mine",
             r"w=0\.5 is not a whole number of at least 0\. It is a default in `small_images`",
         ),
@@ -211,22 +306,30 @@ def test_a_term_must_not_be_called_as_what_records_have(tmp_path: Path, name: st
 
 def test_an_update_may_give_numbers_and_what_has_a_gradient(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n"
-        "    def update(self, m):\n        loss = self.objective(m)['loss']\n"
-        "        self.descend(loss, 'main')\n"
-        "        return {'loss': loss, 'half': 0.5}\n"
+        dedent("""\
+            from aidgn.algorithms.erm import ERM
+            class Mine(ERM):
+                def update(self, m):
+                    loss = self.objective(m)['loss']
+                    self.descend(loss, 'main')
+                    return {'loss': loss, 'half': 0.5}
+            """)
     )
     records = load_records(train(short_run(tmp_path), tmp_path / "runs", device="cpu"))
     assert [record["half"] for record in records] == [0.5, 0.5] and all(record["loss"] > 0 for record in records)
 
 
 def test_a_network_that_no_optimiser_trains(toy: SimpleNamespace, tmp_path: Path) -> None:
-    text = (
-        "from torch import nn\nfrom aidgn.algorithms.base import join\nfrom aidgn.algorithms.erm import ERM\n"
-        "class Mine(ERM):\n    def build(self):\n        self.aux = nn.Linear(self.num_features, 1)\n"
-        "    def objective(self, m):\n"
-        "        return {'loss': super().objective(m)['loss'] + self.aux(self.features(join(m)[0])).mean()}\n"
-    )
+    text = dedent("""\
+            from torch import nn
+            from aidgn.algorithms.base import join
+            from aidgn.algorithms.erm import ERM
+            class Mine(ERM):
+                def build(self):
+                    self.aux = nn.Linear(self.num_features, 1)
+                def objective(self, m):
+                    return {'loss': super().objective(m)['loss'] + self.aux(self.features(join(m)[0])).mean()}
+            """)
     (tmp_path / "own.py").write_text(text)
     with pytest.raises(AidgnError, match=r"Mine: the loss depends on aux\.weight, but no optimizer trains it"):
         toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
@@ -258,12 +361,19 @@ def test_optimisers_are_a_dict(toy: SimpleNamespace, tmp_path: Path, given: str,
 
 def test_every_optimiser_minimises_the_objective(toy: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "import torch\nfrom torch import nn\nfrom aidgn.algorithms.base import join\n"
-        "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def build(self):\n"
-        "        self.aux = nn.Linear(self.num_features, 1)\n    def build_optimizers(self):\n"
-        "        return {**super().build_optimizers(), 'aux': torch.optim.SGD(self.aux.parameters(), lr=0.1)}\n"
-        "    def objective(self, m):\n"
-        "        return {'loss': super().objective(m)['loss'] + self.aux(self.features(join(m)[0])).mean()}\n"
+        dedent("""\
+            import torch
+            from torch import nn
+            from aidgn.algorithms.base import join
+            from aidgn.algorithms.erm import ERM
+            class Mine(ERM):
+                def build(self):
+                    self.aux = nn.Linear(self.num_features, 1)
+                def build_optimizers(self):
+                    return {**super().build_optimizers(), 'aux': torch.optim.SGD(self.aux.parameters(), lr=0.1)}
+                def objective(self, m):
+                    return {'loss': super().objective(m)['loss'] + self.aux(self.features(join(m)[0])).mean()}
+            """)
     )
     algorithm, batches = toy.make(f"{tmp_path}/own.py:Mine", toy.network()), toy.batches(0)
     before = copy.deepcopy(algorithm)
@@ -316,7 +426,13 @@ def test_what_predict_must_give(tmp_path: Path, given: str, message: str) -> Non
     ],
 )
 def test_what_fails_in_own_code_is_told_in_a_sentence(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n" + text)
+    (tmp_path / "own.py").write_text(
+        dedent("""\
+        from aidgn.algorithms.erm import ERM
+        class Mine(ERM):
+        """)
+        + text
+    )
     with pytest.raises(AidgnError) as caught:
         train(short_run(tmp_path), tmp_path / "runs", device="cpu")
     assert str(caught.value) == f"{tmp_path}/own.py:Mine {message}"
@@ -333,13 +449,24 @@ def test_what_fails_in_own_code_is_told_in_a_sentence(tmp_path: Path, text: str,
     ],
 )  # as a full disk
 def test_what_is_told_as_it_is(tmp_path: Path, text: str, kind: type[Exception]) -> None:
-    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n" + text)
+    (tmp_path / "own.py").write_text(
+        dedent("""\
+        from aidgn.algorithms.erm import ERM
+        class Mine(ERM):
+        """)
+        + text
+    )
     with pytest.raises(kind):
         train(short_run(tmp_path), tmp_path / "runs", device="cpu")
 
 
 def test_a_fault_outside_own_code_is_not_blamed_on_it(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM): ...\n")
+    (tmp_path / "own.py").write_text(
+        dedent("""\
+        from aidgn.algorithms.erm import ERM
+        class Mine(ERM): ...
+        """)
+    )
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
@@ -351,13 +478,26 @@ def test_a_fault_outside_own_code_is_not_blamed_on_it(tmp_path: Path) -> None:
 def test_more_than_aidgn(toy: SimpleNamespace, tmp_path: Path) -> None:
     """A subclass with one more hyper-parameter adds a term to AIDGN's."""
     (tmp_path / "own.py").write_text(
-        "from aidgn.algorithms.aidgn import AIDGN, AIDGNRelease\n"
-        "from aidgn.algorithms.search_space import uniform\n\n\n"
-        "class Mine(AIDGN):\n    search_space = {**AIDGN.search_space, 'extra': (0.1, uniform(0, 1))}\n\n"
-        "    def objective(self, m):\n        terms = super().objective(m)\n"
-        "        extra = self.classifier.weight.square().mean()\n"
-        "        return {**terms, 'loss': terms['loss'] + self.number('extra') * extra}\n\n\n"
-        "class MyRelease(AIDGNRelease): ...\n\n\nclass Called(AIDGNRelease):\n    called = 'mine'\n"
+        dedent("""\
+            from aidgn.algorithms.aidgn import AIDGN, AIDGNRelease
+            from aidgn.algorithms.search_space import uniform
+
+
+            class Mine(AIDGN):
+                search_space = {**AIDGN.search_space, 'extra': (0.1, uniform(0, 1))}
+
+                def objective(self, m):
+                    terms = super().objective(m)
+                    extra = self.classifier.weight.square().mean()
+                    return {**terms, 'loss': terms['loss'] + self.number('extra') * extra}
+
+
+            class MyRelease(AIDGNRelease): ...
+
+
+            class Called(AIDGNRelease):
+                called = 'mine'
+            """)
     )
     mine = toy.make(f"{tmp_path}/own.py:Mine", toy.network(), extra=0.5)
     plain = toy.make("AIDGN", copy.deepcopy(mine.featurizer))
@@ -370,10 +510,15 @@ def test_more_than_aidgn(toy: SimpleNamespace, tmp_path: Path) -> None:
     assert find(f"{tmp_path}/own.py:Called").name() == "mine"
 
 
-def test_a_changed_file_is_told_and_its_versions_are_rows_of_their_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text, runs = "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    pass\n", tmp_path / "runs"
+def test_versions_of_a_file_are_separate_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text, runs = (
+        dedent("""\
+        from aidgn.algorithms.erm import ERM
+        class Mine(ERM):
+            pass
+        """),
+        tmp_path / "runs",
+    )
     (tmp_path / "own.py").write_text(text)
 
     def stop(what: str, done: int, *_: object) -> None:
@@ -406,8 +551,13 @@ def short_run(folder: Path) -> RunSpec:
 
 def test_rates_of_an_optimiser_of_ones_own_are_scaled_too(toy: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "import torch\nfrom aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def build_optimizers(self):\n"
-        "        return {'main': torch.optim.SGD(self.parameters(), lr=0.8)}\n"
+        dedent("""\
+            import torch
+            from aidgn.algorithms.erm import ERM
+            class Mine(ERM):
+                def build_optimizers(self):
+                    return {'main': torch.optim.SGD(self.parameters(), lr=0.8)}
+            """)
     )
     algorithm = toy.make(f"{tmp_path}/own.py:Mine", toy.network())
     for factor in (0.5, 0.25, 1.0):
@@ -417,8 +567,12 @@ def test_rates_of_an_optimiser_of_ones_own_are_scaled_too(toy: SimpleNamespace, 
 
 def test_a_fault_in_own_optimisers_is_told_as_it_is(toy: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def build_optimizers(self):\n"
-        "        return {'main': self.adam([self.head])}\n"
+        dedent("""\
+            from aidgn.algorithms.erm import ERM
+            class Mine(ERM):
+                def build_optimizers(self):
+                    return {'main': self.adam([self.head])}
+            """)
     )
     with pytest.raises(RuntimeError, match=r"build_optimizers of Mine: .* no attribute 'head'"):
         toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
@@ -444,10 +598,14 @@ def test_what_is_beside_the_class_is_part_of_what_is_run(tmp_path: Path) -> None
 
 def test_defaults_of_ones_own_hold_for_small_images_too(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from aidgn.algorithms.base import COMMON\nfrom aidgn.algorithms.erm import ERM\n"
-        "from aidgn.algorithms.search_space import fixed\nclass Mine(ERM):\n"
-        "    search_space = {**COMMON, 'lr': (0.02, fixed(0.02)), 'weight': (1.0, fixed(1.0))}\n"
-        "    small_images = {'weight': (2.0, fixed(2.0))}\n"
+        dedent("""\
+            from aidgn.algorithms.base import COMMON
+            from aidgn.algorithms.erm import ERM
+            from aidgn.algorithms.search_space import fixed
+            class Mine(ERM):
+                search_space = {**COMMON, 'lr': (0.02, fixed(0.02)), 'weight': (1.0, fixed(1.0))}
+                small_images = {'weight': (2.0, fixed(2.0))}
+            """)
     )
     mine = find(f"{tmp_path}/own.py:Mine")
     for draw in (0, 1):

@@ -46,7 +46,7 @@ def test_updates(toy: SimpleNamespace, name: str, anneal: int) -> None:
     toy.follow(algorithm, naive, [(algorithm.featurizer, f), (algorithm.classifier, g)], steps=5)
 
 
-def test_irm_penalty_is_an_unbiased_estimate_of_the_squared_gradient() -> None:
+def test_irm_penalty_is_unbiased() -> None:
     """Over all ordered pairs of distinct samples the mean of g_i g_j is the squared mean gradient less its noise:
     E over random orderings of mean(even) * mean(odd) = (sum_i sum_(j != i) g_i g_j) / (n (n - 1))."""
     torch.manual_seed(0)

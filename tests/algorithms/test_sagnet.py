@@ -55,7 +55,7 @@ def test_updates(toy: SimpleNamespace) -> None:
     )
 
 
-def test_random_style_keeps_the_content_and_random_content_keeps_the_style() -> None:
+def test_random_style_and_random_content() -> None:
     torch.manual_seed(0)
     z = torch.randn(8, 50, dtype=torch.float64) * torch.linspace(1, 3, 8, dtype=torch.float64).unsqueeze(1) + 2
     styled, mixed = random_style(z), random_content(z)

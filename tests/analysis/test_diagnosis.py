@@ -98,16 +98,14 @@ def test_intervals_hold_the_true_effect(synthetic: Make, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("turn", "expected"), [(0.0, "holds"), (0.2, "holds"), (0.55, "holds roughly"), (1.0, "does not hold")]
 )
-def test_the_effect_is_how_far_classes_turn_by_how_far_they_are_apart(
-    synthetic: Make, turn: float, expected: str
-) -> None:
+def test_effect_is_relative_to_class_distance(synthetic: Make, turn: float, expected: str) -> None:
     found = diagnose(synthetic(n=256, images=60, kappa=300, turn=turn), permutations=99)
     assert found.angular.effect == pytest.approx(2 * np.sin(turn / 2) / np.sqrt(2), abs=0.05)
     assert found.verdicts["angular invariance"] == expected
     assert found.angular.low <= found.angular.effect <= found.angular.high
 
 
-def test_many_images_make_a_tiny_difference_significant_but_not_large(synthetic: Make) -> None:
+def test_tiny_difference_is_significant_but_small(synthetic: Make) -> None:
     found = diagnose(synthetic(images=250, turn=0.15, stretch=1.03), permutations=199)
     assert found.angular.p_holm < 0.05 and found.verdicts["angular invariance"] == "holds"
     assert found.verdicts["norm shift"] == "does not hold"
@@ -154,7 +152,7 @@ def test_effects_by_loops(synthetic: Make) -> None:
     assert found.norm.effect == pytest.approx(np.sqrt(2 * np.mean(shifts[1]) / spread), rel=1e-4)
 
 
-def test_von_mises_fisher_is_recovered_from_few_images_in_many_dimensions(synthetic: Make) -> None:
+def test_von_mises_fisher_from_few_images(synthetic: Make) -> None:
     features = synthetic(n=512, images=12, kappa=200, turn=0.6)
     fits = diagnose(features, permutations=9).von_mises_fisher
     assert len(fits) == 16
@@ -184,7 +182,7 @@ def test_angles_norms_and_predictions_per_domain(synthetic: Make) -> None:
     assert found.norm_fits["seen 1"]["exponential_p_holm"] < 0.05  # they are gamma distributed
 
 
-def test_sources_are_judged_by_images_set_aside_and_the_target_by_all(synthetic: Make) -> None:
+def test_sources_count_validation_images_only(synthetic: Make) -> None:
     features = synthetic(images=20)
     outside = np.arange(len(features)) % 2 == 0
     seen = features.domains < 3
@@ -233,9 +231,7 @@ def test_features_that_are_all_zero_have_no_direction(synthetic: Make) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_without_a_distance_between_classes_or_a_spread_of_norms_there_is_nothing_to_measure_by(
-    synthetic: Make, tmp_path: Path
-) -> None:
+def test_no_scale_gives_no_effect(synthetic: Make, tmp_path: Path) -> None:
     features = synthetic(turn=1.2, stretch=1.25)
     by_chance = np.random.default_rng(0).permutation(len(features))
     found = diagnose(replace(features, labels=features.labels[by_chance]), permutations=99)

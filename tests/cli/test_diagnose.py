@@ -86,7 +86,7 @@ def test_nobody_reads_the_comparison_any_more(runs: dict[str, Path], monkeypatch
     assert end.value.code == 141
 
 
-def test_of_several_too_what_is_left_out_is_said_and_only_the_like_is_drawn_side_by_side(
+def test_only_comparable_runs_are_drawn_together(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     features = extract_features(runs["ERM"], device="cpu")

@@ -126,7 +126,7 @@ def test_errors_name_the_option(error: AidgnError, text: str) -> None:
     assert describe_error(error) == text
 
 
-def test_a_report_says_what_it_cannot_show_and_how_it_is_made_again(
+def test_report_names_what_is_missing(
     tmp_path: Path, own: str, digits_run: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = digits_run(tmp_path / "runs", own)
@@ -256,7 +256,7 @@ def test_a_sweep_ends_with_its_table_beside_the_paper_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_while_something_is_imported_waits_for_it_unless_repeated(times: int, tmp_path: Path) -> None:
+def test_ctrl_c_waits_for_an_import(times: int, tmp_path: Path) -> None:
     SweepFolder(tmp_path).write([PlannedRun("key", "digits", "ERM", ["ink"], 0, 0, 4, "")], 2, "")
     code = f"""if True:
         import signal, sys

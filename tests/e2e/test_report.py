@@ -327,7 +327,7 @@ def test_prints_light_and_whole(sweep: Path, browser: Any) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_ticks_differ_however_near_and_print_says_which_run_is_drawn(tmp_path: Path, browser: Any, width: int) -> None:
+def test_ticks_differ_and_print_names_the_run(tmp_path: Path, browser: Any, width: int) -> None:
     for draw in (0, 1):
         (tmp_path / str(draw)).mkdir()
         args = {"dataset": "PACS", "algorithm": "ERM", "test_envs": [3], "trial_seed": 1, "hparams_seed": draw}
@@ -360,7 +360,7 @@ def test_ticks_differ_however_near_and_print_says_which_run_is_drawn(tmp_path: P
         assert "ERM on PACS, sketch unseen, trial 1" in heads and "ERM on PACS, accuracy on the unseen domain" in heads
 
 
-def test_an_average_over_different_trials_has_no_dots_and_says_so(tmp_path: Path, browser: Any) -> None:
+def test_average_over_different_trials_has_no_dots(tmp_path: Path, browser: Any) -> None:
     for algorithm, target, trial in [*product(("ERM", "CORAL"), range(4), (0, 1))][:-1]:  # CORAL lacks a run
         folder = tmp_path / f"{algorithm}{target}{trial}"
         folder.mkdir()
@@ -380,7 +380,7 @@ def test_an_average_over_different_trials_has_no_dots_and_says_so(tmp_path: Path
         assert not any("No dots" in panel.inner_text() for panel in domains)
 
 
-def test_without_scripts_there_are_the_tables_the_diagnosis_and_the_commands(sweep: Path, browser: Any) -> None:
+def test_page_without_scripts(sweep: Path, browser: Any) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto((sweep / "report.html").as_uri())
@@ -528,7 +528,7 @@ def test_names_with_markup_many_classes_and_leave_one_out(tmp_path: Path, browse
 
 
 @pytest.mark.slow
-def test_a_sweep_of_pacs_is_under_ten_megabytes_and_opens_in_two_seconds(tmp_path: Path, browser: Any) -> None:
+def test_page_of_pacs_is_small_and_fast(tmp_path: Path, browser: Any) -> None:
     """Three algorithms, four targets, three trials, six draws of 100 records; 2000 photograph-like images."""
     entry, rng = DATASETS["PACS"], np.random.default_rng(0)
     for domain in entry.domains:

@@ -96,7 +96,7 @@ def test_a_dry_run_refuses_what_the_sweep_would_refuse() -> None:
         assert "1 run: 1 data set" in dry.output  # nevertheless
 
 
-def test_broken_runs_are_set_aside_listed_and_tried_again_when_asked(tmp_path: Path) -> None:
+def test_broken_runs_are_retried_when_asked(tmp_path: Path) -> None:
     content = {
         "datasets": "digits",
         "algorithms": ["ERM", "CORAL"],

@@ -101,7 +101,7 @@ def test_the_score_that_ranks_errors_is_chosen() -> None:
     assert chances[right].mean() > 0.9 and chances[~right].mean() < 0.1
 
 
-def test_the_probability_is_preferred_where_others_are_not_better() -> None:
+def test_probability_is_preferred_to_equal_scores() -> None:
     random = np.random.default_rng(5)
     sites = []
     for name in "abc":

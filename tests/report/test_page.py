@@ -223,9 +223,7 @@ def test_runs_that_differ_in_what_was_set_by_hand_are_told_apart(tmp_path: Path,
     assert said == [("kappa 10", 4), ("kappa 30", None)]
 
 
-def test_bars_say_what_the_table_says_and_the_model_of_all_domains_is_no_source_of_the_question(
-    tmp_path: Path, images: Path
-) -> None:
+def test_bars_equal_the_table(tmp_path: Path, images: Path) -> None:
     for target in (0, 1):
         folder = make_run(tmp_path / "sweep", images, "ERM", target, with_features=False)
         text = (folder / "results.jsonl").read_text()
@@ -634,7 +632,7 @@ def test_commands_of_one_run_make_the_page_of_that_run(
         assert commands[0][-2:] == ["--out", "runs"] and commands[1][2:] == [f"runs/{run.name}", "--points", "50"]
 
 
-def test_commands_of_runs_in_several_folders_put_each_where_it_was(tmp_path: Path, images: Path) -> None:
+def test_commands_of_runs_in_several_folders(tmp_path: Path, images: Path) -> None:
     for place, algorithm in (("first", "ERM"), ("second", "AIDGN")):
         for target in range(3):
             make_run(tmp_path / place, images, algorithm, target, with_features=False)

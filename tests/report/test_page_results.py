@@ -7,7 +7,7 @@ def row(algorithm: str, classes: list[float | None], dataset: str = "photos") ->
     return {"dataset": dataset, "algorithm": algorithm, "accuracy": 0.5, "class_accuracies": classes}
 
 
-def test_classes_are_averaged_over_the_runs_that_have_images_of_them() -> None:
+def test_classes_average_over_runs_with_images() -> None:
     rows = [row("ERM", [0.5, None, None]), row("ERM", [1.0, 0.25, None]), row("AIDGN", [0.0, 1.0, 0.5])]
     rows += [{"dataset": "photos", "algorithm": "ERM", "accuracy": 0.1}]  # of an earlier version
     found = average_classes(rows, {"photos": ["cat", "dog", "cow"]})["photos"]

@@ -46,7 +46,7 @@ def records(points: list[dict]) -> list[dict]:
 POINTS = [{}, {"kappa": 5}, {"kappa": 40}, {"mu_star": 5}]
 
 
-def test_each_value_with_the_others_at_their_base_and_the_step_that_validation_selects() -> None:
+def test_values_vary_one_at_a_time_at_selected_steps() -> None:
     found, base = curves(records(POINTS))
     assert base == {"lr": 0.1, "kappa": 10, "mu_star": 20}
     assert {name: list(values) for name, values in found.items()} == {"kappa": [5, 10, 40], "mu_star": [5, 20]}

@@ -185,7 +185,7 @@ def test_missing_cells_and_uneven_trials() -> None:
     assert len(table.footnotes) == 2  # the other says what the letters are
 
 
-def test_over_data_sets_targets_are_averaged_within_a_trial_first() -> None:
+def test_targets_are_averaged_within_a_trial_first() -> None:
     records = [
         *grid("PACS", "ERM", [[0.8, 0.9], [0.7, 0.6], [0.5, 0.7], [0.6, 0.6]]),  # trials 65, 70
         *grid("VLCS", "ERM", [[0.5, 0.5]] * 4),
@@ -332,14 +332,14 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path) -> None:
         tables(read_runs(tmp_path / "half"))
 
 
-def test_unfinished_records_of_ours_are_known_without_their_folder() -> None:
+def test_unfinished_records_without_their_folder() -> None:
     long = grid("cameras", "ERM", [[0.9], [0.9]], domains=["a", "b"], steps=200, draw=1)
     short = grid("cameras", "ERM", [[0.5], [0.5]], domains=["a", "b"], steps=0)
     (table,) = tables(long + short)
     assert texts(table) == {"ERM": ["50.0"] * 3}
 
 
-def test_runs_of_domainbed_that_stopped_early_count_and_are_named(tmp_path: Path) -> None:
+def test_domainbed_runs_that_stopped_early(tmp_path: Path) -> None:
     for target, step in enumerate((5000, 5000, 300, 5000)):  # without --steps, DomainBed writes null
         (tmp_path / str(target)).mkdir()
         (tmp_path / str(target) / "results.jsonl").write_text(

@@ -93,9 +93,7 @@ def test_hyper_parameters_of_an_algorithm_that_is_not_planned(tmp_path: Path) ->
         one.expand(load)
 
 
-def test_written_and_read_again_it_is_the_same_plan_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_is_the_same_after_writing_and_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    pass\n")
     first = replace(

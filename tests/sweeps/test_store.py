@@ -78,13 +78,13 @@ def test_another_plan_is_refused_and_what_differs_is_named(changes: dict, words:
     assert words in str(caught.value) and "--out" in str(caught.value) and "on digits" in str(caught.value)
 
 
-def test_plans_of_one_file_that_do_not_go_together_are_refused_before_the_first_run(tmp_path: Path) -> None:
+def test_conflicting_plans_of_a_file_are_refused(tmp_path: Path) -> None:
     plans = [SweepPlan(**PLAN), SweepPlan(**{**PLAN, "algorithms": ("CORAL",), "steps": 8})]  # type: ignore[arg-type]
     with pytest.raises(AidgnError, match="plans differ on digits, steps 4 and 8"):
         Sweep.prepare(plans, tmp_path)
 
 
-def test_a_backbone_that_does_not_exist_is_refused_before_the_first_run(tmp_path: Path) -> None:
+def test_unknown_backbone_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(AidgnError, match=r"resnet5O\.tv_in1k.*Did you mean resnet50\.tv_in1k"):
         planned(tmp_path, backbone="resnet5O.tv_in1k")
     assert not list(tmp_path.iterdir())
@@ -174,7 +174,7 @@ def test_precision_and_images_are_compared_too(tmp_path: Path) -> None:
         todo.check()
 
 
-def test_a_single_run_of_other_hyper_parameters_is_a_candidate_like_any_other(tmp_path: Path) -> None:
+def test_run_with_other_hyper_parameters_is_a_candidate(tmp_path: Path) -> None:
     with_one_run(tmp_path)  # by `aidgn train`
     todo = planned(tmp_path, hyper_parameters={"batch_size": 8})
     todo.refresh(2)
@@ -194,7 +194,7 @@ def test_a_single_run_of_other_hyper_parameters_is_a_candidate_like_any_other(tm
         {"hyper_parameters": {"batch_size": 4, "lr": [0.1, 0.2]}},
     ],
 )
-def test_more_of_the_same_goes_together_and_the_finished_run_is_found(changes: dict, tmp_path: Path) -> None:
+def test_more_trials_find_the_finished_run(changes: dict, tmp_path: Path) -> None:
     with_one_run(tmp_path)
     todo = planned(tmp_path, **changes)
     todo.refresh(2)
@@ -220,9 +220,7 @@ def test_the_plan_in_the_folder_grows(tmp_path: Path) -> None:
     assert {spec.key() for spec in again.specs} == {item.key for item in items}
 
 
-def test_stopped_between_the_two_files_of_a_plan_either_way_of_going_on_completes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_stopped_between_its_files_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned(tmp_path).save_plan(2, None)
     written = []
 
@@ -268,7 +266,7 @@ def test_a_plan_that_has_not_begun_may_be_changed(tmp_path: Path) -> None:
     assert {item.steps for item in items} == {20} and len(read_plans(tmp_path / "sweep.yaml")[0]) == 1
 
 
-def test_draws_on_an_own_folder_with_broken_images_are_those_of_train(tmp_path: Path) -> None:
+def test_draws_on_a_folder_with_broken_images(tmp_path: Path) -> None:
     for domain in ("a", "b"):
         for name in ("x", "y"):
             (tmp_path / "photos" / domain / name).mkdir(parents=True)
@@ -381,7 +379,7 @@ def test_it_says_when_it_does_not_know(tmp_path: Path) -> None:
     assert (status.total, status.counts["done"]) == (1, 1) and "not planned" in status.unknown
 
 
-def test_another_plan_is_refused_while_a_sweep_is_at_work_that_has_no_runs_yet(tmp_path: Path) -> None:
+def test_plan_is_refused_while_another_sweep_starts(tmp_path: Path) -> None:
     first = planned(tmp_path)
     first.save_plan(2, None)
     for changes in ({"steps": 5}, {"hyper_parameters": {"batch_size": 8}}):

@@ -139,7 +139,7 @@ def test_saved_and_loaded_goes_on_alike(kind: type[SMA], tmp_path) -> None:  # t
         np.testing.assert_array_equal(result, results[0])
 
 
-def test_the_benchmark_measures_what_training_with_the_option_measures(
+def test_benchmark_equals_training_with_the_option(
     digits_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SMA, "start", 1)

@@ -172,9 +172,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(spec(), tmp_path_factory.mktemp("alone"), device="cpu")
 
 
-def test_a_killed_process_is_replaced_and_the_run_is_that_of_one_device(
-    alone: Path, start: Start, tmp_path: Path
-) -> None:
+def test_killed_process_is_replaced(alone: Path, start: Start, tmp_path: Path) -> None:
     process = start(spec(), tmp_path, devices=2)
     process.wait_for("train 5")
     os.kill(children(process)[1], signal.SIGKILL)

@@ -256,9 +256,7 @@ def test_the_switch_of_the_command_line(tmp_path: Path) -> None:
     assert [step for step, _ in tensorboard(folder)["accuracy/chalk/out"]] == [2, 4]
 
 
-def test_an_unknown_or_absent_tracker_is_said_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_tracker_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownNameError) as caught:
         train(SPEC, tmp_path, device="cpu", trackers=["wandbb"])
     assert caught.value.name == "wandbb" and "wandb" in caught.value.known

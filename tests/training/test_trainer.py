@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -345,8 +346,13 @@ def test_records_of_averaged_weights_have_domainbeds_names_too(tmp_path: Path) -
 @pytest.mark.parametrize("save_seconds", [0.0, 60.0])  # before a record and with it
 def test_a_term_that_is_not_finite_is_named(save_seconds: float, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def objective(self, m):\n"
-        "        loss = super().objective(m)['loss']\n        return {'loss': loss, 'entropy': loss.detach() / 0}\n"
+        dedent("""\
+            from aidgn.algorithms.erm import ERM
+            class Mine(ERM):
+                def objective(self, m):
+                    loss = super().objective(m)['loss']
+                    return {'loss': loss, 'entropy': loss.detach() / 0}
+            """)
     )
     with pytest.raises(AidgnError, match=r"entropy, which Mine reports, became NaN or infinite at step 1\."):
         train(spec(algorithm=f"{tmp_path}/own.py:Mine"), tmp_path / "runs", device="cpu", save_seconds=save_seconds)
@@ -470,9 +476,7 @@ def test_a_link_of_a_temporary_name_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(5, "Input/output error")])
-def test_a_sound_state_that_cannot_be_read_now_is_not_to_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_unreadable_sound_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     folder = RunWriter(tmp_path)
     folder.save({"step": 1})
 

@@ -51,7 +51,7 @@ def test_the_first_calls_of_every_shape_are_compared(monkeypatch: pytest.MonkeyP
     assert written == [12, 12, 5, 12, 5, 5]
 
 
-def test_a_few_images_of_a_large_batch_and_every_setting_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_compared_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, written = checked(monkeypatch, lambda x, _: x)
     for size in (SIZE, SIZE, SIZE, SIZE, 12, 12):
         transform(*batch(40), size=size)

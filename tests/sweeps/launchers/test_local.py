@@ -140,7 +140,7 @@ class Hangs(ERM):
 """
 
 
-def test_failing_runs_are_tried_again_then_set_aside_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_failing_runs_are_retried_then_set_aside(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     dies, raises = f"{tmp_path / 'own.py'}:Dies", f"{tmp_path / 'own.py'}:Raises"
     given = {**SWEEP, "targets": ["ink"], "steps": 4}
@@ -370,7 +370,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_and_a_read_only_one_stop_the_sweep_and_lose_nothing(tiny_disk: Path, tmp_path: Path) -> None:
+def test_full_or_read_only_disk_stops_the_sweep(tiny_disk: Path, tmp_path: Path) -> None:
     specs = plan_runs(**SWEEP)
     seen: list[tuple[int, str]] = []
     with pytest.raises(AidgnError, match=r"The disk is full: .* could not be written"):
