@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from aidgn import backbones
 from aidgn.data import Dataset, load_dataset
 from aidgn.evaluation import Evaluation, LabelledPictures, evaluate
 from aidgn.files import for_json, write_text
@@ -141,6 +140,11 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of earlier calls with the same --out, which this call replaces or adds to."""
+    return json.loads(path.read_text()) if path.exists() else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="name of a data set, or a folder ROOT/<domain>/<class>/<image>")
@@ -162,11 +166,10 @@ def main() -> None:
     settings = {name: value for name, value in settings.items() if value is not None}
     if settings.get("weights") not in (None, "hub", "none"):
         settings["weights"] = str(Path(settings["weights"]).resolve())
-    backbones.create(settings.get("backbone", backbones.SMALL), weights="none")  # a wrong name ends the script here
     dataset = load_dataset(options.dataset, options.data_dir)
     root = make_folders(dataset, options.out)
     chosen = [dataset.find_domain(name) for name in options.site] if options.site else range(len(dataset.domains))
-    rows = []
+    rows = read_rows(options.out / "results.json")
     for algorithm in options.algorithm or ["AIDGN"]:
         for number in chosen:
             site = dataset.domains[number]
@@ -187,6 +190,7 @@ def main() -> None:
             found = evaluate(result.model, label_site(dataset, root, number), str(result.model_folder))
             for sentence in found.sentences():
                 print(sentence, flush=True)
+            rows = [row for row in rows if (row["algorithm"], row["site"]) != (algorithm, site)]
             rows.append(for_json(row_of(algorithm, result, found)))
             write_text(options.out / "results.json", json.dumps(rows, indent=1) + "\n")
             write_text(options.out / "results.md", table_of(rows))

@@ -73,7 +73,7 @@ class Comparison:
         return cls(accuracies.mean, accuracies.interval(), chance, verdict, len(accuracies.accuracies))
 
     def __str__(self) -> str:
-        promised = f"`fit` promised {percent(self.promised)}"
+        promised = f"The promise of aidgn fit was {percent(self.promised)}"
         if self.interval is None or self.chance is None:
             return f"{promised} from {plural(self.sites, 'site')}, too few for an interval to compare with."
         return (

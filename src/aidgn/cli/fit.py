@@ -38,6 +38,11 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     help="Train the final model on the validation images too, for as many steps as the estimate chose. It has no "
     "warnings and no calibrated probabilities.",
 )
+@click.option(
+    "--adapt",
+    is_flag=True,
+    help="Also measure adaptation to the unlabelled pictures of the domains left out, for `aidgn predict --adapt`.",
+)
 @click.option("--out", metavar="DIR", help="Folder for model, report and runs  [default: runs/fit-NAME].")
 @click.option(
     "--algorithm",

@@ -65,6 +65,11 @@ right. Models of `aidgn fit` also compare all images with those of the training 
     metavar="CHANCE",
     help="Give no label if the chance that it is right at an unseen site is lower; for models of `aidgn fit`.",
 )
+@click.option(
+    "--adapt",
+    type=click.Choice(["t3a", "tent-c"]),
+    help="Adapt to the unlabelled images while predicting, if that helped at the sites that `aidgn fit` left out.",
+)
 @custom_algorithm_option
 @device_option
 def predict(
@@ -76,6 +81,7 @@ def predict(
     as_json: bool,
     false_alarms: float,
     abstain_below: float | None,
+    adapt: str | None,
     algorithm: str | None,
     device: str,
 ) -> None:
@@ -103,7 +109,12 @@ def predict(
             f"--abstain-below needs to know how often labels are right at an unseen site, and {model} does not: "
             "`aidgn fit` with two or more sites makes models that do."
         )
-    monitor = loaded.site_monitor()
+    batches = loaded.batches
+    if adapt is not None:
+        if abstain_below is not None or others:
+            raise AidgnError("--adapt cannot be combined with --abstain-below or --with: leave out one of them.")
+        batches = adapted_batches(loaded, adapt)
+    monitor = None if adapt else loaded.site_monitor()
     top = min(top, len(loaded.classes))
     # A live display redirects standard output. Programs that read CSV from a pipe need names to the byte.
     stdout = sys.stdout if sys.stdout.isatty() or not csv else direct(sys.stdout)
@@ -130,7 +141,7 @@ def predict(
         if display:
             display.update("predicting", 0, len(files))
         try:
-            for names, prediction in loaded.batches(files, skip):
+            for names, prediction in batches(files, skip):
                 rows = make_rows(names, prediction, top, abstain_below)
                 if monitor is not None and prediction.chances is not None:
                     monitor.add(prediction.features.numpy(), prediction.logits.numpy(), prediction.chances)
@@ -159,6 +170,16 @@ def predict(
     click.echo(describe_warnings(loaded, warned, done), err=True)
     if monitor is not None:
         click.echo(str(monitor.report()), err=True)
+
+
+def adapted_batches(model: "Model", adapt: str) -> Callable[..., Any]:
+    """Return a function like `Model.batches` that adapts; say what this method did at sites that were left out."""
+    from aidgn.adaptation.predict import OFFERED, choose_settings, predict_adapted
+
+    method = next(name for name in OFFERED if name.lower() == adapt)
+    settings, found = choose_settings({} if model.expectations is None else model.expectations.adaptation, method)
+    click.echo(found, err=True)
+    return partial(predict_adapted, model, method, settings)
 
 
 def read_names(images: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aidgn import backbones
+from aidgn.adaptation.predict import measure_adaptation
 from aidgn.algorithms import find
 from aidgn.algorithms.custom import is_custom
 from aidgn.analysis.predictions import Predictions, load_predictions
@@ -130,6 +131,7 @@ def fit(
     quick: bool = False,
     refit: bool = False,
     trials: int = 1,
+    adapt: bool = False,
     out: str | Path | None = None,
     hyper_parameters: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
@@ -156,6 +158,7 @@ def fit(
             with a domain left out selected. The model then has no warnings and no calibrated probabilities, because no
             image is left to measure them on.
         trials: How often each domain is left out, with another seed each time.
+        adapt: Whether to measure adaptation to unlabelled images of the domains left out, for `predict --adapt`.
         out: Where model, report and runs go; by default runs/fit-NAME.
         hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
         data_dir: Where data sets are, if `folder` is the name of one.
@@ -263,7 +266,8 @@ def fit(
             "on_progress": display.update,
         }
         predictions = [load_predictions(run, **extraction) for run in unseen_runs]
-        expectations = None if refit else measure_expectations(unseen_runs, folders[-1], **extraction)
+        adaptation = measure_adaptation(unseen_runs, **extraction) if adapt else None
+        expectations = None if refit else measure_expectations(unseen_runs, folders[-1], adaptation, **extraction)
     place.keep_model(folders[-1], expectations)
     seen_accuracy = RunResult(Path(folders[-1])).best.validation
     if refit:

@@ -1,0 +1,100 @@
+"""Predict while adapting to the unlabelled images of a new site, where that helped at sites that were left out."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aidgn.adaptation.evaluate import BATCH_SIZE, adapt
+from aidgn.adaptation.methods import METHODS
+from aidgn.errors import AidgnError
+from aidgn.inference.image_stream import ImageLike, OnBroken
+from aidgn.inference.model import Model
+from aidgn.inference.prediction import Outputs, Prediction, softmax
+
+OFFERED = ("T3A", "Tent-C")  # they need features alone, and take one picture at a time
+
+
+def measure_adaptation(runs: Sequence[str | Path], **options: Any) -> dict[str, Any]:
+    """Measure the offered methods at the site that each run left out.
+
+    The settings of a method are those that validation images of the seen sites choose in most runs.
+
+    Args:
+        runs: Folders of runs with one unseen site each.
+        options: Arguments of `adapt`.
+
+    Returns:
+        For each method, and for "none", the accuracy at each site and the settings.
+    """
+    accuracies: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    settings: dict[str, Counter[tuple[tuple[str, Any], ...]]] = defaultdict(Counter)
+    for run in runs:
+        for line in adapt(run, OFFERED, **options):
+            if line["selected"] and line["method"] in ("none", *OFFERED):
+                accuracies[line["method"]][line["target"][0]].append(line["target_accuracy"])
+                settings[line["method"]][tuple(line["settings"].items())] += 1
+    return {
+        method: {
+            "accuracies": {site: float(np.mean(values)) for site, values in by_site.items()},
+            "settings": dict(settings[method].most_common(1)[0][0]),
+        }
+        for method, by_site in accuracies.items()
+    }
+
+
+def choose_settings(measured: Mapping[str, Any], method: str) -> tuple[dict[str, Any], str]:
+    """Return the settings of a method, and a sentence on what it did at sites that were left out.
+
+    Args:
+        measured: The result of `measure_adaptation`; empty if nothing was measured.
+        method: One of `OFFERED`.
+
+    Raises:
+        AidgnError: The method did not help there.
+    """
+    if method not in measured:
+        return {}, (
+            f"Warning: {method} was not measured at sites that were left out, so it may lower the accuracy. `aidgn fit "
+            "--adapt` measures it."
+        )
+    before, after = (float(np.mean(list(measured[name]["accuracies"].values()))) for name in ("none", method))
+    found = f"{after:.1%} right with it, {before:.1%} without, on average over sites that were left out"
+    if after <= before:
+        raise AidgnError(f"{method} is not offered for this model, because it did not help: {found}.")
+    return dict(measured[method]["settings"]), f"{method} helped: {found}."
+
+
+def predict_adapted(
+    model: Model,
+    method: str,
+    settings: Mapping[str, Any],
+    images: Iterable[ImageLike],
+    on_broken: OnBroken | None = None,
+) -> Iterator[tuple[list[ImageLike], Prediction]]:
+    """Yield images and their predictions by a model that adapts to them, 32 images at a time.
+
+    Adapted probabilities are not calibrated, so there is no chance that a label is right.
+
+    Args:
+        model: The model. It stays as it is.
+        method: One of `OFFERED`.
+        settings: Settings of the method.
+        images: The images, in the order in which the model adapts.
+        on_broken: Receives each image that cannot be read, and the error. By default the error is raised.
+    """
+    adapter = METHODS[method].adapter(model.network, **settings)
+    for names, outputs in model.compute_batches(images, on_broken):
+        for start in range(0, len(names), BATCH_SIZE):
+            part = slice(start, start + BATCH_SIZE)
+            prediction = model.prediction(Outputs(*(tensor[part] for tensor in outputs)))
+            logits = adapter.predict_features(prediction.features.to(model.device)).float().cpu()
+            probabilities = softmax(logits.numpy())
+            labels = [model.classes[c] for c in probabilities.argmax(1)]
+            yield (
+                names[part],
+                replace(prediction, labels=labels, probabilities=probabilities, logits=logits, chances=None),
+            )

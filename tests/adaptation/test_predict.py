@@ -1,0 +1,45 @@
+"""Predictions that adapt, against the adapters on the same features; methods that did not help are refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from aidgn.adaptation import T3A, batches
+from aidgn.adaptation.predict import OFFERED, choose_settings, measure_adaptation, predict_adapted
+from aidgn.data import load_dataset
+from aidgn.errors import AidgnError
+from aidgn.inference import load_model
+
+DIGITS = load_dataset("digits")
+
+
+def test_measured_and_used(digits_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = digits_run(tmp_path)
+    measured = measure_adaptation([run], device="cpu")
+    assert {*measured} == {"none", *OFFERED}
+    assert {*measured["T3A"]["accuracies"]} == {"chalk"} and "filter_k" in measured["T3A"]["settings"]
+
+    model = load_model(run, "cpu")
+    images = list(DIGITS.pixels[:70])  # type: ignore[index]
+    adapter = T3A(model.network, filter_k=5)
+    features = model.predict(images).features
+    expected = torch.cat([adapter.predict_features(features[part.start : part.stop]) for part in batches(70, 32)])
+    found = [prediction for _, prediction in predict_adapted(model, "T3A", {"filter_k": 5}, images)]
+    np.testing.assert_allclose(torch.cat([p.logits for p in found]), expected, atol=1e-5)
+    assert [label for p in found for label in p.labels] == [model.classes[c] for c in expected.argmax(1)]
+
+
+def test_only_what_helped_is_offered() -> None:
+    measured = {
+        "none": {"accuracies": {"a": 0.7, "b": 0.8}, "settings": {}},
+        "T3A": {"accuracies": {"a": 0.8, "b": 0.8}, "settings": {"filter_k": 5}},
+        "Tent-C": {"accuracies": {"a": 0.8, "b": 0.7}, "settings": {"rate": 1.0}},
+    }
+    settings, found = choose_settings(measured, "T3A")
+    assert settings == {"filter_k": 5} and "80.0% right with it, 75.0% without" in found
+    with pytest.raises(AidgnError, match="did not help"):
+        choose_settings(measured, "Tent-C")
+    assert choose_settings({}, "T3A")[0] == {} and "not measured" in choose_settings({}, "T3A")[1]
