@@ -78,7 +78,7 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
     assert again.returncode == 0, error
     assert not page.exists()
     lines = out.splitlines()
-    assert len(lines) <= 12
+    assert len(lines) <= 16
     assert lines[0] == (
         "pictures: 61 images, 3 domains (hall a 20, shop 21, yard 20), 2 classes of 30 to 31 images (dark, light)."
     )
@@ -92,6 +92,8 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
         "standard deviation between domains",
         ", worst ",
         "The final model uses",
+        "at nine new sites in ten between",
+        "The surest 80 % of the pictures of a new site: expect",
         "On the domains it has seen: ",
         "Use it: aidgn predict out/model NEW_PICTURES/",
     ):
@@ -111,9 +113,12 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
     assert f"mean {chosen['mean']:.1%} over 3 domains" in out
     assert "7 runs of 30 steps, small (from scratch)" in (tmp_path / "out" / "REPORT.md").read_text()
 
+    assert summary["new_site"]["interval"]["sites"] == 3
+    assert set(summary["new_site"]["results"]) == {"hall a", "shop", "yard"}
     found = start(tmp_path, "predict", "out/model", "pictures", "--csv", "-", "--device", "cpu")
     rows, error = found.communicate(timeout=600)
     assert found.returncode == 0 and "61 images classified, 1 left out" in error
+    assert rows.startswith("file,label,probability,warning,chance\n") and "the training sites" in error
     right = [row.split(",")[1] == row.split(",")[0].split("/")[2] for row in rows.splitlines()[1:]]
     assert np.mean(right) > 0.8
 

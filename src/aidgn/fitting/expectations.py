@@ -96,10 +96,13 @@ def describe_expectations(expectations: Expectations) -> list[str]:
             f"like these it would be between {more}."
         ]
     temperature = expectations.confidence.temperature
+    if temperature == 1:
+        calibrated = "No temperature makes the probabilities hold better at unseen sites, so they stay as they are"
+    else:
+        calibrated = f"Probabilities are calibrated for unseen sites by a temperature of {temperature:.2g}"
     sentences.append(
-        f"Probabilities are calibrated for unseen sites (temperature {temperature:.2g}): calibration error "
-        f"{expectations.mean('ece_before'):.1%} before and {expectations.mean('ece_after'):.1%} after, each site "
-        "calibrated by the others."
+        f"{calibrated}: calibration error {expectations.mean('ece_before'):.1%} before and "
+        f"{expectations.mean('ece_after'):.1%} after, each site calibrated by the others."
     )
     surest = expectations.surest
     auroc = expectations.mean("auroc")
