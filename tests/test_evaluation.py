@@ -17,6 +17,7 @@ from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.evaluation import Comparison, evaluate, find_labelled, make_bins
 from aidgn.inference import Model, load_model
+from aidgn.inference.export import export
 from aidgn.new_site import Expectations, Outputs, SiteAccuracies, UnseenSite, measure
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
@@ -148,6 +149,18 @@ def test_command_prints_json_and_writes_a_page(folder: Path, site: Path, tmp_pat
     first, second = json.loads(result.stdout)
     assert first == second and first["images"] == 75
     assert "<script" not in page.read_text() and f"{first['accuracy']:.1%} right" in page.read_text()
+
+
+def test_export_keeps_the_calibration(folder: Path, model: Model, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    exported = export(folder, tmp_path / "export")
+    session = onnxruntime.InferenceSession(str(tmp_path / "export" / "model.onnx"))
+    logits, probabilities = session.run(None, {"images": DIGITS.pixels[:1]})
+    np.testing.assert_allclose(probabilities, softmax(logits / model.temperature, axis=1), atol=1e-6)
+    assert session.get_modelmeta().custom_metadata_map["temperature"] == str(model.temperature)
+    assert load_model(tmp_path / "export" / "model.safetensors", "cpu").temperature == model.temperature
+    card = exported.files[-1].read_text()
+    assert f"softmax(logits / {model.temperature})" in card and "nine new sites in ten" in card
 
 
 def test_expectations_are_loaded_as_written(folder: Path, model: Model) -> None:
