@@ -2,6 +2,7 @@
 get any."""
 
 import asyncio
+import copy
 import io
 import time
 import zlib
@@ -18,6 +19,7 @@ from starlette.testclient import TestClient
 
 from aidgn.data import load_dataset
 from aidgn.inference import Model, load_model
+from aidgn.new_site import Outputs, UnseenSite, measure
 from aidgn.serve.app import create_app
 from aidgn.serve.decoding import FAST_DECODERS, Decoders
 from aidgn.serve.engine import DECODED, Engine, Limits
@@ -100,6 +102,22 @@ def test_answers_match_the_model(client: TestClient, model: Model, space: Latent
         assert first["class"] == DIGITS.classes[DIGITS.labels[first["index"]]]
         thumbnail = client.get(first["thumbnail"])
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(thumbnail.content))), DIGITS.pixels[first["index"]])
+
+
+def test_chances_and_the_site_of_the_latest_pictures(model: Model, client: TestClient) -> None:
+    assert client.get("/api/site").json() == {"site": None}
+    random = np.random.default_rng(0)
+    outputs = Outputs(random.normal(size=(60, 10)), random.integers(10, size=60), {})
+    knowing = copy.copy(model)
+    knowing.expectations = measure([UnseenSite(name, 0, outputs, outputs) for name in "ab"], outputs, model.classes)
+    with TestClient(create_app(knowing), HOME) as other:
+        pictures = [encoded(DIGITS.pixels[number]) for number in (0, 700)]
+        answers = other.post("/api/predict", files=[("images", picture) for picture in pictures]).json()["images"]
+        wanted = knowing.predict(list(DIGITS.pixels[[0, 700]])).chances
+        np.testing.assert_allclose([answer["chance"] for answer in answers], wanted, rtol=1e-4)
+        site = other.get("/api/site").json()["site"]
+    assert site["pictures"] == 2 and site["mean_chance"] == pytest.approx(wanted.mean(), rel=1e-4)
+    assert not site["alarm"] and "Too few pictures" in site["text"]
 
 
 def test_good_and_bad_pictures_together(client: TestClient) -> None:

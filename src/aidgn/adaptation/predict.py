@@ -86,7 +86,7 @@ def predict_adapted(
         images: The images, in the order in which the model adapts.
         on_broken: Receives each image that cannot be read, and the error. By default the error is raised.
     """
-    adapter = METHODS[method].adapter(model.network, **settings)
+    adapter: Any = METHODS[method].adapter(model.network, **settings)
     for names, outputs in model.compute_batches(images, on_broken):
         for start in range(0, len(names), BATCH_SIZE):
             part = slice(start, start + BATCH_SIZE)
