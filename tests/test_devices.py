@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from aidgn.devices import describe_cpu, limit_threads
+from aidgn.devices import choose_device, choose_precision, describe_cpu, limit_threads
+from aidgn.errors import ParameterError
 
 CONVOLUTIONS = """
 import torch
@@ -61,3 +63,18 @@ print(faults[-1] - faults[9])
 """
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert int(printed) < 16_384
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has mps")
+def test_mps_is_a_name_that_may_not_work() -> None:
+    with pytest.raises(ParameterError, match="a device that works") as caught:
+        choose_device("mps")
+    assert caught.value.parameter == "device"
+    with pytest.raises(ParameterError, match="cuda:N or mps"):
+        choose_device("gpu")
+
+
+def test_mps_computes_in_float32() -> None:
+    assert choose_precision("auto", torch.device("mps")) == "float32"
+    with pytest.raises(ParameterError, match="float32 on mps"):
+        choose_precision("bfloat16", torch.device("mps"))

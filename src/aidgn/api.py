@@ -53,7 +53,7 @@ def train(
         algorithm: Name of an algorithm, or path/to/file.py:Class.
         out: Where run folders are.
         data_dir: Where data sets are.
-        device: cuda, cuda:1 or cpu.
+        device: cuda, cuda:1, mps or cpu.
         precision: Arithmetic of the network: bfloat16, tf32 or float32.
         devices: GPUs that share each step.
         trackers: Names of trackers that show the records: tensorboard, wandb, mlflow.
@@ -117,7 +117,7 @@ def sweep(
         retries: How often a run that fails is tried again before it is set aside.
         retry_failed: Whether to try again the runs that an earlier call set aside.
         data_dir: Where data sets are.
-        device: cuda, cuda:1 or cpu.
+        device: cuda, cuda:1, mps or cpu.
         precision: Arithmetic of the network: bfloat16, tf32 or float32.
         trackers: Names of trackers that show the records: tensorboard, wandb, mlflow.
         progress: Whether to show progress.

@@ -37,7 +37,7 @@ KEPT_BYTES = 1 << 30
 
 
 def choose_device(name: str = "auto") -> "torch.device":
-    """Return the device of this name, after checking that it works; `auto` is the GPU if there is one."""
+    """Return the device of this name, after checking that it works; `auto` is the CUDA GPU if there is one."""
     import torch
 
     allowed = limit_threads(torch.get_num_threads())
@@ -45,8 +45,8 @@ def choose_device(name: str = "auto") -> "torch.device":
         torch.set_num_threads(allowed)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.split(":")[0] not in ("cpu", "cuda"):
-        raise ParameterError("device", name, "auto, cpu, cuda or cuda:N")
+    if name.split(":")[0] not in ("cpu", "cuda", "mps"):
+        raise ParameterError("device", name, "auto, cpu, cuda, cuda:N or mps")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -78,6 +78,16 @@ def limit_threads(count: int) -> int:
     return count
 
 
+def synchronize(device: "torch.device") -> None:
+    """Wait until the device has done all that was asked of it."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def describe_cpu() -> str:
     """Return what the last digits of sums on the CPU depend on: instruction set and model, such as "AVX2, AMD EPYC"."""
     import torch
@@ -95,6 +105,8 @@ def choose_precision(name: str, device: "torch.device") -> str:
 
     if name not in PRECISION_NAMES:
         raise ParameterError("precision", name, f"one of {', '.join(PRECISION_NAMES)}")
+    if device.type == "mps" and name not in ("auto", "float32"):
+        raise ParameterError("precision", name, "auto or float32 on mps")
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
     tf32 = PRECISIONS[name].tf32

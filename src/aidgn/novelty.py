@@ -207,7 +207,8 @@ def norms_and_angles(
         predicted: Predicted classes [N] or logits [N, C].
         weight: Class vectors [features, C]; without them the angles are 0.
     """
-    z = torch.as_tensor(features).double()
+    z = torch.as_tensor(features)
+    z = (z.cpu() if z.device.type == "mps" else z).double()  # which has no float64
     norms = torch.linalg.vector_norm(z, dim=1)
     if weight is None:
         angles = torch.zeros_like(norms)

@@ -94,7 +94,7 @@ class RunResult:
         """Load the model of the selected step.
 
         Args:
-            device: cuda, cuda:1 or cpu.
+            device: cuda, cuda:1, mps or cpu.
             algorithm: path/to/file.py:Class if the algorithm is a custom one.
         """
         return load_model(self.folder, device, algorithm)

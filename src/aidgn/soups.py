@@ -58,7 +58,7 @@ class Soup:
         """Load the model.
 
         Args:
-            device: cuda, cuda:1 or cpu.
+            device: cuda, cuda:1, mps or cpu.
             algorithm: path/to/file.py:Class if the algorithm is a custom one.
         """
         return load_model(self.folder, device, algorithm)

@@ -185,7 +185,8 @@ def accuracy(adapter: Any, domain: Domain) -> Tensor:
     adapter.reset()
     predict = adapter.predict if isinstance(adapter, Tent) else adapter.predict_features
     predicted = torch.cat([predict(batch).argmax(1) for batch in domain.batches()])
-    return (predicted == domain.labels).double().mean()
+    hits = predicted == domain.labels
+    return (hits.cpu() if hits.device.type == "mps" else hits).double().mean()  # mps has no float64
 
 
 class Streams:

@@ -13,7 +13,7 @@ from aidgn.runs import options as runs_options
 Command = Callable[..., Any]
 
 device_option = click.option(
-    "--device", default="auto", show_default=True, metavar="NAME", help="Where to compute: cuda, cuda:1 or cpu."
+    "--device", default="auto", show_default=True, metavar="NAME", help="Where to compute: cuda, cuda:1, mps or cpu."
 )
 precision_option = click.option(
     "--precision",

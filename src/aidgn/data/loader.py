@@ -93,7 +93,7 @@ class DeviceImageStore:
         fills_slot = (decoded.geometry[:, :2] == decoded.slot).all()
         self.exact_fit = bool(fills_slot and decoded.slot == decoded.dataset.image_size)
         if resident is None:
-            resident = device.type == "cpu" or (
+            resident = device.type != "cuda" or (
                 decoded.pixels.nbytes <= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
             )
         self.pixels: Tensor | None = None

@@ -162,7 +162,7 @@ def fit(
         out: Where model, report and runs go; by default runs/fit-NAME.
         hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
         data_dir: Where data sets are, if `folder` is the name of one.
-        device: cuda, cuda:1 or cpu.
+        device: cuda, cuda:1, mps or cpu.
         precision: Arithmetic of the network: bfloat16, tf32 or float32.
         workers: Runs that are trained at a time.
         report: Whether to write the report page, which takes some time.

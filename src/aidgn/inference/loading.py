@@ -39,7 +39,7 @@ def load_model(
         path: The folder of the run (for the selected step), model.safetensors or last.safetensors in it, the
             .safetensors file that `aidgn export` made, or the folder of `aidgn fit` or `aidgn soup`. A list of several
             gives an `Ensemble`, which averages their probabilities.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N or mps.
         algorithm: path/to/file.py:Class of a custom algorithm. The run does not remember it, because loading a model
             must not run code that the author of the folder chose.
         false_alarms: Share of images like those of the training domains that get a warning.
@@ -99,7 +99,7 @@ def build_network(run: RunMetadata, device: torch.device, algorithm: str | None)
     if from_file and run.stride_first is None:
         raise DamagedMetadata(run.path, "it has no stride_first")
     # The arithmetic of the run, unless it ran on a GPU: that would be slow on a CPU.
-    same_kind = device.type != "cpu" or run.device.endswith("CPU")
+    same_kind = device.type == "cuda" or (device.type == "cpu" and run.device.endswith("CPU"))
     precision = choose_precision((run.precision if same_kind else "") or "float32", device)
 
     name = run.label.name

@@ -80,6 +80,7 @@ def explain_out_of_memory(spec: RunSpec, sources: int) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # on the CPU, PyTorch raises a plain RuntimeError
         message = str(error)
         cpu = "not enough memory" in message or "can't allocate memory" in message
+        cpu = cpu or "MPS backend out of memory" in message
         if not cpu and not isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
         size = int(spec.hyper_parameters["batch_size"])

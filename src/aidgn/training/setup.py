@@ -149,7 +149,8 @@ def share_threads(recorded: int | None, small: bool, processes: int) -> int:
 
 def describe_device(device: torch.device, count: int = 1) -> str:
     """Return the name of the hardware, such as "2 x NVIDIA H200"."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    names = {"cpu": f"{platform.machine()} CPU", "mps": f"{platform.machine()} GPU of Apple"}
+    name = names.get(device.type) or torch.cuda.get_device_name(device)
     return f"{count} x {name}" if count > 1 else name
 
 

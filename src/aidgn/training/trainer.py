@@ -11,7 +11,7 @@ from torch import Tensor
 from aidgn.algorithms import Algorithm
 from aidgn.backbones import IMAGENET, Preprocessing
 from aidgn.data.loader import BatchSampler, BatchStore, to_device
-from aidgn.devices import choose_device, choose_precision
+from aidgn.devices import choose_device, choose_precision, synchronize
 from aidgn.errors import Interrupted
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunWriter
@@ -55,7 +55,7 @@ def train(
         spec: The run.
         out: Folder of runs.
         data_dir: Folder of data sets; None for the default.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         precision: Name in `aidgn.devices.PRECISION_NAMES`.
         cache_dir: Folder of decoded images; None for the default.
         workers: Processes that decode images; None for the default.
@@ -196,8 +196,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, Any]:
         """Return the record of this step, and keep its weights if they are the best so far."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self.device)
         began = time.perf_counter()
         distributed.sync_weights(self.algorithm)
         if self.average and self.average.needs_validation_loss:

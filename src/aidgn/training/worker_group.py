@@ -93,6 +93,8 @@ def list_devices(count: int, first: torch.device) -> list[torch.device]:
     """Return `count` devices from `first` on; all are the CPU if that is."""
     if not 1 <= count <= MAX_DEVICES:
         raise ParameterError("devices", count, f"a whole number from 1 to {MAX_DEVICES}")
+    if first.type == "mps" and count > 1:
+        raise ParameterError("devices", count, "1 on mps")
     if first.type != "cuda":
         return [first] * count
     start = first.index or 0

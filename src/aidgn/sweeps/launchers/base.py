@@ -54,7 +54,7 @@ class Launcher(Protocol):
             out: Folder of the sweep.
             on_event: Called with every event.
             retries: How often a run that fails is tried again.
-            device: cuda, cuda:1 or cpu.
+            device: cuda, cuda:1, mps or cpu.
             training: Further arguments of `aidgn.training.train`.
         """
 

@@ -218,6 +218,8 @@ def choose_places(device: str, workers: int | None, specs: "Sequence[RunSpec]") 
         small = all(spec.trains_head or (spec.image_size or 0) <= SMALL_SIDE for spec in specs)
         default = usable_cores() if small else 1
         return [WorkerDevice("cpu")] * min(workers or default, len(specs))
+    if chosen.type == "mps":
+        return [WorkerDevice("mps")] * min(workers or 1, len(specs))
     numbers = [chosen.index] if chosen.index is not None else list(range(torch.cuda.device_count()))
     return share_gpus(numbers, workers, os.environ.get("CUDA_VISIBLE_DEVICES"))[: len(specs)]
 
