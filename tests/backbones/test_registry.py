@@ -31,6 +31,7 @@ from aidgn.backbones import (
     try_forward,
     weights_identity,
 )
+from aidgn.backbones.input_size import set_input_size
 from aidgn.data import transforms as aug
 from aidgn.errors import AidgnError, ParameterError, UnknownNameError
 from aidgn.training.compile import build_transforms
@@ -465,3 +466,14 @@ def test_a_trial_reads_the_file(tmp_path: Path) -> None:
     try_forward("test_resnet", 64, tmp_path / "weights.safetensors")
     with pytest.raises(WeightsError, match="does not hold the weights of test_vit"):
         try_forward("test_vit", 64, tmp_path / "weights.safetensors")
+
+
+def test_networks_for_any_size_keep_their_parameters() -> None:
+    """Those that resample in every pass did so before sizes could be set: trained weights must go on fitting."""
+    import timm
+
+    native, other = (timm.create_model("test_vit", num_classes=0, dynamic_img_size=True) for _ in range(2))
+    set_input_size(other, "test_vit", 64)
+    assert {key: value.shape for key, value in native.state_dict().items()} == {
+        key: value.shape for key, value in other.state_dict().items()
+    }

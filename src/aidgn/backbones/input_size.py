@@ -36,7 +36,8 @@ def set_input_size(network: nn.Module, name: str, image_size: int) -> None:
         image_size: Side of the images in pixels.
     """
     resize: Any = getattr(network, "set_input_size", None)
-    if resize is None or native_size(network) == (image_size, image_size):
+    takes_any = getattr(network, "dynamic_img_size", False)  # it resamples position embeddings in every pass
+    if resize is None or takes_any or native_size(network) == (image_size, image_size):
         return
     patch = patch_size(network)
     if image_size % patch:  # timm would leave out the pixels beyond the last whole patch
