@@ -91,7 +91,7 @@ def test_blocks_run_with_few_steps(page: Path, folder: Path, monkeypatch: pytest
 
 def run_line(line: str, folder: Path) -> None:
     """Run a line of shell code; run `aidgn` in this process, with few steps."""
-    program, *words = shlex.split(line)
+    program, *words = shlex.split(line, comments=True)
     if program != "aidgn":
         execute(program, *words)
         return
