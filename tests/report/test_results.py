@@ -14,6 +14,7 @@ from aidgn.selection import read_runs
 
 ROOT = Path(__file__).parents[2]
 RUNS, REPEATED = "docs/results/pacs-resnet50-he2015.zip", "docs/results/pacs-repeated.zip"
+FROZEN = "docs/results/pacs-frozen-lite0.zip"
 
 
 @pytest.mark.parametrize(
@@ -22,8 +23,9 @@ RUNS, REPEATED = "docs/results/pacs-resnet50-he2015.zip", "docs/results/pacs-rep
         ["-m", "aidgn", "table", RUNS, "--paper", "--markdown"],
         ["-m", "aidgn", "table", RUNS, "--adaptation", "--paper", "--markdown"],
         ["benchmarks/steps.py", RUNS, REPEATED],
+        ["-m", "aidgn", "table", FROZEN, "--markdown"],
     ],
-    ids=["accuracy", "adaptation", "steps"],
+    ids=["accuracy", "adaptation", "steps", "frozen"],
 )
 def test_tables_are_what_their_commands_print(command: list[str]) -> None:
     page = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
@@ -36,7 +38,7 @@ def test_tables_are_what_their_commands_print(command: list[str]) -> None:
         encoding="utf-8",
     ).stdout
     table = printed[printed.index("| Algorithm") :].split("\n\n")[0].strip()
-    assert len(table.splitlines()) > 10
+    assert len(table.splitlines()) >= 4
     assert table in page
 
 

@@ -22,7 +22,7 @@ BASELINE = "ERM"
 CPU_BACKBONE = "resnet18.tv_in1k"  # a fifth of the work of ResNet-50
 SAMPLED_IMAGES = 200  # images whose headers are read for their size
 QUICK_CPU_SIZE = 128  # pixels
-HEAD_STEPS = 500  # after which a classifier on frozen features gains nothing on held-out images of the sources
+HEAD_STEPS = 500  # more change a classifier on frozen features little (docs/results)
 SHARED_HYPER_PARAMETERS = ("batch_size", "resnet_dropout")  # every algorithm has them
 
 
