@@ -120,9 +120,10 @@ def check_same_images(runs: Iterable[RunRecords]) -> None:
 
 
 def _difference(name: str, dataset: str, runs: Sequence[RunRecords], algorithm: str | None = None) -> list[Difference]:
-    by_value = _by_value(
-        (run.settings.get(name), run) for run in runs if run.described or run.settings.get(name) is not None
-    )
+    values = [(run.settings.get(name), run) for run in runs if run.described or run.settings.get(name) is not None]
+    if _are_equal(values):
+        return []
+    by_value = _by_value(values)
     if name == "data":  # two digests, of names and of contents, known by their beginnings
         by_value = {"-".join(digest[:8] for digest in value.split("-")): members for value, members in by_value.items()}
     return [Difference(name, dataset, by_value, algorithm)] if len(by_value) > 1 else []
@@ -142,12 +143,17 @@ def _hyper_parameter_differences(dataset: str, algorithm: str, runs: Sequence[Ru
         if len(members) > 1:
             for name in dict.fromkeys(name for run in members for name in run.hparams):
                 values = [(run.hparams[name], run) for run in members if name in run.hparams]
-                if len({_text(value) for value, _ in values}) > 1:
+                if not _are_equal(values) and len({_text(value) for value, _ in values}) > 1:
                     differing.setdefault(name, []).extend(values)
     return [
         Difference(name, dataset, _by_value(values), algorithm, hyper_parameter=True)
         for name, values in differing.items()
     ]
+
+
+def _are_equal(values: Sequence[tuple[Any, RunRecords]]) -> bool:
+    """Compare values without composing their text, which takes long for thousands of runs."""
+    return all(value == values[0][0] and type(value) is type(values[0][0]) for value, _ in values)
 
 
 def _by_value(values: Iterable[tuple[Any, RunRecords]]) -> dict[str, list[RunRecords]]:
