@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aidgn.files import FolderLock, StorageError, write_text, written_at_last
+from aidgn.files import FolderLock, StorageError, temporary_folder, write_text, written_at_last
 
 
 def test_a_pipe_is_written_not_replaced(tmp_path: Path) -> None:
@@ -24,6 +24,35 @@ def test_a_folder_is_said_and_stays(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="Is a directory"):
         write_text(tmp_path, "text")
     assert not [*tmp_path.iterdir()]
+
+
+def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+import sys, time
+from aidgn.files import temporary_folder
+with temporary_folder("mine-") as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mine-link").symlink_to(tmp_path / "elsewhere")
+    command = [sys.executable, "-c", script]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        dead, live = (Path(process.stdout.readline().strip()) for process in processes)  # type: ignore[union-attr]
+        processes[0].kill()
+        processes[0].wait()
+        assert (dead / "file").exists()
+        with temporary_folder("mine-") as folder:
+            assert folder.is_dir() and not dead.exists() and (live / "file").exists()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert not folder.exists() and (tmp_path / "elsewhere").is_dir()
 
 
 def test_killed_process_leaves_no_temporary_file(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
-"""Atomic writes: write to a temporary file in the same folder, then rename it. And locks on folders."""
+"""Atomic writes: write to a temporary file in the same folder, then rename it. Locks on folders. Temporary folders."""
 
 import errno
 import fcntl
 import json
 import math
 import os
+import re
 import shutil
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 
 MAX_DEPTH = 32  # of nested objects and lists in JSON
+TEMP_NAME = re.compile(r"\..+\.tmp|\.tmp\w{6}")  # ours, and those of safetensors
+ABANDONED_SECONDS = 3600.0  # a temporary file not written to for so long has no writer
 
 
 class StorageError(AidgnError):
@@ -65,6 +70,53 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def remove_temp_files(folder: Path, *, in_use: bool = False) -> None:
+    """Remove the temporary files that killed processes left in a folder.
+
+    Args:
+        folder: The folder, which need not exist.
+        in_use: Whether other processes may be writing there: old files are removed only.
+    """
+    for path in folder.glob(".*tmp*"):
+        if TEMP_NAME.fullmatch(path.name):
+            with suppress(FileNotFoundError):
+                if not in_use or time.time() - path.lstat().st_mtime > ABANDONED_SECONDS:
+                    path.unlink()
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Yield a temporary folder, removed at the end. Remove those that killed processes of this user left, too.
+
+    A process holds a lock on its folder, which the system releases however the process ends.
+
+    Args:
+        prefix: Beginning of the folder's name; no other program's folders should begin so.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError), ExitStack() as locks:
+            _lock_folder(left, fcntl.LOCK_EX | fcntl.LOCK_NB, locks)
+            shutil.rmtree(left, ignore_errors=True)
+    while True:
+        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name, ExitStack() as locks:
+            try:
+                _lock_folder(Path(name), fcntl.LOCK_EX, locks)
+            except FileNotFoundError:  # another process has just taken it for one left behind
+                continue
+            yield Path(name)
+            return
+
+
+def _lock_folder(path: Path, operation: int, locks: ExitStack) -> None:
+    """Lock a folder of this user until `locks` closes; FileNotFoundError if another process removed it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    locks.callback(os.close, descriptor)
+    if os.fstat(descriptor).st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "the folder belongs to another user", str(path))
+    fcntl.flock(descriptor, operation)
+    path.stat()
 
 
 @contextmanager

@@ -225,6 +225,19 @@ def test_only_own_pages(headers: dict[str, str], status: int, client: TestClient
     assert send(client, ("a.png", digit(0)), headers=headers).status_code == status
 
 
+def test_the_folder_of_a_killed_server_is_removed(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "aidgn-serve-of-a-killed-server"
+    left.mkdir()
+    (left / "picture").touch()
+    with TestClient(create_app(model, None, Limits()), HOME) as client:
+        assert client.get("/api/health").status_code == 200 and not left.exists()
+        assert len([*tmp_path.glob("aidgn-serve-*")]) == 1
+    assert not [*tmp_path.glob("aidgn-serve-*")]
+
+
 def test_page_and_its_headers(client: TestClient) -> None:
     page = client.get("/", headers={"Sec-Fetch-Site": "cross-site"})  # a link to it is fine
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")

@@ -126,6 +126,14 @@ def test_folders_exported_files_and_missing_data(tmp_path: Path) -> None:
     with pytest.raises(AidgnError, match="--data"):
         build_latent_space(run, model, 100)
     assert len(build_latent_space(run, model, 100, tmp_path / "moved").rows) == 26
+    dark, light = tmp_path / "moved" / "a" / "dark", tmp_path / "moved" / "a" / "light"
+    for folder, name in ((dark, "swap"), (light, "dark"), (dark.with_name("swap"), "light")):  # the names stay the same
+        folder.rename(folder.with_name(name))
+    with pytest.raises(AidgnError, match="not those that"):
+        build_latent_space(run, model, 100, tmp_path / "moved")
+    for folder, name in ((dark, "swap"), (light, "dark"), (dark.with_name("swap"), "light")):
+        folder.rename(folder.with_name(name))
+    assert len(build_latent_space(run, model, 100, tmp_path / "moved").rows) == 26
     (tmp_path / "moved" / "a" / "dark" / "0.png").unlink()
     with pytest.raises(AidgnError, match="not those that"):
         build_latent_space(run, model, 100, tmp_path / "moved")

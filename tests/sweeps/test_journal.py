@@ -16,7 +16,7 @@ from aidgn.files import storage_error
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.run_id import sweep_key
 from aidgn.sweeps import journal
-from aidgn.sweeps.journal import SILENCE, attempt, history, record_death, reset_failures, should_retry
+from aidgn.sweeps.journal import KILLS, SILENCE, attempt, history, record_death, reset_failures, should_retry
 from aidgn.sweeps.plan import plan_runs
 from aidgn.training import RunSpec, train
 
@@ -114,6 +114,24 @@ def test_what_counts_as_a_failure(tmp_path: Path) -> None:
     assert history(tmp_path, specs[4].key()).failures == 0
     assert record_death(specs[4], tmp_path, "gone") and history(tmp_path, specs[4].key()).failures == 1
     assert not record_death(specs[4], tmp_path, "gone") and not record_death(specs[5], tmp_path, "never there")
+
+
+def test_kills_are_counted_apart(tmp_path: Path) -> None:
+    first, second = plan_runs(["digits"], ["ERM"], trials=2, targets=["ink"])
+
+    def kill(spec: RunSpec, begins: int = 0) -> bool:
+        name = os.urandom(4).hex()
+        write(tmp_path, spec, {"id": name, "host": "h", "pid": 1, "began": 1.0, "first": begins, "step": begins})
+        assert record_death(spec, tmp_path, "killed", killed=True)
+        return should_retry(spec, tmp_path, 0)
+
+    assert all(kill(first) for _ in range(KILLS)) and history(tmp_path, first.key()).failures == 0
+    assert not kill(first) and history(tmp_path, first.key()).error == "killed"  # not for ever
+    reset_failures(tmp_path, first.key())
+    assert kill(first)
+    assert all(kill(second, begins) for begins in range(2 * KILLS))  # each got further than the one before
+    ended(tmp_path, second, ("died", 0))
+    assert not should_retry(second, tmp_path, 0)
 
 
 def test_the_same_error_again_is_enough(tmp_path: Path) -> None:

@@ -36,6 +36,23 @@ PLAN = {
 }
 
 
+def test_a_sweep_removes_what_killed_processes_left(tmp_path: Path) -> None:
+    todo = planned(tmp_path)
+    run = train(todo.specs[0], tmp_path, device="cpu")
+    shared = tmp_path / ".backbones"
+    shared.mkdir()
+    left = [run / "state.pt", run / ".tmpAb3xYz", shared / ".tmpAb3xYz", shared / ".a.safetensors.123.tmp"]
+    fresh = shared / ".tmpFresh1"  # another process may be writing it
+    for path in (*left, fresh):
+        path.touch()
+        if path != fresh:
+            os.utime(path, (1.0, 1.0))
+    planned(tmp_path)
+    assert not (run / "state.pt").exists() and not (run / ".tmpAb3xYz").exists()
+    train(todo.specs[1], tmp_path, device="cpu")
+    assert not any(path.exists() for path in left) and fresh.exists()
+
+
 def planned(out: Path, **changes: object) -> Sweep:
     todo = Sweep.prepare([SweepPlan(**{**PLAN, **changes})], out, precision="float32")  # type: ignore[arg-type]
     todo.check()

@@ -109,6 +109,37 @@ def wrap_pixels(dataset: Dataset, pixels: np.ndarray) -> DecodedDataset:
     return DecodedDataset(dataset, pixels, np.arange(count), geometry, content, digests)
 
 
+def content_of(dataset: Dataset, on_progress: Progress | None = None) -> str:
+    """Return the digest of the content of all images, as `DecodedDataset.content`; nothing is decoded or stored.
+
+    Files that did not change since they were decoded are not read.
+
+    Args:
+        dataset: The data set, without files that cannot be decoded.
+        on_progress: Called with the number of images compared and of all images.
+    """
+    if dataset.pixels is not None:
+        return wrap_pixels(dataset, dataset.pixels).content
+    cache = ImageCache(dataset, None, usable_cores(), lambda *_: None)
+    index = cache.load()
+    entries = index.entries if index else {}
+
+    def digest(file: str) -> str:
+        entry, path = entries.get(file), cache.root + file
+        try:
+            return entry.digest if entry and entry.stamp == stamp_of(path) else content_digest(path)
+        except OSError:
+            return "unreadable"
+
+    content = blake2b(digest_size=16)
+    with ThreadPoolExecutor(cache.workers) as pool:
+        for done, text in enumerate(pool.map(digest, dataset.files), 1):
+            content.update(text.encode())
+            if on_progress and (done % 100 == 0 or done == len(dataset)):
+                on_progress(done, len(dataset))
+    return content.hexdigest()
+
+
 def broken_images(dataset: Dataset, broken: Sequence[CacheEntry], skip_broken: bool) -> AidgnError:
     """Compose the error that names up to ten broken images."""
     lines = [f"{len(broken)} of {len(dataset)} images in {dataset.root} cannot be used:"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aidgn.data import Dataset
+from aidgn.data.cache import content_of
 from aidgn.errors import AidgnError
 from aidgn.files import write_text
 from aidgn.inference.loading import find_model, load_model
@@ -148,20 +149,24 @@ def export_ensemble(
     return Exported([folder.path / ONNX_FILE], check)
 
 
-def find_training_images(metadata: RunMetadata, data: str | Path | None) -> Dataset:
+def find_training_images(
+    metadata: RunMetadata, data: str | Path | None, on_progress: Callable[[int, int], None] | None = None
+) -> Dataset:
     """Find the data set of a run.
 
     Args:
         metadata: Metadata of the run.
         data: Folder of the images, if they have moved.
+        on_progress: Called with the number of images compared and of all images.
 
     Raises:
-        AidgnError: There are no images, or their names are not those of the training.
+        AidgnError: There are no images, or their names or contents are not those of the training.
     """
     dataset = find_dataset(metadata, data)
     if metadata.skipped:
         dataset = dataset.without(i for i, file in enumerate(dataset.files) if file in metadata.skipped)
-    if not metadata.identity["data"].startswith(dataset.fingerprint[:32]):
+    known_names, _, known_content = metadata.identity["data"].partition("-")
+    if known_names != dataset.fingerprint[:32] or known_content != content_of(dataset, on_progress):
         raise AidgnError(
             f"The images in {dataset.root or dataset.name} are not those that {metadata.path.parent} was trained on. "
             "Name the folder of the right images with --data DIR."

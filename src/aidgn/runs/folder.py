@@ -21,7 +21,6 @@ import glob
 import hashlib
 import json
 import os
-import re
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import FolderLock, link_or_copy, open_no_link, parse_json, storage_error, write_text
+from aidgn.files import FolderLock, link_or_copy, open_no_link, parse_json, remove_temp_files, storage_error, write_text
 from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.checkpoints import read_state, write_state, write_weights
@@ -41,9 +40,6 @@ from aidgn.runs.records import Record, check, parse, sort_into_runs, train_again
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-TEMPORARY = re.compile(r"\..+\.tmp|\.tmp\w{6}")  # ours, and those of safetensors
 
 
 class Busy(AidgnError):
@@ -253,15 +249,14 @@ class RunWriter(RunFolder):
         """Remove files that killed processes left half written, and a state that a finished run does not need."""
         if not self.enabled:
             return
-        for path in self.path.glob(".*tmp*"):
-            if TEMPORARY.fullmatch(path.name):
-                path.unlink()
+        remove_temp_files(self.path)
+        remove_temp_files(self.path.parent / names.BACKBONES, in_use=True)
         if self.finished:
             self.state.unlink(missing_ok=True)
 
     def tidy(self) -> None:
         """Do `remove_temp_files` in the folder of a finished run, unless another process has it or it is read-only."""
-        if self.enabled and (self.state.exists() or any(self.path.glob(".*tmp*"))):
+        if self.enabled and (self.state.exists() or any(self.path.glob(".*tmp*"))) and self.finished:
             with suppress(OSError, AidgnError), self.locked():
                 self.remove_temp_files()
 

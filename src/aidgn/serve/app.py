@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from aidgn.errors import AidgnError
-from aidgn.files import for_json
+from aidgn.files import for_json, temporary_folder
 from aidgn.inference import Model, find_model, load_model
 from aidgn.runs.folder import RunFolder
 from aidgn.serve.access import SameOriginMiddleware, content_security_policy
@@ -132,8 +132,7 @@ class Server:
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         self.turn = asyncio.Semaphore(self.limits.requests)
         self.engine = Engine(self.model, self.space, self.limits)
-        with tempfile.TemporaryDirectory(prefix="aidgn-serve-", ignore_cleanup_errors=True) as folder:
-            self.folder = Path(folder)
+        with temporary_folder("aidgn-serve-") as self.folder:
             yield
             self.engine.close()
 

@@ -1,9 +1,10 @@
 """Training images in the model's feature space: a map in two dimensions, and the nearest ones to a new picture."""
 
 import io
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from aidgn.runs.checkpoints import read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import open_run
 from aidgn.runs.metadata import RunMetadata
+
+log = logging.getLogger("aidgn")
 
 MAX_COMPARED = 20_000  # training images that a picture is compared with
 MIN_COMPARED = 10
@@ -110,11 +113,13 @@ def build_latent_space(
     """
     metadata = read_metadata(path)
     saved = load_features(path)
+    report = on_progress or (lambda *_: None)
     try:
-        dataset: Dataset | None = find_training_images(metadata, data)
-    except AidgnError:
-        if saved is None:
+        dataset: Dataset | None = find_training_images(metadata, data, partial(report, "comparing images"))
+    except AidgnError as error:
+        if saved is None or data is not None:
             raise
+        log.warning("The map has no pictures: %s", error)
         dataset = None
     if dataset is not None:
         labels, domains = dataset.labels, dataset.domain_of
@@ -127,7 +132,7 @@ def build_latent_space(
         features = saved.features[rows]
     else:
         assert dataset is not None
-        rows, features = compute_features(model, dataset, rows, on_progress or (lambda *_: None))
+        rows, features = compute_features(model, dataset, rows, report)
     if len(rows) < MIN_COMPARED:
         raise AidgnError(f"Only {len(rows)} training images can be read.")
     directions = normalize(features)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 BEAT = 15.0  # seconds between two heartbeats
 SILENCE = 4 * BEAT  # no heartbeat for this long: the attempt is dead
-FAILURES = ("failed", "crashed", "died")  # ends of attempts that count
+FAILURES = ("failed", "crashed", "died", "killed")  # ends of attempts that count
+KILLS = 10  # kills of a run in a row, without a step saved between them, that do not set it aside
 
 
 def attempt(
@@ -86,7 +87,7 @@ def attempt(
     return outcome, text
 
 
-def record_death(spec: "RunSpec", out: str | Path, error: str, pid: int | None = None) -> bool:
+def record_death(spec: "RunSpec", out: str | Path, error: str, pid: int | None = None, *, killed: bool = False) -> bool:
     """Record that the process of an attempt died. Return whether the attempt had begun.
 
     Args:
@@ -94,11 +95,12 @@ def record_death(spec: "RunSpec", out: str | Path, error: str, pid: int | None =
         out: Folder of the sweep.
         error: What happened.
         pid: The process, if it is known.
+        killed: Whether something outside may have killed it, such as preemption. Such deaths are counted apart.
     """
     attempts = history(out, spec.key()).attempts
     running = [attempt for attempt in attempts if attempt.kind is None and pid in (None, attempt.pid)]
     if running:
-        line = {"id": running[-1].id, "kind": "died", "what": error, "time": time.time()}
+        line = {"id": running[-1].id, "kind": "killed" if killed else "died", "what": error, "time": time.time()}
         _append(_path(out, spec.key()), line)
     return bool(running)
 
@@ -171,19 +173,26 @@ class History:
 
         Deaths with progress between them do not add up: a run is not broken because its processes are killed.
         """
-        failed = deaths = 0
+        failed = 0
+        for attempt in self.attempts:
+            if attempt.kind in ("forgiven", "done"):
+                failed = 0
+            elif attempt.kind in ("failed", "crashed"):
+                failed += 1
+        return max(failed, self._count_without_progress("died"))
+
+    def _count_without_progress(self, kind: str) -> int:
+        """Count the last attempts that ended so and began no further than those before them."""
+        count = 0
         furthest = -1
         for attempt in self.attempts:
             if attempt.kind in ("forgiven", "done"):
-                failed = deaths = 0
-                furthest = -1
-            elif attempt.kind in ("failed", "crashed"):
-                failed += 1
-            elif attempt.kind == "died":
+                count, furthest = 0, -1
+            elif attempt.kind == kind:
                 first = attempt.first or 0
-                deaths = deaths + 1 if first <= furthest else 1
+                count = count + 1 if first <= furthest else 1
                 furthest = max(furthest, first)
-        return max(failed, deaths)
+        return count
 
     @property
     def repeats(self) -> bool:
@@ -197,8 +206,9 @@ class History:
         return len(errors) > 1 and errors[-1] == errors[-2]
 
     def given_up(self, retries: int) -> bool:
-        """Return whether the run is set aside: it failed more than `retries` times, or with the same error again."""
-        return self.failures > retries or self.repeats
+        """Return whether the run is set aside: it failed more than `retries` times, or with the same error again, or
+        was killed more than `KILLS` times in a row without progress."""
+        return self.failures > retries or self.repeats or self._count_without_progress("killed") > KILLS
 
     @property
     def error(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aidgn.errors import AidgnError, short
 from aidgn.files import FolderLock, parse_json, write_text
-from aidgn.runs.folder import RunFolder
+from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.options import MAX_NUMBER
 from aidgn.runs.run_id import sweep_key
 from aidgn.sweeps.journal import History, history
@@ -134,6 +134,11 @@ class SweepFolder:
             else:
                 open_statuses[run.key] = RunStatus("failed" if past.given_up(retries) else "left", past)
         return [self._done.get(run.key) or open_statuses[run.key] for run in runs]
+
+    def tidy(self) -> None:
+        """Remove what killed processes left in the folders of finished runs, which no process opens again."""
+        for name in self.run_folders():
+            RunWriter(self.path / name).tidy()
 
     def run_folders(self) -> list[str]:
         """List the names of the folders that may hold runs."""

@@ -115,7 +115,10 @@ class Sweep:
             with suppress(AidgnError) if dry_run else nullcontext():  # the file may be on another disk
                 shared[datasets[dataset].name]["weights"] = backbones.weights_identity(backbone, weights)
         runs = list_runs(specs, {name: dataset.name for name, dataset in datasets.items()})
-        return cls(SweepFolder(out), list(plans), specs, runs, datasets, missing, shared)
+        folder = SweepFolder(out)
+        if not dry_run:
+            folder.tidy()
+        return cls(folder, list(plans), specs, runs, datasets, missing, shared)
 
     def refresh(self, retries: int) -> None:
         """Read the statuses from the disk."""

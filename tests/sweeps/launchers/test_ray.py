@@ -207,6 +207,25 @@ def test_a_lost_node_and_ctrl_c_change_nothing(nodes: Nodes, tmp_path: Path, mon
 
 
 @pytest.mark.slow
+def test_kills_before_the_first_save_are_no_failures(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIDGN_PAUSE", "0.3")
+    (spec,) = plan_runs(**slow_sweep(tmp_path, targets=["ink"], trials=1, steps=20))
+    killed: list[int] = []
+
+    def kill(run: int, kind: str, value: Any) -> None:
+        if kind == "step" and len(killed) < 3 and (pids := running([spec], tmp_path / "out")):
+            killed.extend(pids)
+            os.kill(pids[0], signal.SIGKILL)
+
+    launcher = RayLauncher(workers=1, ray_address=nodes.cluster.address)
+    assert launcher.run([spec], tmp_path / "out", device="cpu", save_seconds=1e9, retries=0, on_event=kill) == {}
+    kinds = [attempt.kind for attempt in history(tmp_path / "out", spec.key()).attempts]
+    assert kinds == ["killed"] * 3 + ["done"] and len(set(killed)) == 3
+
+
+@pytest.mark.slow
 def test_twenty_kills_at_random_moments(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per start a worker, a node, then the launcher: by SIGKILL or Ctrl-C in turn."""
     sweep = slow_sweep(tmp_path, targets=[], steps=200)

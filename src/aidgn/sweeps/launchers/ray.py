@@ -213,8 +213,9 @@ class RayPool:
             return
         worker.answer = ask_ready(worker.actor)
         if any(node["NodeID"] == worker.node and node["Alive"] for node in self.ray.nodes()):
-            reason = "its process died"
-            journal.record_death(self.queue.specs[run], self.queue.out, reason)
+            killed = not isinstance(error, self.ray.exceptions.OutOfMemoryError)
+            reason = "its process was killed, or crashed" if killed else "its node ran out of memory"
+            journal.record_death(self.queue.specs[run], self.queue.out, reason, killed=killed)
             self.queue.record_failure(run, reason)
         else:
             self.queue.waiting.appendleft(run)
