@@ -12,16 +12,22 @@ def copy_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 class BestWeights:
-    """The best step so far: its number, its accuracy on the validation splits of the sources, and its weights."""
+    """The best step so far: its number, its accuracy on the validation splits of the sources, and its weights.
 
-    def __init__(self) -> None:
+    Args:
+        keep_last: Keep the last step instead, for a run on all images: none is set aside to choose a step by.
+    """
+
+    def __init__(self, keep_last: bool = False) -> None:
+        self.keep_last = keep_last
+        self.reason = "the last" if keep_last else "selected by training-domain validation"
         self.accuracy = -1.0
         self.step = 0
         self.weights: dict[str, Tensor] = {}
 
     def update(self, accuracy: float, step: int, module: nn.Module) -> None:
-        """Keep the weights of the module if the accuracy is higher than at all earlier steps."""
-        if accuracy > self.accuracy:
+        """Keep the weights of the module if the step is better than all earlier ones."""
+        if self.keep_last or accuracy > self.accuracy:
             self.accuracy, self.step, self.weights = accuracy, step, copy_weights(module)
 
     def state(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Trainer:
         self.steps_per_epoch = min(map(len, self.evaluator.train_pools)) / self.batch_size
         self.average = create_average(spec.average, algorithm, spec.warm_start) if spec.average else None
         self.terms = LossTerms(algorithm.name(), self.device, self.steps)
-        self.best = BestWeights()
+        self.best = BestWeights(keep_last=spec.train_on_all)
         self.step = 0
         self.restart_timer()
 
@@ -188,8 +188,7 @@ class Trainer:
 
     def restart_timer(self) -> None:
         """Start to measure the time per step."""
-        self.timer_start = time.perf_counter()
-        self.timer_step = self.step
+        self.timer_start, self.timer_step = time.perf_counter(), self.step
 
     def is_evaluation_due(self) -> bool:
         return self.step % self.eval_every == 0 or self.step >= self.steps
@@ -205,8 +204,6 @@ class Trainer:
             metrics, finite = self.evaluator.metrics(self.algorithm, self.step)
             if not finite:
                 self.terms.mark_bad(self.step)
-            if self.spec.train_on_all:
-                self.best = BestWeights()  # nothing is set aside to choose a step by, so the last one is kept
             self.best.update(self.evaluator.mean_validation(metrics), self.step, self.algorithm)
         return {
             "step": self.step,
@@ -250,5 +247,4 @@ class Trainer:
             write_values(folder.novelty, self.evaluator.calibrate(self.algorithm).to_dict())
         best = self.best.weights, self.best.step
         folder.finish(str(self.spec.label()), best, (last, self.step), self.images.frozen_weights)
-        chosen_by = "the last" if self.spec.train_on_all else "selected by training-domain validation"
-        folder.log(f"finished; step {self.best.step}, {chosen_by}")
+        folder.log(f"finished; step {self.best.step}, {self.best.reason}")
