@@ -210,7 +210,7 @@ class FeatureStore:
         device: Where batches are needed.
         features: Rows of features, read-only.
         rows: Row of each view of each image, int64 [views + 1, N].
-        network: The network that computed them.
+        network: The network that computed them; None if they came without one.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class FeatureStore:
         device: torch.device,
         features: np.ndarray,
         rows: np.ndarray,
-        network: FrozenNetwork,
+        network: FrozenNetwork | None = None,
     ):
         self.decoded = decoded
         self.device = device
@@ -235,8 +235,8 @@ class FeatureStore:
             self.resident = torch.from_numpy(features[rows]).to(device)
 
     @property
-    def frozen_weights(self) -> tuple[str, dict[str, Tensor]]:
-        return self.network.weights
+    def frozen_weights(self) -> tuple[str, dict[str, Tensor]] | None:
+        return None if self.network is None else self.network.weights
 
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
         """Yield the batch of each row of image indices, which are on the host."""

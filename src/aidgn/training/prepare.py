@@ -81,10 +81,12 @@ def prepare_run(
     workers: int | None,
     precision: str,
     report: Progress,
+    dataset: Dataset | None = None,
 ) -> PreparedRun:
     """Find and decode the images of a run, and find its folder, which must not hold another run."""
-    dataset = spec.load_dataset(data_dir)
-    check_outside(dataset, out)
+    if dataset is None:
+        dataset = spec.load_dataset(data_dir)
+        check_outside(dataset, out)
     images = prepare(
         dataset,
         cache_dir=Path(cache_dir) if cache_dir else None,

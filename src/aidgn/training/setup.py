@@ -99,7 +99,7 @@ def create_algorithm(run: PreparedRun, images: BatchStore) -> Algorithm:
     algorithm_class = find(spec.algorithm)
     featurizer: nn.Module
     if isinstance(images, FeatureStore):
-        featurizer = FeatureInput(images.network.num_features)
+        featurizer = FeatureInput(images.features.shape[1])
     else:
         channels = 3 + algorithm_class.extra_channels
         featurizer = create_featurizer(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aidgn.algorithms import Algorithm
 from aidgn.backbones import IMAGENET, Preprocessing
+from aidgn.data import Dataset
 from aidgn.data.loader import BatchSampler, BatchStore, to_device
 from aidgn.devices import choose_device, choose_precision, synchronize
 from aidgn.errors import Interrupted
@@ -48,6 +49,7 @@ def train(
     trackers: Sequence[str | Tracker] = (),
     devices: int = 1,
     on_progress: Progress | None = None,
+    dataset: Dataset | None = None,
 ) -> Path:
     """Train one run and return its folder. Leave a finished run as it is, and continue an interrupted one.
 
@@ -63,11 +65,12 @@ def train(
         trackers: Names of trackers, or trackers.
         devices: Number of devices that share the work of each step; `device` is the first.
         on_progress: Called with the phase, the number done, the total, and a new record if there is one.
+        dataset: Images that no folder ROOT/<domain>/<class> lists, at the size of `spec`; on one device only.
     """
     report = on_progress or (lambda *_: None)
     first_device = choose_device(device)
     precision = choose_precision(precision, first_device)
-    run = prepare_run(spec, out, data_dir, cache_dir, workers, precision, report)
+    run = prepare_run(spec, out, data_dir, cache_dir, workers, precision, report, dataset)
     folder = run.folder
     tracking = Tracking(trackers, folder)
     if run.finished:
