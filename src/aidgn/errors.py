@@ -34,7 +34,7 @@ class ParameterError(AidgnError):
     """
 
     def __init__(self, parameter: str, value: object, expected: str):
-        super().__init__(f"{parameter} is {value}; expected {expected}.")
+        super().__init__(f"{parameter} is {clip(value)}; expected {expected}.")
         self.parameter = parameter
         self.value = value
         self.expected = expected
@@ -52,7 +52,7 @@ class UnknownNameError(AidgnError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], advice: str = ""):
         names = list(known)
-        super().__init__(f"There is no {kind} {name}.{did_you_mean(name, names)} {advice}".rstrip())
+        super().__init__(f"There is no {kind} {clip(name)}.{did_you_mean(name, names)} {advice}".rstrip())
         self.kind = kind
         self.name = name
         self.known = names
@@ -85,6 +85,15 @@ def plural(number: int, word: str) -> str:
 def short(value: object) -> str:
     """Format a number without needless digits, and anything else as text."""
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def clip(value: object, most: int = 200) -> str:
+    """Return a value as text for a message, cut to a length."""
+    try:
+        text = str(value)
+    except ValueError:  # Python refuses to write such a number
+        return "a number with thousands of digits"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def amount(size: float) -> str:

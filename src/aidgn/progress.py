@@ -36,6 +36,7 @@ NARROW = 72  # columns; a narrower terminal shows numbers without a bar
 UNITS = {
     "decoding images": "images",
     "reading images": "images",
+    "comparing images": "images",
     "training": "steps",
     "downloading": "MB",
     "evaluating": "images",

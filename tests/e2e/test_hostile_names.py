@@ -4,12 +4,15 @@ import csv
 import io
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -86,21 +89,98 @@ def test_commands_print_no_codes_of_names(
         assert not [raw for raw in RAW if raw in text] and "<b>x" not in text
 
 
-def test_a_terminal_gets_our_codes_alone(hostile: Path) -> None:
+@pytest.fixture(scope="module")
+def failing(hostile: Path) -> Path:
+    """A file with an algorithm that fails with codes, and a sweep, `swept`, in which its run was set aside."""
+    from aidgn.sweeps.launchers.in_process import InProcessLauncher
+    from aidgn.sweeps.plan import SweepPlan
+    from aidgn.sweeps.sweep import Sweep
+
+    file = hostile / "mine.py"
+    file.write_text(
+        "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n"
+        f"    def update(self, minibatches):\n        raise ValueError({CODES!r})\n"
+    )
+    options = {"trials": 1, "steps": 2, "eval_every": 1, "image_size": 12, "backbone": "small"}
+    plan = SweepPlan((str(hostile / "pictures"),), (f"{file}:Mine",), (DOMAINS[0],), **options)
+    todo = Sweep.prepare([plan], hostile / "swept")
+    todo.refresh(0)
+    todo.train(InProcessLauncher(), retries=0, device="cpu")
+    return file
+
+
+SMALL = "--steps 2 --eval-every 1 --image-size 12 --backbone small --batch-size 2 --trials 1 --out more --device cpu"
+IN_TERMINAL = {
+    "table": (["table", "runs"], 0),
+    "status": (["status", "swept", "--watch"], 0),
+    "sweep": (["sweep", "pictures", "--algorithm", "mine.py:Mine", "--target", DOMAINS[0], *SMALL.split()], 2),
+    "serve": (["serve", "RUN", "--port", "0", "--device", "cpu"], 0),
+}
+
+
+@pytest.mark.parametrize("name", IN_TERMINAL)
+def test_a_terminal_gets_our_codes_alone(name: str, hostile: Path, failing: Path, tally: Tally) -> None:
     """In a terminal click strips no codes, and rich writes some."""
     here, there = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
-    command = [sys.executable, "-m", "aidgn", "table", "runs"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "OMP_NUM_THREADS": "1"}
+    (run,) = (hostile / "runs").iterdir()
+    arguments, code = IN_TERMINAL[name]
+    command = [sys.executable, "-m", "aidgn", *(str(run) if word == "RUN" else word for word in arguments)]
     with subprocess.Popen(command, cwd=hostile, stdin=there, stdout=there, stderr=there, env=environment) as process:
         os.close(there)
         written = b""
         with suppress(OSError):  # how a terminal ends
             while part := os.read(here, 4096):
                 written += part
+                if b"stops)" in written and process.poll() is None and name == "serve":
+                    upload_codes(written.decode())
+                    process.send_signal(signal.SIGINT)
+                    name = "stopped"
     os.close(here)
     text = written.decode()
-    assert process.returncode == 0 and "\x1b[1m" in text and "owned" in text
-    assert not [raw for raw in RAW if raw in text]
+    assert process.returncode == code and "owned" in text
+    assert "\x1b[1m" in text or name != "table"
+    with tally("control characters in names, in a terminal"):
+        assert not [raw for raw in RAW if raw in text]
+
+
+def upload_codes(text: str) -> None:
+    """Send pictures whose names are codes to the server that has printed the text."""
+    url = re.findall(r"http://\S+/", text)[0]
+    files = [("images", (f"{CODES}.png", b"no picture")), ("images", (f"{CODES}.png", encoded()))]
+    assert httpx.post(f"{url}api/predict", files=files).status_code == 200
+
+
+def encoded() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (12, 12)).save(file, "PNG")
+    return file.getvalue()
+
+
+LONG = "x" * 5000
+TOO_LONG = {
+    "train": ("train", LONG, "--target", "a"),
+    "train --out": ("train", "digits", "--target", "chalk", "--out", LONG),
+    "train --weights": ("train", "digits", "--target", "chalk", "--weights", LONG),
+    "train --algorithm": ("train", "digits", "--target", "chalk", "--algorithm", f"{LONG}.py:Mine"),
+    "table": ("table", LONG),
+    "status": ("status", LONG),
+    "predict": ("predict", LONG, "picture.png"),
+    "fit": ("fit", LONG),
+    "serve": ("serve", LONG, "--port", "0"),
+    "report": ("report", LONG),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_names_that_are_too_long_are_a_mistake(name: str) -> None:
+    from click.testing import CliRunner
+
+    from aidgn.cli import app
+    from aidgn.errors import AidgnError
+
+    result = CliRunner().invoke(app, TOO_LONG[name], standalone_mode=False)
+    assert isinstance(result.exception, AidgnError)
 
 
 def test_workers_log_no_codes() -> None:

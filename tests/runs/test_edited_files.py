@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from aidgn.cli import app
 from aidgn.errors import AidgnError
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.record_log import LostRecords
+from aidgn.sweeps.journal import attempt
+from aidgn.sweeps.plan import SweepPlan
+from aidgn.sweeps.plan_file import CHECKS
+from aidgn.sweeps.sweep import Sweep
 from aidgn.training import RunSpec, train
 from tests.conftest import Tally
 
@@ -36,6 +41,8 @@ VALUES: list[Any] = [
     "",
     "x",
     "\x1b[2J\0",
+    "x" * 5000,
+    ["x\0"],
     [],
     {},
     [[]],
@@ -116,7 +123,10 @@ def change_file(path: Path, dice: random.Random) -> None:
     if dice.random() < 0.05:
         path.unlink()
         return
-    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    text = path.read_text()
+    if path.suffix == ".yaml":
+        text = json.dumps(yaml.safe_load(text))
+    lines = text.strip().splitlines() if path.suffix == ".jsonl" else [text]
     number = dice.randrange(len(lines))
     if len(lines) > 1 and dice.random() < 0.2:
         del lines[number]
@@ -128,7 +138,7 @@ def change_file(path: Path, dice: random.Random) -> None:
 
 def run_command(arguments: list[str], folder: Path) -> Any:
     """The outcome of a command in this process; an exception other than those that end in a sentence is raised."""
-    (run,) = (folder / "runs").iterdir()
+    run = next(path for path in (folder / "runs").iterdir() if path.name[0] != "." and path.is_dir())
     named = {"RUNS": str(folder / "runs"), "RUN": str(run), "PICTURE": str(folder / "picture.png")}
     result = CliRunner().invoke(app, [named.get(word, word) for word in arguments], standalone_mode=False)
     if result.exception is not None and not isinstance(result.exception, AidgnError | SystemExit):
@@ -181,6 +191,60 @@ def test_edits_of_an_interrupted_run(name: str, attempts: int, folder: Path, tmp
             except BaseException as error:
                 raise AssertionError(f"{name}: {edited}") from error
         shutil.rmtree(place)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sweep, `runs`: one run is finished, one has failed, one is left."""
+    folder = tmp_path_factory.mktemp("edited")
+    plan = SweepPlan(("digits",), ("ERM",), ("chalk",), trials=3, steps=6, eval_every=2)
+    todo = Sweep.prepare([plan], folder / "runs", precision="float32")
+    todo.save_plan(2, None)
+    attempt(todo.specs[0], folder / "runs", device="cpu")
+    journal = folder / "runs" / ".sweep" / "attempts"
+    (finished,) = journal.iterdir()
+    text = finished.read_text().replace('"done"', '"failed"')
+    (journal / f"{todo.specs[1].key()}.jsonl").write_text(text)
+    return folder
+
+
+SWEEP_COMMANDS = {
+    "status": ["status", "RUNS"],
+    "sweep": ["sweep", "RUNS/sweep.yaml", "--dry-run"],
+    "table": ["table", "RUNS"],
+}
+
+
+@pytest.mark.parametrize("attempts", [3, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["sweep.yaml", ".sweep/plan.json", "journal"])
+def test_edits_of_a_sweep(name: str, attempts: int, sweep: Path, tmp_path: Path, tally: Tally) -> None:
+    dice = random.Random(name)
+    for number in range(attempts):
+        place = tmp_path / str(number)
+        shutil.copytree(sweep / "runs", place / "runs")
+        names = sorted((place / "runs" / ".sweep" / "attempts").iterdir())
+        path = dice.choice(names) if name == "journal" else place / "runs" / name
+        change_file(path, dice)
+        edited = path.read_text()[:3000] if path.exists() else "removed"
+        for command, arguments in SWEEP_COMMANDS.items():
+            with tally(f"edits of {name} of a sweep"):
+                try:
+                    run_command([word.replace("RUNS", str(place / "runs")) for word in arguments], place)
+                except BaseException as error:
+                    raise AssertionError(f"{command}, {name}: {edited}") from error
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("attempts", [20, pytest.param(None, marks=pytest.mark.slow)])
+def test_odd_values_of_a_plan(attempts: int | None, tmp_path: Path, tally: Tally) -> None:
+    odd = [*VALUES, {"lr": "x"}, {"ERM": {"lr": [1, "x"]}}, {"lr": 10**400}, {"batch_size": 10**30}, ["a/" * 3000]]
+    cases = [(key, value) for key in CHECKS for value in odd]
+    for key, value in random.Random(0).sample(cases, attempts or len(cases)):
+        plan = {"datasets": ["digits"], "algorithms": ["ERM"], "targets": ["chalk"], "steps": 6, key: value}
+        (tmp_path / "plan.yaml").write_text(json.dumps(plan))
+        with tally("odd values in a plan"):
+            result = CliRunner().invoke(app, ["sweep", str(tmp_path / "plan.yaml"), "--dry-run"], standalone_mode=False)
+            assert isinstance(result.exception, AidgnError | None), (key, value)
 
 
 # Records --------------------------------------------------------------------------------------------------------------

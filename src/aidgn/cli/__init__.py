@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import aidgn
-from aidgn.errors import AidgnError, ParameterError, did_you_mean
+from aidgn.errors import AidgnError, ParameterError, clip, did_you_mean
 from aidgn.terminal import protect_streams
 
 # The command NAME is the function NAME in the module aidgn.cli.NAME.
@@ -71,6 +71,10 @@ class Group(click.Group):
         except BrokenPipeError:  # the reader has ended (| head); click would exit with 1
             discard_output()
             sys.exit(PIPE_CLOSED)
+        except OSError as error:  # from the first look at a file of that name, wherever that is
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise AidgnError(f"{clip(error.filename)} is longer than the name of a file can be.") from None
 
 
 @click.group(

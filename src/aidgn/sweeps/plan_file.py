@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from aidgn.devices import PRECISION_NAMES
-from aidgn.errors import AidgnError, ParameterError, amount, did_you_mean
+from aidgn.errors import AidgnError, ParameterError, amount, clip, did_you_mean
 from aidgn.runs.options import Option, run_options, without_aliases
 from aidgn.sweeps.plan import SweepPlan
 
@@ -85,8 +85,10 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
         twice = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
         if twice is not None:
-            raise UnusableYaml(f"the key {twice} is given twice")
+            raise UnusableYaml(f"the key {clip(twice)} is given twice")
         children = [child for pair in node.value for child in pair]
+    elif isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+        raise UnusableYaml("a value has a null character, which no name has")
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
     known[id(node)] = 1 + sum(_count_nodes(child, known) for child in children)
@@ -117,12 +119,16 @@ def _check_entry(path: Path, entry: Mapping[Any, Any]) -> dict[str, Any]:
     for key, value in without_aliases(entry).items():
         if key not in CHECKS:
             near = did_you_mean(str(key), CHECKS)
-            raise PlanFileError(path, f"has a key {key}, which does not exist.{near} The keys are {', '.join(CHECKS)}.")
+            raise PlanFileError(
+                path, f"has a key {clip(key)}, which does not exist.{near} The keys are {', '.join(CHECKS)}."
+            )
         try:
             if value is not None:
                 values[key] = CHECKS[key](key, value)
         except ParameterError as error:
-            raise PlanFileError(path, f"has {error.parameter}: {error.value}; expected {error.expected}.") from None
+            raise PlanFileError(
+                path, f"has {clip(error.parameter)}: {clip(error.value)}; expected {error.expected}."
+            ) from None
     return values
 
 
