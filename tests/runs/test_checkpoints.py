@@ -120,6 +120,7 @@ def flip_one(path: Path) -> None:
 def as_0_1_0(path: Path) -> None:
     """Write the weights as version 0.1.0 did."""
     tensors, metadata = read_weights(path)
+    metadata.pop("records", None)
     save_file(tensors, path, metadata={"aidgn": json.dumps(metadata)})
 
 
@@ -244,7 +245,7 @@ def test_files_of_0_1_0_are_read(copy: Path, tmp_path: Path) -> None:
         assert torch.equal(found.logits, wanted.logits) and found.warnings == wanted.warnings
     assert RunFolder(copy).finished
     found = verify([tmp_path])
-    assert (found.files, found.unchecked, found.damaged) == (4, 4, [])
+    assert (found.files, found.unchecked, found.damaged) == (5, 5, [])
 
 
 # Whether a run is finished --------------------------------------------------------------------------------------------
@@ -310,9 +311,9 @@ def test_verify_names_every_damaged_file(copy: Path, begun: Path) -> None:
     shutil.copytree(begun, runs / "begun")
     done: list[tuple[int, int]] = []
     sound = verify([runs], lambda *numbers: done.append(numbers))
-    assert (sound.files, sound.unchecked, sound.damaged) == (4, 0, []) and done[-1] == (4, 4)
+    assert (sound.files, sound.unchecked, sound.damaged) == (5, 0, []) and done[-1] == (5, 5)
     result = CliRunner().invoke(app, ["status", str(runs), "--verify"])
-    assert result.exit_code == 0 and "4 files read, 0 damaged" in result.output
+    assert result.exit_code == 0 and "5 files read, 0 damaged" in result.output
 
     as_0_1_0(copy / "model.safetensors")
     flip_one(copy / "last.safetensors")
@@ -320,7 +321,7 @@ def test_verify_names_every_damaged_file(copy: Path, begun: Path) -> None:
     (runs / "begun" / "state.pt").write_bytes(content[:-100])
     (copy / "novelty.json").write_bytes(b"")
     found = verify([runs])
-    assert (found.files, found.unchecked) == (4, 1)
+    assert (found.files, found.unchecked) == (5, 1)
     assert {str(error).split(" is damaged")[0] for error in found.damaged} == {
         str(copy / "last.safetensors"),
         str(copy / "novelty.json"),
@@ -328,7 +329,18 @@ def test_verify_names_every_damaged_file(copy: Path, begun: Path) -> None:
     }
     result = CliRunner().invoke(app, ["status", str(runs), "--verify"])
     assert result.exit_code == 1
-    assert "4 files read, 3 damaged, 1 unchecked (written by 0.1.0)" in result.output
+    assert "5 files read, 3 damaged, 1 unchecked (written by an earlier version)" in result.output
     assert all(str(error) in result.output for error in found.damaged)
     with pytest.raises(AidgnError):
         verify([runs / "nowhere"])
+
+
+@pytest.mark.parametrize("edit", [("0.", "0.9"), ("{", "["), ('"step": 2', '"step": 1')])
+def test_verify_notices_edited_records(edit: tuple[str, str], copy: Path) -> None:
+    results = copy / "results.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    times = [json.dumps({**json.loads(line), "step_time": 1.0, "eval_time": 2.0}) + "\n" for line in lines]
+    results.write_text("".join(times))  # equal runs differ so
+    assert verify([copy]).damaged == []
+    results.write_text(lines[0].replace(*edit, 1) + "".join(lines[1:]))
+    assert [str(error).split(" is damaged")[0] for error in verify([copy]).damaged] == [str(results)]

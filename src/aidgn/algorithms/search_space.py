@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.errors import AidgnError, UnknownNameError
+from aidgn.errors import AidgnError, UnknownNameError, clip
 
 Value = float | int | str | None
 
@@ -26,7 +26,7 @@ class HyperParameterError(AidgnError):
 
     def __init__(self, owner: str, name: str, value: object, expected: str, out_of_range: bool = False):
         problem = f"is out of range, expected {expected}" if out_of_range else f"is not {expected}"
-        super().__init__(f"{owner}: {name}={value} {problem}.")
+        super().__init__(f"{owner}: {name}={clip(value)} {problem}.")
         self.name = name
         self.value = value
         self.expected = expected

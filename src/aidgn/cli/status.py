@@ -78,7 +78,7 @@ def verify_files(folder: str) -> None:
         result = verify([folder], lambda done, total: display.update("verifying", done, total))
     for error in result.damaged:
         click.echo(str(error))
-    unchecked = f", {result.unchecked} unchecked (written by 0.1.0)" if result.unchecked else ""
+    unchecked = f", {result.unchecked} unchecked (written by an earlier version)" if result.unchecked else ""
     click.echo(f"{folder}: {plural(result.files, 'file')} read, {len(result.damaged)} damaged{unchecked}")
     if result.damaged:
         sys.exit(1)

@@ -2,6 +2,7 @@
 
     model.safetensors, last.safetensors    sha256 of metadata and tensors, as `sha256` in the file's own metadata
     backbone.safetensors                   the same
+    results.jsonl of a finished run        sha256 of the records without times, as `records` in last.safetensors
     novelty.json, expectations.json        sha256 of the other values, as `sha256` in the same object
     state.pt                               CRC-32 of every record, in the zip archive that PyTorch writes
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write, check_finite, parse_json, write_text
 from aidgn.runs import names
+from aidgn.runs.record_log import records_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,6 +230,7 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
             raise AidgnError(f"The folder {folder} does not exist.")
     paths = sorted({path for folder in folders for path in _find_checked(Path(folder))})
     result = Verification()
+    records: dict[Path, str | None] = {}  # digests in the folders of finished runs
     for number, path in enumerate(paths, 1):
         try:
             has_checksum = True
@@ -235,8 +238,12 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
                 read_state(path)
             elif path.name in JSON_FILES:
                 _, has_checksum = _read_values(path)
+            elif path.name == names.RECORDS:
+                has_checksum = path.parent not in records or _verify_records(path, records[path.parent])
             else:
-                _, _, has_checksum = _read_weights(path)
+                _, metadata, has_checksum = _read_weights(path)
+                if path.name == names.LAST:  # comes before the records
+                    records[path.parent] = metadata.get("records")
             result.unchecked += not has_checksum
         except AidgnError as error:
             if not path.exists():  # a run in progress has removed or replaced it
@@ -251,6 +258,19 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
 def _find_checked(folder: Path) -> Iterator[Path]:
     for root, _, files in os.walk(folder):
         yield from (Path(root, name) for name in files if name in CHECKED)
+        if {names.LAST, names.RECORDS} <= {*files}:
+            yield Path(root, names.RECORDS)
+
+
+def _verify_records(path: Path, digest: str | None) -> bool:
+    """Compare the records of a finished run with their digest, and return whether there is one."""
+    try:
+        changed = digest is not None and records_digest(path.read_bytes()) != digest
+    except (ValueError, AttributeError):
+        changed = True
+    if changed:
+        raise _damaged(path, "its numbers are not those that the training measured")
+    return digest is not None
 
 
 def system_error(error: Exception, folder: Path) -> OSError:

@@ -35,7 +35,7 @@ from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.checkpoints import read_state, write_state, write_weights
 from aidgn.runs.metadata import RunMetadata
-from aidgn.runs.record_log import LostRecords, RecordLog
+from aidgn.runs.record_log import LostRecords, RecordLog, records_digest
 from aidgn.runs.records import Record, check, parse, sort_into_runs, train_again
 
 if TYPE_CHECKING:
@@ -322,8 +322,9 @@ class RunWriter(RunFolder):
             if not shared.exists():
                 write_weights(shared, tensors, {"backbone": metadata["backbone"]})
             link_or_copy(shared, self.backbone)
-        for path, (weights, step) in ((self.model, selected), (self.last, last)):
-            write_weights(path, weights, {**metadata, "step": step})
+        write_weights(self.model, selected[0], {**metadata, "step": selected[1]})
+        digest = records_digest(self.record_log.content)
+        write_weights(self.last, last[0], {**metadata, "step": last[1], "records": digest})
         self.state.unlink(missing_ok=True)
 
 

@@ -1,5 +1,6 @@
 """results.jsonl of a run in training: appended to, compared with what was written, restored from the saved state."""
 
+import hashlib
 import json
 import logging
 import os
@@ -13,6 +14,8 @@ from aidgn.errors import AidgnError
 from aidgn.files import atomic_write, open_no_link, parse_json, storage_error
 
 log = logging.getLogger("aidgn")
+
+TIMES = ("step_time", "eval_time")
 
 
 class LostRecords(AidgnError):
@@ -115,6 +118,13 @@ class RecordLog:
             return b""
         except OSError as error:
             raise storage_error(self.path, error) from None
+
+
+def records_digest(content: bytes) -> str:
+    """Return a sha256 of records without their times, so that equal runs have equal files; ValueError for no JSON."""
+    records = [parse_json(line) for line in content.splitlines()]
+    kept = [{key: value for key, value in record.items() if key not in TIMES} for record in records]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _unpack(packed: Any, size: int) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aidgn.data.registry import DATASETS
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, clip
 from aidgn.files import parse_json
 from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
@@ -296,7 +296,7 @@ def check(record: Record, where: str, written_by: str = "", accuracies: bool = T
     version = record.get("version", RECORD_VERSION)
     if not is_a(version, int) or version > RECORD_VERSION:
         raise AidgnError(
-            f"{where}: the record is of version {version}, this aidgn reads up to {RECORD_VERSION}. "
+            f"{where}: the record is of version {clip(version)}, this aidgn reads up to {RECORD_VERSION}. "
             "Install a newer aidgn."
         )
     wrong = [_named(key, record) for key, kind in REQUIRED.items() if not is_a(record.get(key), kind)]
@@ -320,7 +320,7 @@ def check(record: Record, where: str, written_by: str = "", accuracies: bool = T
 
 
 def _named(key: str, values: Mapping[str, Any]) -> str:
-    return f"{key} = {json.dumps(values[key])}" if key in values else key
+    return f"{key} = {clip(json.dumps(values[key]))}" if key in values else key
 
 
 def _is_accuracy(value: Any) -> bool:
