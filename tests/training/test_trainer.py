@@ -22,6 +22,7 @@ from aidgn.devices import describe_cpu
 from aidgn.errors import AidgnError
 from aidgn.runs.checkpoints import DamagedFile, read_weights
 from aidgn.runs.folder import RunFolder, RunWriter
+from aidgn.runs.record_log import records_digest
 from aidgn.training import RunSpec, train
 from tests.conftest import Tally
 
@@ -77,7 +78,9 @@ def test_records_have_domainbeds_shape(undisturbed: Path) -> None:
 def test_selected_model_is_the_best_on_source_validation(undisturbed: Path) -> None:
     validation = [np.mean([record[f"env{i}_out_acc"] for i in (0, 2, 3)]) for record in without_times(undisturbed)]
     assert read_weights(undisturbed / "model.safetensors")[1]["step"] == (4, 8, 12)[int(np.argmax(validation))]
-    assert read_weights(undisturbed / "last.safetensors")[1] == {"algorithm": "AIDGN", "step": STEPS}
+    digest = records_digest((undisturbed / "results.jsonl").read_bytes())
+    wanted = {"algorithm": "AIDGN", "step": STEPS, "records": digest}
+    assert read_weights(undisturbed / "last.safetensors")[1] == wanted
 
 
 @pytest.mark.parametrize(
