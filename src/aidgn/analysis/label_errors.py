@@ -1,0 +1,95 @@
+"""Pictures whose label looks wrong, ranked by predictions of networks that never saw their site.
+
+Confident learning (Northcutt, Jiang & Chuang, "Confident learning: estimating uncertainty in dataset labels", JAIR
+2021) with the sites as folds. The threshold of a class is the mean probability of the class over the pictures that
+have its label. A label is doubtful if another class reaches its threshold and is the most probable of those that do.
+Doubtful labels are ranked by the difference between both probabilities.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aidgn.analysis.predictions import Predictions
+from aidgn.new_site.calibration import choose_temperature, log_probabilities
+
+
+@dataclass(frozen=True)
+class DoubtfulLabel:
+    """A picture whose label looks wrong.
+
+    Args:
+        file: Its path relative to the data set's folder.
+        site: Its site.
+        label: Its class, as labelled.
+        suggestion: The class that it looks like.
+        label_probability: Calibrated probability of the class as labelled.
+        suggestion_probability: Calibrated probability of the class that it looks like.
+    """
+
+    file: str
+    site: str
+    label: str
+    suggestion: str
+    label_probability: float
+    suggestion_probability: float
+
+
+def find_doubtful_labels(runs: Sequence[Predictions]) -> list[DoubtfulLabel]:
+    """Find the pictures whose label looks wrong, the most doubtful first.
+
+    Args:
+        runs: Predictions of runs on the same pictures, each with one site unseen, in one or several trials.
+    """
+    unseen = [run.out_of_site for run in runs]
+    if not unseen:
+        return []
+    by_site: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for run in unseen:
+        by_site.setdefault(run.targets[0], []).append((run.logits, run.labels))
+    temperature = choose_temperature(by_site)
+    numbers: dict[str, int] = {}
+    for run in unseen:
+        for file in run.files:
+            numbers.setdefault(file, len(numbers))
+    classes = unseen[0].class_names
+    sums = np.zeros((len(numbers), len(classes)))
+    labels, sites, trials = (np.zeros(len(numbers), np.int64) for _ in range(3))
+    for run in unseen:
+        places = [numbers[file] for file in run.files]
+        sums[places] += np.exp(log_probabilities(run.logits, temperature))
+        trials[places] += 1
+        labels[places] = run.labels
+        sites[places] = run.domains
+    probabilities = sums / trials[:, None]
+    suggestions = suggest(probabilities, labels)
+    given, suggested = (np.take_along_axis(probabilities, c[:, None], 1)[:, 0] for c in (labels, suggestions))
+    files = list(numbers)
+    doubtful = np.flatnonzero(suggestions != labels)
+    return [
+        DoubtfulLabel(
+            files[i],
+            unseen[0].domain_names[sites[i]],
+            classes[labels[i]],
+            classes[suggestions[i]],
+            float(given[i]),
+            float(suggested[i]),
+        )
+        for i in doubtful[np.lexsort((given[doubtful], given[doubtful] - suggested[doubtful]))]
+    ]
+
+
+def suggest(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the class that each picture looks like; its label if no class reaches its threshold.
+
+    Args:
+        probabilities: [N, C].
+        labels: Class of each picture as labelled [N].
+    """
+    classes = probabilities.shape[1]
+    thresholds = np.array(
+        [probabilities[labels == c, c].mean() if (labels == c).any() else np.inf for c in range(classes)]
+    )
+    reached = np.where(probabilities >= thresholds, probabilities, -1)
+    return np.where(reached.max(axis=1) >= 0, reached.argmax(axis=1), labels)

@@ -1,0 +1,155 @@
+"""Pictures of one site that are resized, recompressed or cropped copies of pictures of another.
+
+Copies across sites make an estimate too high, because the site that a run never saw is then partly known to it. Each
+picture is compared with the pictures of other sites whose features are nearest. Features alone do not tell copies
+from other pictures of one object, so pixels decide: the smaller picture of a pair is slid over the larger one, at
+several scales, and the highest normalised cross-correlation is their similarity: 1 for equal pictures, whatever their
+brightness and contrast. Turned and mirrored copies are not found.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from aidgn.data.cache import DecodedDataset
+from aidgn.trust import unit_rows
+
+NEIGHBORS = 3  # pictures of other sites that each picture is compared with, by features and by pixels each
+SIDE = 32  # pixels of the pictures that are compared
+LEAST_CROP = 0.7  # side of the smallest crop that is looked for, as a share of the whole
+PROMISING = 0.85  # similarity at half the side, below which pairs are not compared further
+ALIKE = 0.94  # similarity of copies; docs/own-data.md has the distribution behind it
+MOST_IMAGES = 50_000  # above, comparing all pairs of features would take longer than minutes
+CHUNK = 1024  # images or pairs at a time
+FLAT = 4.0  # standard deviation of grey levels, of 255, below which a picture shows nothing to compare
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class NearCopy:
+    """Two pictures of different sites that seem to be copies of one.
+
+    Args:
+        first: File of the first picture.
+        second: File of the second picture.
+        similarity: Highest normalised cross-correlation.
+    """
+
+    first: str
+    second: str
+    similarity: float
+
+
+def find_near_copies(
+    decoded: DecodedDataset, features: NDArray[np.floating], on_progress: Progress | None = None
+) -> list[NearCopy]:
+    """Find copies across sites, the most similar first; pictures with exactly the same pixels are left out.
+
+    Args:
+        decoded: The pictures.
+        features: Their features [N, n], in the same order.
+        on_progress: Called with the part of the work, what is done and the total.
+    """
+    report = on_progress or (lambda *_: None)
+    if len(decoded.dataset) > MOST_IMAGES or len(decoded.dataset.domains) < 2:
+        return []
+    thumbnails = make_thumbnails(decoded)
+    sites = decoded.dataset.domain_of
+    pairs = np.unique(
+        np.concatenate(
+            [candidate_pairs(unit_rows(features), sites), candidate_pairs(unit_rows(centred(thumbnails)), sites)]
+        ),
+        axis=0,
+    )
+    shown = thumbnails.std(axis=(1, 2, 3)) >= FLAT
+    pairs = pairs[shown[pairs].all(axis=1)]
+    halved = F.avg_pool2d(torch.from_numpy(thumbnails), 2).numpy()
+    copies = []
+    for start in range(0, len(pairs), CHUNK):
+        report("comparing pictures of different sites", start, len(pairs))
+        part = pairs[start : start + CHUNK]
+        part = part[similarities(halved, part) >= PROMISING]
+        for (i, j), similarity in zip(part.tolist(), similarities(thumbnails, part).tolist(), strict=True):
+            if similarity >= ALIKE and not same_pixels(decoded, i, j):
+                copies.append(NearCopy(decoded.dataset.files[i], decoded.dataset.files[j], similarity))
+    report("comparing pictures of different sites", len(pairs), len(pairs))
+    return sorted(copies, key=lambda copy: -copy.similarity)
+
+
+def make_thumbnails(decoded: DecodedDataset) -> NDArray[np.float32]:
+    """Shrink or stretch every picture to a small square: float32 [N, 3, SIDE, SIDE], from 0 to 255."""
+    thumbnails = np.empty((len(decoded.dataset), 3, SIDE, SIDE), np.float32)
+    for number in range(len(decoded.dataset)):
+        image = torch.tensor(picture(decoded, number)).permute(2, 0, 1)[None].float()
+        thumbnails[number] = F.interpolate(image, (SIDE, SIDE), mode="bilinear", antialias=True)[0].numpy()
+    return thumbnails
+
+
+def picture(decoded: DecodedDataset, number: int) -> NDArray[np.uint8]:
+    """Return the decoded pixels of a picture [H, W, 3]."""
+    height, width = decoded.geometry[number, :2].tolist()
+    return decoded.pixels[decoded.rows[number], :height, :width]
+
+
+def same_pixels(decoded: DecodedDataset, first: int, second: int) -> bool:
+    """Whether two pictures have equal size and pixels, which `inspect` reports."""
+    return np.array_equal(picture(decoded, first), picture(decoded, second))
+
+
+def centred(thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return each thumbnail as a row without its mean."""
+    rows = thumbnails.reshape(len(thumbnails), -1)
+    return rows - rows.mean(axis=1, keepdims=True)
+
+
+def candidate_pairs(rows: NDArray[np.floating], sites: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return pairs (i, j), i < j, of each picture and the nearest ones of other sites, by the cosine of their rows."""
+    pairs = []
+    columns = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+    domains = torch.from_numpy(sites)
+    most = min(NEIGHBORS, len(rows) - 1)
+    for start in range(0, len(rows), CHUNK):
+        cosines = columns[start : start + CHUNK] @ columns.T
+        cosines[domains[start : start + CHUNK, None] == domains] = -2
+        values, nearest = cosines.topk(most, dim=1)
+        first = torch.arange(start, start + len(values))[:, None].expand_as(nearest)
+        pairs.append(torch.stack([first, nearest], dim=-1)[values > -2].numpy())
+    return np.sort(np.concatenate(pairs), axis=1)
+
+
+def similarities(thumbnails: NDArray[np.float32], pairs: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the highest normalised cross-correlation of each pair, with either picture as the crop."""
+    first, second = (torch.from_numpy(thumbnails[pairs[:, place]]) for place in (0, 1))
+    whole = thumbnails.shape[-1]
+    found = [
+        correlations(large, small, side).amax(dim=(1, 2))
+        for large, small in ((first, second), (second, first))
+        for side in range(whole, round(LEAST_CROP * whole), -1)
+    ]
+    return torch.stack(found).amax(dim=0).clamp(-1, 1).double().numpy()
+
+
+def correlations(images: Tensor, crops: Tensor, side: int) -> Tensor:
+    """Return the normalised cross-correlation of each image with its crop at every place: [B, P, P].
+
+    Args:
+        images: [B, 3, S, S].
+        crops: [B, 3, S, S]; each is shrunk to this side.
+        side: Side of the crop within the image.
+    """
+    count = len(images)
+    kernel = F.interpolate(crops, (side, side), mode="bilinear", antialias=True) if side < crops.shape[-1] else crops
+    kernel = kernel - kernel.mean(dim=(1, 2, 3), keepdim=True)
+    kernel = kernel / kernel.flatten(1).norm(dim=1).clamp(min=1e-6)[:, None, None, None]
+    products = F.conv2d(images.reshape(1, -1, *images.shape[2:]), kernel, groups=count)[0]
+    size = 3 * side * side
+    ones = images.new_ones(1, 3, side, side)
+    sums, squares = F.conv2d(images, ones)[:, 0], F.conv2d(images.square(), ones)[:, 0]
+    return products / (squares - sums.square() / size).clamp(min=size * FLAT**2 / 4).sqrt()
+
