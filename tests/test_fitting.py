@@ -1,5 +1,6 @@
 """Choices by the size of the data, what is said of estimates, and whether they are honest."""
 
+import csv
 import json
 import re
 import statistics
@@ -13,12 +14,15 @@ import pytest
 import torch
 from PIL import Image
 
+from aidgn.analysis.label_errors import DoubtfulLabel
+from aidgn.analysis.near_copies import NearCopy
 from aidgn.cli.fit import fit as fit_command
 from aidgn.data import Dataset, load_dataset
 from aidgn.errors import AidgnError
 from aidgn.fitting import Estimate, FitPlan, inspect
 from aidgn.fitting.estimate import choose_algorithm, compare, is_clear_difference, read_estimates, summarize
 from aidgn.fitting.forecast import count_images, describe_frozen
+from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.fitting.plan import choose_image_size, plan_fit
 from aidgn.fitting.store import FitFolder
 from aidgn.fitting.workflow import check_same_images
@@ -248,7 +252,9 @@ def test_model_and_summary(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.probabilities, wanted.probabilities)
     assert got.warnings is not None
     sentences = ["one", "<b>two</b>.png", "caf\udce9.png is no text"]
-    folder.write(dataset, job.final, found, 0.5, sentences)
+    doubt = DoubtfulLabel("=caf\udce9.png", "ink", "0", "<b>", 0.125, 0.75)
+    pictures = DoubtfulPictures([doubt], [NearCopy("ink/1.png", "chalk/2.png", 0.96875)])
+    folder.write(dataset, job.final, found, 0.5, sentences, ["Expect much."], ["Do this."], pictures)
     summary = json.loads(folder.summary.read_text())
     assert [estimate["algorithm"] for estimate in summary["estimates"]] == ["AIDGN", "ERM"]
     assert set(summary["estimates"][0]["accuracies"]) == {"ink", "chalk", "poster"}
@@ -257,6 +263,15 @@ def test_model_and_summary(tmp_path: Path) -> None:
     assert "- one\n- \\<b\\>two\\</b\\>.png\n- caf?.png is no text\n" in text
     assert text.startswith("# three\\|styles\n")
     rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows.pop(0) == "| picture | label | looks like |"
+    assert rows.pop(0) == "|---|---|---|" and "\\<b\\>" in rows.pop(0)
+    assert "- Expect much.\n\nWhat to do next:\n\n1. Do this.\n" in text
+    doubted, copied = (list(csv.reader(path.open(errors="replace"))) for path in (folder.doubtful, folder.copies))
+    assert doubted[0][:4] == ["file", "site", "label", "suggestion"] and doubted[1][0].startswith("'=caf")
+    assert doubted[1][1:] == ["ink", "0", "<b>", "0.125000", "0.750000"]
+    assert copied == [["first", "second", "similarity"], ["ink/1.png", "chalk/2.png", "0.968750"]]
+    folder.write(dataset, job.final, found, 0.5, sentences, [], [], DoubtfulPictures())
+    assert not folder.doubtful.exists() and not folder.copies.exists()  # of the earlier fit
     accuracies = " | ".join(f"{found[0].accuracies[name]:.1%}" for name in dataset.domains)
     assert rows[:3] == [
         f"| | {' | '.join(dataset.domains)} | mean |",
@@ -286,7 +301,7 @@ def test_the_model_of_other_pictures_is_kept(tmp_path: Path) -> None:
     out = FitFolder(tmp_path / "out")
     assert not out.describe_replaced(final, one)
     out.check(one)
-    out.write(one, final, [], 0.5, [])
+    out.write(one, final, [], 0.5, [], [], [], DoubtfulPictures())
     for same in (one, two):  # `two` may be the same folder that was moved
         out.check(same)
     with pytest.raises(AidgnError, match=r"out holds a model of .*one/images, .*other images.*--out"):

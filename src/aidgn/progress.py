@@ -37,6 +37,7 @@ UNITS = {
     "decoding images": "images",
     "reading images": "images",
     "comparing images": "images",
+    "comparing sites": "pairs",
     "training": "steps",
     "downloading": "MB",
     "evaluating": "images",

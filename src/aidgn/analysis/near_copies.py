@@ -72,13 +72,13 @@ def find_near_copies(
     halved = F.avg_pool2d(torch.from_numpy(thumbnails), 2).numpy()
     copies = []
     for start in range(0, len(pairs), CHUNK):
-        report("comparing pictures of different sites", start, len(pairs))
+        report("comparing sites", start, len(pairs))
         part = pairs[start : start + CHUNK]
         part = part[similarities(halved, part) >= PROMISING]
         for (i, j), similarity in zip(part.tolist(), similarities(thumbnails, part).tolist(), strict=True):
             if similarity >= ALIKE and not same_pixels(decoded, i, j):
                 copies.append(NearCopy(decoded.dataset.files[i], decoded.dataset.files[j], similarity))
-    report("comparing pictures of different sites", len(pairs), len(pairs))
+    report("comparing sites", len(pairs), len(pairs))
     return sorted(copies, key=lambda copy: -copy.similarity)
 
 
@@ -152,4 +152,3 @@ def correlations(images: Tensor, crops: Tensor, side: int) -> Tensor:
     ones = images.new_ones(1, 3, side, side)
     sums, squares = F.conv2d(images, ones)[:, 0], F.conv2d(images.square(), ones)[:, 0]
     return products / (squares - sums.square() / size).clamp(min=size * FLAT**2 / 4).sqrt()
-

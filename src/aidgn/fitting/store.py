@@ -1,8 +1,10 @@
 """The folder of a fit: `model`, summary.json for programs, REPORT.md for people, and the runs."""
 
+import csv
+import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from jinja2 import Environment, PackageLoader
 
 from aidgn.data import Dataset
 from aidgn.errors import AidgnError
-from aidgn.escape import for_markdown
+from aidgn.escape import for_csv, for_markdown
 from aidgn.files import link_or_copy, parse_json, write_text
 from aidgn.fitting.estimate import Estimate
+from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.new_site.expectations import Expectations
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
@@ -34,6 +37,8 @@ class FitFolder:
         self.report = self.path / "REPORT.md"
         self.summary = self.path / "summary.json"
         self.page = self.path / "report.html"
+        self.doubtful = self.path / "doubtful.csv"
+        self.copies = self.path / "copies.csv"
 
     def read_summary(self) -> dict[str, Any]:
         """Read summary.json of an earlier fit; {} if there is none."""
@@ -84,17 +89,23 @@ class FitFolder:
         final: RunSpec,
         estimates: Sequence[Estimate],
         seen_accuracy: float,
-        sentences: Sequence[str],
+        findings: Sequence[str],
+        conclusions: Sequence[str],
+        next_steps: Sequence[str],
+        pictures: DoubtfulPictures,
         expectations: Expectations | None = None,
     ) -> None:
-        """Write summary.json and REPORT.md.
+        """Write summary.json, REPORT.md, and CSV files of doubtful pictures.
 
         Args:
             dataset: The images that could be read.
             final: The run on all domains.
             estimates: Estimates of one algorithm or two.
             seen_accuracy: Accuracy on validation images of the domains the model has seen.
-            sentences: Findings, plan and conclusions.
+            findings: Findings and plan, a sentence each.
+            conclusions: What to expect of the model, a sentence each.
+            next_steps: What to do next, a sentence each.
+            pictures: Pictures to look at.
             expectations: What to expect at a new site.
         """
         counts = dataset.count_images()
@@ -117,9 +128,11 @@ class FitFolder:
             **_describe_model(final),
             "seen_domains": seen_accuracy,
             "model": self.model.name,
-            "said": list(sentences),
+            "said": [*findings, *conclusions],
+            "next_steps": list(next_steps),
             "new_site": describe_new_site(expectations) if expectations else None,
         }
+        self._write_pictures(pictures)
         write_text(self.summary, json.dumps(summary, indent=1) + "\n")
         environment = Environment(
             loader=PackageLoader("aidgn.fitting", ""),
@@ -130,12 +143,28 @@ class FitFolder:
         )
         report = environment.get_template("report.md.j2").render(
             dataset=dataset,
-            sentences=sentences,
+            findings=findings,
+            conclusions=conclusions,
+            next_steps=next_steps,
+            pictures=pictures,
             estimates=estimates,
             expectations=expectations,
             counts_by_class=list(zip(dataset.classes, counts.T.tolist(), strict=True)),
         )
         write_text(self.report, report)
+
+    def _write_pictures(self, pictures: DoubtfulPictures) -> None:
+        """Write a CSV file for each kind of doubtful pictures; remove that of an earlier fit if there are none."""
+        for path, rows in ((self.doubtful, pictures.labels), (self.copies, pictures.copies)):
+            if not rows:
+                path.unlink(missing_ok=True)
+                continue
+            text = io.StringIO()
+            table = csv.writer(text, lineterminator="\n")
+            table.writerow(field.name for field in fields(rows[0]))
+            for row in rows:
+                table.writerow(f"{cell:.6f}" if isinstance(cell, float) else for_csv(cell) for cell in astuple(row))
+            write_text(path, text.getvalue())
 
 
 def describe_new_site(expectations: Expectations) -> dict[str, Any]:

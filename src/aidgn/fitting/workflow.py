@@ -4,7 +4,7 @@ import logging
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,14 @@ from aidgn.fitting.estimate import Estimate, choose_algorithm, read_estimates, s
 from aidgn.fitting.expectations import describe_expectations, measure_expectations
 from aidgn.fitting.findings import inspect
 from aidgn.fitting.forecast import describe_frozen
+from aidgn.fitting.next_steps import advise
+from aidgn.fitting.pictures import DoubtfulPictures, check_pictures
 from aidgn.fitting.plan import FitPlan, choose_image_size, plan_fit, plan_refit
 from aidgn.fitting.store import FitFolder
 from aidgn.inference import load_model
 from aidgn.new_site.expectations import Expectations
 from aidgn.progress import RunDisplay, SweepDisplay
+from aidgn.report.overview import Overview
 from aidgn.results import RunResult, html_table
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.options import ALL, RunOptions
@@ -68,6 +71,7 @@ class FitResult:
             `out_of_site` selects the images of domains that a run never saw.
         page: The report page, if there is one.
         expectations: What to expect at a new site, with an interval; None with fewer than two domains.
+        pictures: Pictures whose label looks wrong, and copies across domains.
     """
 
     folder: Path
@@ -79,6 +83,7 @@ class FitResult:
     predictions: Sequence[Predictions] = ()
     page: Path | None = None
     expectations: Expectations | None = None
+    pictures: DoubtfulPictures = field(default_factory=DoubtfulPictures)
 
     @property
     def expected(self) -> Estimate | None:
@@ -267,23 +272,31 @@ def fit(
         }
         predictions = [load_predictions(run, **extraction) for run in unseen_runs]
         adaptation = measure_adaptation(unseen_runs, **extraction) if adapt else None
+        pictures = check_pictures(predictions, folders[-1], decoded, **extraction)
         expectations = None if refit else measure_expectations(unseen_runs, folders[-1], adaptation, **extraction)
     place.keep_model(folders[-1], expectations)
     seen_accuracy = RunResult(Path(folders[-1])).best.validation
     if refit:
         seen_accuracy = statistics.fmean(evaluation.validation for evaluation in selected)
+    next_steps = advise(dataset, expectations, pictures, shlex.quote(str(place.model)))
     summary = [
         *summarize(estimates, str(final.label()), seen_accuracy, len(dataset.classes)),
         *(describe_expectations(expectations) if expectations else []),
         *([REFIT.format(steps=final.steps)] if refit else []),
         *place.describe_replaced(final, dataset),
     ]
+    overview = Overview(dataset, summary, next_steps, expectations, predictions, pictures.labels, pictures.copies)
+    summary = [*summary, *pictures.sentences()]
     place.page.unlink(missing_ok=True)  # of an earlier fit
-    place.write(dataset, final, estimates, seen_accuracy, [*findings, str(plan), *summary], expectations)
+    place.write(
+        dataset, final, estimates, seen_accuracy, [*findings, str(plan)], summary, next_steps, pictures, expectations
+    )
     for sentence in summary:
         on_message(sentence)
-    page = _write_page(place, folders, data_dir, device, algorithm, progress) if report else None
-    return FitResult(place.path, estimates, seen_accuracy, findings, summary, final, predictions, page, expectations)
+    page = _write_page(place, folders, overview, data_dir, device, algorithm, progress) if report else None
+    return FitResult(
+        place.path, estimates, seen_accuracy, findings, summary, final, predictions, page, expectations, pictures
+    )
 
 
 def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
@@ -297,7 +310,13 @@ def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]
 
 
 def _write_page(
-    place: FitFolder, runs: Sequence[str], data_dir: str | Path | None, device: str, algorithm: str, progress: bool
+    place: FitFolder,
+    runs: Sequence[str],
+    overview: Overview,
+    data_dir: str | Path | None,
+    device: str,
+    algorithm: str,
+    progress: bool,
 ) -> Path | None:
     """Write the report page of these runs; a model is there even if the page fails."""
     from aidgn.report.page import write_report  # imports matplotlib and scikit-learn
@@ -312,6 +331,7 @@ def _write_page(
                 algorithm=algorithm,
                 points=REPORT_POINTS,
                 permutations=REPORT_PERMUTATIONS,
+                overview=overview,
                 on_progress=display.update,
             )
     except (AidgnError, ImportError) as error:

@@ -10,6 +10,7 @@ import aidgn
 from aidgn.evaluation import Evaluation
 from aidgn.files import write_text
 from aidgn.new_site.interval import percent
+from aidgn.report.overview import shade_rows
 
 SIDE = 300  # of the reliability diagram
 
@@ -24,18 +25,9 @@ def write_evaluation(results: Sequence[Evaluation], path: Path) -> Path:
     text = environment.get_template("evaluation.html.j2").render(
         results=results,
         side=SIDE,
-        shades=[shade_rows(result) for result in results],
+        shades=[shade_rows(result.confusion) for result in results],
         version=aidgn.__version__,
         today=date.today().isoformat(),
     )
     write_text(path, text)
     return path
-
-
-def shade_rows(result: Evaluation) -> list[list[tuple[int, int]]]:
-    """Return for each cell of the confusion matrix the number of pictures and their share of the row in percent."""
-    totals = result.confusion.sum(axis=1).tolist()
-    return [
-        [(count, round(100 * count / max(total, 1))) for count in row]
-        for row, total in zip(result.confusion.tolist(), totals, strict=True)
-    ]

@@ -17,7 +17,9 @@ from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError, some
 from aidgn.escape import for_terminal
 from aidgn.files import for_json, write_text
+from aidgn.new_site.interval import percent
 from aidgn.report import reproduce as rerun
+from aidgn.report.overview import Overview, shade_rows
 from aidgn.report.page_data import (
     MANY_RUNS,
     adaptation,
@@ -57,6 +59,7 @@ def write_report(
     algorithm: str | Sequence[str] | None = None,
     points: int = POINTS,
     permutations: int = 999,
+    overview: Overview | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
     """Write the report of the runs below the folders to the file `out`. The page says what it cannot show.
@@ -70,6 +73,7 @@ def write_report(
         algorithm: path/to/file.py:Class of runs of custom algorithms.
         points: Images of each data set in the latent space, which shows one run per algorithm and target.
         permutations: Permutations behind the diagnosis of the latent space.
+        overview: What the page says first, for runs of `fit`.
         on_progress: Called with the part of the work, the number done and the total.
     """
     from aidgn.report.latent_view import look_inside
@@ -132,9 +136,12 @@ def write_report(
         "points": latent.points,
         "views": latent.views,
     }
+    if overview:
+        overview.load_thumbnails()
     text = _render(
         payload,
         latent.sheets,
+        overview=overview,
         title=_title(records),
         datasets=payload["datasets"],
         min_trials=MIN_TRIALS,
@@ -180,6 +187,9 @@ def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -
     environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
         re.findall(r"[^\s_./-]{0,11}[\s_./-]|[^\s_./-]{1,12}", name)
     )
+    environment.filters["percent"] = "{:.1%}".format
+    environment.filters["whole"] = percent
+    environment.filters["shades"] = shade_rows
     environment.filters["listed"] = _listed
     environment.filters["count"] = _count
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,119 @@
+"""The opening of fit's report: what to expect at a new site, and which pictures to look at."""
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from aidgn.analysis.label_errors import DoubtfulLabel
+from aidgn.analysis.near_copies import NearCopy
+from aidgn.analysis.predictions import Predictions
+from aidgn.data import Dataset
+from aidgn.data.images import read_image
+from aidgn.new_site.expectations import Expectations
+from aidgn.new_site.interval import SiteAccuracies
+
+SHOWN_LABELS = 24
+SHOWN_COPIES = 12
+SHOWN_CONFUSIONS = 12
+SIDE = 112  # pixels of a thumbnail
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the page of a fit says first.
+
+    Args:
+        dataset: The pictures.
+        sentences: What to expect, a sentence each.
+        next_steps: What to do next, a sentence each.
+        expectations: What to expect at a new site; None with fewer than two sites.
+        predictions: Predictions of runs with one site unseen.
+        doubtful: Pictures whose label looks wrong.
+        copies: Copies across sites.
+    """
+
+    dataset: Dataset
+    sentences: Sequence[str]
+    next_steps: Sequence[str]
+    expectations: Expectations | None = None
+    predictions: Sequence[Predictions] = ()
+    doubtful: Sequence[DoubtfulLabel] = ()
+    copies: Sequence[NearCopy] = ()
+    thumbnails: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def shown_labels(self) -> Sequence[DoubtfulLabel]:
+        return self.doubtful[:SHOWN_LABELS]
+
+    @property
+    def shown_copies(self) -> Sequence[NearCopy]:
+        return self.copies[:SHOWN_COPIES]
+
+    @property
+    def classes(self) -> list[tuple[str, SiteAccuracies]]:
+        """The classes that have pictures at unseen sites with their accuracies, the weakest first."""
+        known = self.expectations.classes.items() if self.expectations else ()
+        return sorted(((name, found) for name, found in known if found.accuracies), key=lambda entry: entry[1].mean)
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """Pictures of unseen sites by class and predicted class, all sites together, int64 [C, C].
+
+        Of several trials the first counts. The pictures are those that the accuracies count.
+        """
+        size = len(self.dataset.classes)
+        counts = np.zeros((size, size), np.int64)
+        for run in self.predictions:
+            if run.trial == min(other.trial for other in self.predictions):
+                unseen = run.where(run.unseen & ~run.validation)
+                np.add.at(counts, (unseen.labels, unseen.predicted), 1)
+        return counts
+
+    @property
+    def mistakes(self) -> list[tuple[str, str, int, int]]:
+        """The most frequent confusions: class, taken for, pictures, pictures of the class."""
+        counts = self.confusion
+        wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
+        order = np.argsort(-wrong, axis=None, kind="stable")[:SHOWN_CONFUSIONS]
+        names = self.dataset.classes
+        return [
+            (names[i], names[j], int(wrong[i, j]), int(counts[i].sum()))
+            for i, j in zip(*np.unravel_index(order, wrong.shape), strict=True)
+            if wrong[i, j]
+        ]
+
+    def load_thumbnails(self) -> None:
+        """Read the pictures that are shown."""
+        files = [doubt.file for doubt in self.shown_labels]
+        files += [file for copy in self.shown_copies for file in (copy.first, copy.second)]
+        self.thumbnails.update(make_thumbnails(self.dataset, files))
+
+
+def shade_rows(confusion: np.ndarray) -> list[list[tuple[int, int]]]:
+    """Return for each cell of a confusion matrix the number of pictures and their share of the row in percent."""
+    totals = confusion.sum(axis=1).tolist()
+    return [
+        [(count, round(100 * count / max(total, 1))) for count in row]
+        for row, total in zip(confusion.tolist(), totals, strict=True)
+    ]
+
+
+def make_thumbnails(dataset: Dataset, files: Iterable[str]) -> dict[str, str]:
+    """Return small pictures of files as data: URIs; nothing is enlarged or cut."""
+    numbers = {name: number for number, name in enumerate(dataset.files)}
+    thumbnails = {}
+    for file in dict.fromkeys(files):
+        if dataset.pixels is None:
+            image, _ = read_image(Path(str(dataset.root), file), at_least=SIDE)
+        else:
+            image = Image.fromarray(dataset.pixels[numbers[file]])
+        image.thumbnail((SIDE, SIDE))
+        buffer = io.BytesIO()
+        image.save(buffer, "WEBP", quality=80, method=4)
+        thumbnails[file] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return thumbnails
