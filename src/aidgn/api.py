@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.algorithms import ALGORITHMS, find
+from aidgn.data.table import find_source
 from aidgn.devices import choose_device, choose_precision
 from aidgn.errors import UnknownNameError
 from aidgn.progress import RunDisplay, SweepDisplay
@@ -32,10 +33,15 @@ def list_algorithms() -> list[str]:
 
 
 def train(
-    dataset: str,
+    dataset: Any,
     *,
     target: str | Sequence[str],
     algorithm: str = "AIDGN",
+    file: str | None = None,
+    label: str | None = None,
+    domain: str | None = None,
+    group: str | None = None,
+    layout: str | None = None,
     out: str | Path = "runs",
     data_dir: str | Path | None = None,
     device: str = "auto",
@@ -48,9 +54,15 @@ def train(
     """Train one run. A finished run is loaded, an interrupted one is continued.
 
     Args:
-        dataset: Name of a data set, or a folder ROOT/<domain>/<class>/<image>.
+        dataset: Name of a data set, a folder ROOT/<domain>/<class>/<image>, a table with a row per image (CSV, TSV,
+            JSON Lines, Parquet), or a table of pandas, polars or pyarrow.
         target: Unseen domains, by name or letter; () trains on all domains.
         algorithm: Name of an algorithm, or path/to/file.py:Class.
+        file: Column of a table with the image files, by default `file` or `file_name`.
+        label: Column with the classes, by default `label`.
+        domain: Column with the domains, by default `domain`.
+        group: Column with groups, such as patients, whose images stay on one side of splits.
+        layout: Levels of a folder, if they are not {domain}/{class}, such as {domain}/{group}/{class}.
         out: Where run folders are.
         data_dir: Where data sets are.
         device: cuda, cuda:1, mps or cpu.
@@ -71,7 +83,8 @@ def train(
         True
     """
     settings, hyper_parameters = split_options(options, RunSpec, [algorithm])
-    spec = RunSpec(dataset, algorithm, target, hyper_parameters=hyper_parameters, **settings)
+    source = find_source(dataset, out, file=file, label=label, domain=domain, group=group, layout=layout)
+    spec = RunSpec(str(source), algorithm, target, hyper_parameters=hyper_parameters, **settings)
     with RunDisplay(progress) as display:
         folder = train_run(
             spec,
@@ -87,9 +100,14 @@ def train(
 
 
 def sweep(
-    datasets: Sequence[str],
+    datasets: Sequence[Any],
     algorithms: Sequence[str],
     *,
+    file: str | None = None,
+    label: str | None = None,
+    domain: str | None = None,
+    group: str | None = None,
+    layout: str | None = None,
     out: str | Path = "runs",
     workers: int | None = None,
     launcher: Launcher | None = None,
@@ -108,8 +126,13 @@ def sweep(
     `if __name__ == "__main__":` in a script; a notebook needs no such line.
 
     Args:
-        datasets: Names of data sets, or folders.
+        datasets: Names of data sets, folders, or tables.
         algorithms: Names of algorithms, or path/to/file.py:Class.
+        file: Columns of the tables: image files,
+        label: ... classes,
+        domain: ... domains,
+        group: ... groups whose images stay on one side of splits.
+        layout: Levels of the folders, if they are not {domain}/{class}.
         out: Folder of the sweep; `aidgn status` and `aidgn sweep` read it too.
         workers: Runs that are trained at a time on this machine; by default one per GPU, on the CPU one per core, or
             one for large images.
@@ -135,12 +158,13 @@ def sweep(
     """
     settings, hyper_parameters = split_options(options, SweepPlan, algorithms)
     settings["targets"] = tuple(settings.get("targets", ()))
+    columns = {"file": file, "label": label, "domain": domain, "group": group, "layout": layout}
     launcher = launcher or LocalLauncher(workers)
     launcher.check()
     if isinstance(launcher, LocalLauncher):
         precision = choose_precision(precision, choose_device(device))
     plan = SweepPlan(
-        datasets=tuple(datasets),
+        datasets=tuple(str(find_source(data, out, **columns)) for data in datasets),
         algorithms=tuple(algorithms),
         hyper_parameters=hyper_parameters,
         precision=precision,

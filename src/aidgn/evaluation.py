@@ -1,16 +1,13 @@
 """Measure a model on labelled pictures of a new site, and compare with what `fit` promised."""
 
-import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aidgn.data.dataset import list_folders, walk_images
-from aidgn.data.registry import normalize_name
-from aidgn.errors import AidgnError, did_you_mean, plural, some
+from aidgn.data.labelled import LabelledPictures, find_labelled
+from aidgn.errors import AidgnError, plural, some
 from aidgn.inference.model import Model
 from aidgn.inference.prediction import softmax
 from aidgn.metrics import Scores, calibration_error, measure
@@ -19,27 +16,12 @@ from aidgn.new_site.expectations import SHARES
 from aidgn.new_site.interval import Interval, SiteAccuracies, percent, sampling_interval
 from aidgn.new_site.monitor import SiteReport
 
+__all__ = ["Comparison", "Evaluation", "LabelledPictures", "evaluate", "find_labelled"]
+
 BINS = 10  # of the reliability diagram
 UNUSUAL = 0.1  # a difference from the promise that fewer new sites have is called below or above
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, eq=False)
-class LabelledPictures:
-    """Pictures of one site with their labels.
-
-    Args:
-        name: Name of the site.
-        files: Paths.
-        labels: Index into the model's classes, int64 [N].
-        ignored: Other files that were found.
-    """
-
-    name: str
-    files: list[str]
-    labels: np.ndarray
-    ignored: list[str]
 
 
 @dataclass(frozen=True)
@@ -279,85 +261,3 @@ def make_bins(confidences: np.ndarray, right: np.ndarray) -> list[Bin]:
         inside = places == number
         bins.append(Bin(int(inside.sum()), float(confidences[inside].mean()), float(right[inside].mean())))
     return bins
-
-
-# Pictures -------------------------------------------------------------------------------------------------------------
-
-
-def find_labelled(path: str | Path, classes: Sequence[str]) -> LabelledPictures:
-    """Find labelled pictures.
-
-    Args:
-        path: Folder SITE/<class>/<picture>, or a CSV table with the columns file and label, whose paths are relative to
-            the table.
-        classes: Classes of the model. Names that differ in case, spaces, _ or - alone are the same.
-    """
-    path = Path(path)
-    if path.is_dir():
-        return _find_in_folder(path, classes)
-    if path.suffix.lower() == ".csv" and path.is_file():
-        return _read_table(path, classes)
-    problem = "is neither a folder nor a .csv table" if path.exists() else "does not exist"
-    raise AidgnError(f"{path} {problem}: expected SITE/<class>/<picture>, or a table with the columns file and label.")
-
-
-def _find_in_folder(root: Path, classes: Sequence[str]) -> LabelledPictures:
-    ignored: list[str] = []
-    folders = list_folders(root, "", ignored)
-    numbers = match_classes(
-        folders, classes, f"The folder {root}", inner=lambda name: list_folders(root / name, "", [])
-    )
-    files: list[str] = []
-    labels: list[int] = []
-    for folder, number in zip(folders, numbers, strict=True):
-        found = sorted(str(Path(root, below, file)) for below, file in walk_images(root, folder, ignored))
-        files += found
-        labels += [number] * len(found)
-    if not files:
-        raise AidgnError(f"{root} has no picture in its class folders {some(folders)}.")
-    return LabelledPictures(root.resolve().name, files, np.array(labels, np.int64), ignored)
-
-
-def _read_table(path: Path, classes: Sequence[str]) -> LabelledPictures:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise AidgnError(f"{path} cannot be read as a CSV table in UTF-8 ({error}).") from None
-    if not rows or not {"file", "label"} <= rows[0].keys():
-        raise AidgnError(f"{path} needs a first line with the columns file and label, and a line for each picture.")
-    for number, row in enumerate(rows, 2):
-        if not row["file"] or not row["label"]:
-            raise AidgnError(f"{path} has no file or no label in line {number}.")
-    names = list(dict.fromkeys(row["label"] for row in rows))
-    number_of = dict(zip(names, match_classes(names, classes, f"The table {path}"), strict=True))
-    files = [str(path.parent / row["file"]) for row in rows]
-    if len({*files}) < len(files):
-        raise AidgnError(f"{path} names a file twice: {next(file for file in files if files.count(file) > 1)}.")
-    return LabelledPictures(path.stem, files, np.array([number_of[row["label"]] for row in rows], np.int64), [])
-
-
-def match_classes(
-    names: Sequence[str], classes: Sequence[str], place: str, inner: Callable[[str], list[str]] = lambda _: []
-) -> list[int]:
-    """Return the class of each name.
-
-    Args:
-        names: Names of folders or labels.
-        classes: Classes of the model.
-        place: Where the names are, for the message.
-        inner: Lists the folders in the folder of a name.
-    """
-    known = {normalize_name(name): number for number, name in enumerate(classes)}
-    unknown = [name for name in names if normalize_name(name) not in known]
-    if not names or unknown:
-        listed = f"The model's classes: {some(classes, 20)}."
-        if not names:
-            raise AidgnError(f"{place} has no class folders; expected SITE/<class>/<picture>. {listed}")
-        sites = [name for name in unknown if known.keys() & {normalize_name(folder) for folder in inner(name)}]
-        if sites:
-            raise AidgnError(f"{place} holds class folders one level deeper: give one site, such as {sites[0]}.")
-        hints = (f"{name}.{did_you_mean(name, classes)}".rstrip(".") for name in unknown)
-        noun = "a class that the model does not know" if len(unknown) == 1 else "classes that the model does not know"
-        raise AidgnError(f"{place} has {noun}: {some(hints, 5, '; ')}. Rename them, or move them away. {listed}")
-    return [known[normalize_name(name)] for name in names]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn.data.dataset import load_dataset
+from aidgn.data.loading import load_dataset
 from aidgn.data.registry import DATASETS, short_names
 from aidgn.data.splits import train_val_indices
 from aidgn.data.validate import compare_counts, group_copies, inspect_dataset
@@ -314,7 +314,7 @@ def test_the_same_name_in_two_forms_of_unicode(tmp_path):
 )
 def test_one_domain_written_in_two_ways(tmp_path, one, other):
     first, second = sorted((one, other))
-    assert f"has the domain folders '{first}' and '{second}'" in error_of(make(tmp_path / "own", (one, other, "far")))
+    assert f"has the domains '{first}' and '{second}'" in error_of(make(tmp_path / "own", (one, other, "far")))
 
 
 def test_domains_that_differ_in_signs(tmp_path):

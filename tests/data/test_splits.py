@@ -41,3 +41,28 @@ def test_split_depends_on_trial_and_domain_only():
 
 def test_split_of_nothing():
     assert [len(part) for part in train_val_indices(0, 0, 0)] == [0, 0]
+
+
+def test_groups_stay_together() -> None:
+    rng = np.random.default_rng(0)
+    for trial in range(20):
+        count = int(rng.integers(20, 400))
+        groups = rng.integers(0, count // 4, count)
+        train, val = train_val_indices(count, trial, 1, groups)
+        assert sorted([*train, *val]) == list(range(count))
+        assert not {*groups[train]} & {*groups[val]}
+        assert 0.1 * count < len(val) <= 0.2 * count
+        shuffled = np.concatenate(train_val_indices(count, trial, 1)[::-1])
+        assert train.tolist() == [place for place in shuffled if groups[place] not in groups[val]]
+
+
+def test_groups_of_one_image_split_as_without() -> None:
+    for part, expected in zip(train_val_indices(57, 3, 2, np.arange(57)), train_val_indices(57, 3, 2), strict=True):
+        assert part.tolist() == expected.tolist()
+
+
+def test_few_large_groups() -> None:
+    assert len(train_val_indices(30, 0, 0, np.repeat([0, 1, 2], [12, 8, 10]))[1]) == 8  # the smallest
+    assert len(train_val_indices(30, 0, 0, np.zeros(30, np.int64))[1]) == 0
+    train, _ = train_val_indices(30, 0, 0, np.repeat([-1, 1, 2], 10))
+    assert {*range(10)} <= {*train.tolist()}  # -1 is for training

@@ -70,7 +70,7 @@ def test_training_images_of_all_classes_and_domains(space: LatentSpace) -> None:
         )
     assert set(space.rows.tolist()) <= inside
     assert set(Counter(zip(space.domains.tolist(), space.labels.tolist(), strict=True)).values()) == {4}
-    rare = sample_evenly(np.array([0] * 50 + [1] * 10), np.zeros(60, np.int64), [0], 0, 10)
+    rare = sample_evenly(np.array([0] * 50 + [1] * 10), np.zeros(60, np.int64), [train_val_indices(60, 0, 0)[0]], 10)
     assert Counter((rare >= 50).tolist()) == {False: 5, True: 5}
 
 

@@ -15,7 +15,6 @@ from aidgn.analysis.features import Features
 from aidgn.backbones import Preprocessing
 from aidgn.data.cache import prepare
 from aidgn.data.loader import BatchStore, DeviceImageStore
-from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import clean
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
@@ -82,10 +81,9 @@ def extract_features(
 
 def _compute_all(model: Model, images: BatchStore, identity: dict[str, Any], digest: str, report: Progress) -> Features:
     dataset = images.decoded.dataset
-    parts = []
+    parts: list[np.ndarray] = []
     for number in range(len(dataset.domains)):
-        indices = np.flatnonzero(dataset.domain_of == number)
-        parts += [indices[part] for part in train_val_indices(len(indices), identity["trial"], number)]
+        parts += dataset.split(number, identity["trial"])
     validation = np.zeros(len(dataset), np.bool_)
     if not identity.get("train_on_all"):
         validation[np.concatenate(parts[1::2])] = True

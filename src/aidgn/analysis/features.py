@@ -62,8 +62,11 @@ class Features:
         """Indices of a domain's train and validation images, in the splits' shuffled order."""
         number = self.domain_names.index(domain)
         indices = np.flatnonzero(self.domains == number)
-        train, validation = train_val_indices(len(indices), self.trial, number)
-        return indices[train], indices[validation]
+        train, validation = (indices[part] for part in train_val_indices(len(indices), self.trial, number))
+        if not self.validation[indices].any():  # trained on all images
+            return train, validation
+        shuffled = np.concatenate([train, validation])  # groups may have moved images to the other side
+        return shuffled[~self.validation[shuffled]], shuffled[self.validation[shuffled]]
 
     def representative(self) -> dict[str, np.ndarray]:
         """Indices of the images that stand for each domain: a source's validation images, else all images.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from aidgn.cli.options import data_dir_option
+from aidgn.cli.options import data_dir_option, source_options
 
 
 @click.group(
@@ -52,12 +52,14 @@ def list_() -> None:
     epilog="""\b
 Examples:
   aidgn data check PACS
-  aidgn data check photos/""",
+  aidgn data check photos/
+  aidgn data check pictures.csv --file path --label diagnosis --domain hospital""",
 )
 @click.argument("folder")
+@source_options()
 @data_dir_option
-def check(folder: str, data_dir: str | None) -> None:
-    """Decode and count every image of FOLDER, a folder or the name of a data set.
+def check(folder: str, data_dir: str | None, **columns: str | None) -> None:
+    """Decode and count every image of FOLDER, a folder, a table or the name of a data set.
 
     The command reports missing, broken and duplicate images."""
     from rich.table import Table
@@ -66,7 +68,7 @@ def check(folder: str, data_dir: str | None) -> None:
     from aidgn.cli.display import RunDisplay, wide_console
     from aidgn.data import inspect_dataset, load_dataset
 
-    dataset = load_dataset(folder, data_dir)
+    dataset = load_dataset(folder, data_dir, **columns)
     with RunDisplay() as display:
         inspection = inspect_dataset(dataset, lambda done, total: display.update("reading images", done, total))
     title = Text(f"{dataset.name}: {len(dataset)} images")
@@ -114,10 +116,11 @@ Example:
   aidgn data prepare PACS""",
 )
 @click.argument("folder")
+@source_options()
 @data_dir_option
 @click.option("--workers", type=int, metavar="N", help="Decode in N processes  [default: one per core].")
 @click.option("--skip-broken", is_flag=True, help="Leave out images that cannot be read.")
-def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken: bool) -> None:
+def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken: bool, **columns: str | None) -> None:
     """Decode the images of FOLDER now, so that the first training starts at once."""
     from aidgn.cli.display import RunDisplay
     from aidgn.data import load_dataset
@@ -125,7 +128,7 @@ def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken:
 
     with RunDisplay() as display:
         prepared = prepare_dataset(
-            load_dataset(folder, data_dir),
+            load_dataset(folder, data_dir, **columns),
             workers=workers,
             skip_broken=skip_broken,
             on_progress=lambda done, total: display.update("decoding images", done, total),

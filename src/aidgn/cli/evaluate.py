@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aidgn.cli.options import custom_algorithm_option, device_option
+from aidgn.cli.options import custom_algorithm_option, device_option, source_options
 
 if TYPE_CHECKING:
     from aidgn.evaluation import Evaluation
@@ -19,11 +19,13 @@ Examples:
   aidgn evaluate runs/fit-photos/model new_shop/
   aidgn evaluate runs/fit-photos/model new_shop/ --page new_shop.html
   aidgn evaluate runs/fit-photos/model labels.csv --json
+  aidgn evaluate runs/fit-photos/model new.parquet --file path --label diagnosis
   aidgn evaluate runs/fit-a/model runs/fit-b/model new_shop/ --mean
-A table needs the columns file and label; its files are relative to the table.""",
+A table (CSV, TSV, JSON Lines, Parquet) has a row per picture; its files are relative to the table.""",
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.argument("pictures", metavar="NEWSITE")
+@source_options("file", "label")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or a list for several models.")
 @click.option("--page", metavar="FILE.html", help="Also write a page with figures to FILE.html.")
 @click.option("--mean", is_flag=True, help="Of several models, also measure the mean of their probabilities.")
@@ -32,13 +34,15 @@ A table needs the columns file and label; its files are relative to the table.""
 def evaluate(
     models: tuple[str, ...],
     pictures: str,
+    file: str | None,
+    label: str | None,
     as_json: bool,
     page: str | None,
     mean: bool,
     algorithm: str | None,
     device: str,
 ) -> None:
-    """Measure MODEL on labelled pictures of a new site, NEWSITE/<class>/<picture> or a .csv table, and compare the
+    """Measure MODEL on labelled pictures of a new site, NEWSITE/<class>/<picture> or a table, and compare the
     accuracy with what `aidgn fit` promised."""
     from aidgn.cli.display import RunDisplay
     from aidgn.evaluation import evaluate as evaluate_model
@@ -53,7 +57,7 @@ def evaluate(
         measured.append((f"The mean of {len(models)} models", list(models)))
     for name, paths in measured:
         model = load_model(paths, device, algorithm)
-        found = find_labelled(pictures, model.classes)
+        found = find_labelled(pictures, model.classes, file, label)
         with RunDisplay() as display:
             results.append(evaluate_model(model, found, name, on_progress=display.update))
     if as_json:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from aidgn.cli.options import device_option, hyper_parameter_options, precision_option, run_options
+from aidgn.cli.options import device_option, hyper_parameter_options, precision_option, run_options, source_options
 
 
 @click.command(
@@ -14,10 +14,13 @@ Examples:
   aidgn fit photos/ --quick
   aidgn fit photos/ --train all
   aidgn fit photos/ --trials 3
+  aidgn fit pictures.csv --file path --label diagnosis --domain hospital --group patient
+  aidgn fit photos/ --layout "{domain}/{group}/{class}"
   aidgn fit photos/ --out models/shelf --weights resnet50.safetensors
 After Ctrl-C, a crash or a reboot, the same command continues where it stopped.""",
 )
 @click.argument("folder")
+@source_options()
 @click.option(
     "--quick",
     is_flag=True,
@@ -80,7 +83,8 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @precision_option
 @click.option("--no-report", is_flag=True, help="Skip the report page to save time.")
 def fit(folder: str, no_report: bool, **options: Any) -> None:
-    """Train a classifier on FOLDER/<domain>/<class>/<picture> and estimate its accuracy on a domain it never saw.
+    """Train a classifier on FOLDER/<domain>/<class>/<picture>, or on a table with a row per picture, and estimate its
+    accuracy on a domain it never saw.
 
     The command inspects the pictures, leaves each domain out in turn to measure the accuracy on unseen domains, and
     trains the model on all domains."""

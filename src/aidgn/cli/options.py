@@ -42,6 +42,23 @@ custom_algorithms_option = click.option(
 )
 
 
+SOURCE_HELP = {
+    "file": ("COLUMN", "Column of a table with the image files; relative paths start at the table  [default: file]."),
+    "label": ("COLUMN", "Column of a table with the classes  [default: label]."),
+    "domain": ("COLUMN", "Column of a table with the domains  [default: domain]."),
+    "group": ("COLUMN", "Column of a table with groups, such as patients, whose images stay on one side of splits."),
+    "layout": ("LEVELS", 'Levels of a folder, such as "{domain}/{group}/{class}"  [default: {domain}/{class}].'),
+}
+
+
+def source_options(*names: str) -> Callable[[Command], Command]:
+    """Add options that say how a table or folder is read; none stands for all."""
+    return add_options(
+        click.option(f"--{name}", metavar=SOURCE_HELP[name][0], help=SOURCE_HELP[name][1])
+        for name in names or SOURCE_HELP
+    )
+
+
 def run_options(*names: str, **defaults: str) -> Callable[[Command], Command]:
     """Add the options of a run, which reach the command as keyword arguments named as the fields of `RunOptions`.
 

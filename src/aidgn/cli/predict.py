@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from aidgn.cli.options import custom_algorithm_option, device_option
+from aidgn.cli.options import custom_algorithm_option, device_option, source_options
 from aidgn.errors import AidgnError, Interrupted, plural, some
 from aidgn.files import written_at_last
 from aidgn.terminal import direct
@@ -25,6 +25,7 @@ Examples:
   aidgn predict runs/digits-AIDGN-chalk-trial0-draw0-524de501 photo.jpg
   aidgn predict RUN photos/ --csv labels.csv
   aidgn predict RUN "photos/**/*.png" --top 3
+  aidgn predict RUN pictures.csv --file path --csv labelled.csv
   aidgn predict RUN1 photos/ --with RUN2 --with RUN3
   aidgn predict runs/fit-photos/model new_shop/ --abstain-below 0.8
   find . -name "*.jpg" | aidgn predict RUN - --json > labels.jsonl
@@ -34,6 +35,7 @@ right. Models of `aidgn fit` also compare all images with those of the training 
 )
 @click.argument("model")
 @click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
+@source_options("file")
 @click.option(
     "--top",
     default=1,
@@ -75,6 +77,7 @@ right. Models of `aidgn fit` also compare all images with those of the training 
 def predict(
     model: str,
     images: tuple[str, ...],
+    file: str | None,
     others: tuple[str, ...],
     top: int,
     csv: str | None,
@@ -87,18 +90,29 @@ def predict(
 ) -> None:
     """Classify IMAGES with MODEL, a model that `aidgn fit`, `aidgn train` or `aidgn export` wrote.
 
-    IMAGES are files, folders, quoted patterns, or - to read a list of files from standard input."""
+    IMAGES are files, folders, quoted patterns, - to read a list of files from standard input, or a table (CSV, TSV,
+    JSON Lines, Parquet) with a row per picture, whose order and columns the output keeps."""
     if csv == "-" and as_json:
         raise AidgnError("--csv - and --json both print to standard output: choose one, or give --csv a file.")
     if csv and Path(csv).is_dir():
         raise AidgnError(f"--csv {csv} is a folder: name a file in it.")
 
     from aidgn.cli.display import RunDisplay
+    from aidgn.data.source import DataSource
+    from aidgn.data.table_reader import read_table
     from aidgn.inference import find_images, load_model
-    from aidgn.inference.output import format_csv, format_json, format_text, make_rows
+    from aidgn.inference.output import TableRows, format_csv, format_json, format_text, make_rows
 
     ignored: list[str] = []
-    files = find_images(read_names(images), ignored)
+    in_table = None
+    if file is not None or DataSource.parse(images[0]).is_table:
+        if len(images) > 1:
+            raise AidgnError(f"{images[0]} is a table: give it alone.")
+        table = read_table(images[0])
+        files = table.files(file)
+        in_table = TableRows(table.columns, files)
+    else:
+        files = find_images(read_names(images), ignored)
     ignored_files = f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}." if ignored else ""
     if not files:
         expected = "expected the model, then image files, folders of images, or quoted patterns"
@@ -145,14 +159,19 @@ def predict(
                 rows = make_rows(names, prediction, top, abstain_below)
                 if monitor is not None and prediction.chances is not None:
                     monitor.add(prediction.features.numpy(), prediction.logits.numpy(), prediction.chances)
+                shown = rows if in_table is None else in_table.merge(rows)
                 for stream, format_rows in outputs:
-                    stream.write(format_rows(rows, not done))
+                    stream.write(format_rows(shown, not done))
                     stream.flush()
                 done += len(rows)
                 warned += sum(bool(row.warning) for row in rows)
                 abstained += sum(row.abstained for row in rows)
                 if display:
                     display.update("predicting", done + broken, len(files))
+            if in_table is not None and done:
+                unread = in_table.merge(rows, last=True)
+                for stream, format_rows in outputs:
+                    stream.write(format_rows(unread, False))
         except KeyboardInterrupt:
             not_written = f"; {csv} was not written" if csv not in (None, "-") else ""
             raise Interrupted(f"Stopped after {done + broken} of {len(files)} images{not_written}.") from None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aidgn.cli.options import hyper_parameter_options, launcher_options, machine_options, run_options
+from aidgn.cli.options import hyper_parameter_options, launcher_options, machine_options, run_options, source_options
 from aidgn.errors import AidgnError, ParameterError, plural
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ Examples:
 The same command continues the sweep and skips finished runs. More draws, trials or algorithms add runs.""",
 )
 @click.argument("data", nargs=-1, metavar="[DATA...|PLAN.yaml]")
+@source_options()
 @click.option("--plan", "plan_file", metavar="FILE", help="Read the plan from a YAML file; options replace its values.")
 @click.option(
     "--algorithm",
@@ -77,6 +78,11 @@ The same command continues the sweep and skips finished runs. More draws, trials
 def sweep(
     ctx: click.Context,
     data: tuple[str, ...],
+    file: str | None,
+    label: str | None,
+    domain: str | None,
+    group: str | None,
+    layout: str | None,
     plan_file: str | None,
     retries: int,
     retry_failed: bool,
@@ -93,6 +99,7 @@ def sweep(
 
     PLAN.yaml has the same settings as the options. Without DATA, the command continues the sweep in --out."""
     from aidgn.cli.display import RunDisplay, SweepDisplay
+    from aidgn.data.source import DataSource
     from aidgn.devices import choose_device, choose_precision
     from aidgn.sweeps.launchers.local import LocalLauncher
     from aidgn.sweeps.sweep import Sweep
@@ -101,6 +108,9 @@ def sweep(
     if retries < 0:
         raise ParameterError("retries", retries, "a whole number of at least 0")
     given = {name: value for name, value in values.items() if is_given(ctx, name)}
+    columns = {"file": file, "label": label, "domain": domain, "group": group, "layout": layout}
+    if any(columns.values()):
+        data = tuple(str(DataSource.parse(name, **columns)) for name in data)
     plans, places = find_plans(data, plan_file, out if is_given(ctx, "out") else None, given)
     out = out if is_given(ctx, "out") else places.get("out", out)
     data_dir = data_dir or places.get("data_dir")

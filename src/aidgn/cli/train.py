@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from aidgn.cli.options import hyper_parameter_options, machine_options, run_options
+from aidgn.cli.options import hyper_parameter_options, machine_options, run_options, source_options
 from aidgn.errors import AidgnError, plural
 
 
@@ -17,6 +17,7 @@ Examples:
 After Ctrl-C, a crash or a reboot, the same command continues where it stopped.""",
 )
 @click.argument("data")
+@source_options()
 @click.option(
     "--algorithm",
     default="AIDGN",
@@ -47,6 +48,11 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @machine_options
 def train(
     data: str,
+    file: str | None,
+    label: str | None,
+    domain: str | None,
+    group: str | None,
+    layout: str | None,
     algorithm: str,
     targets: tuple[str, ...],
     trial: int,
@@ -60,9 +66,10 @@ def train(
     trackers: tuple[str, ...],
     **run_options: Any,
 ) -> None:
-    """Train one run on DATA, a data set from `aidgn data list` or a folder ROOT/<domain>/<class>/<image>."""
+    """Train one run on DATA, a data set from `aidgn data list`, a folder ROOT/<domain>/<class>/<image>, or a table."""
     from aidgn.algorithms import find
     from aidgn.cli.display import RunDisplay
+    from aidgn.data.source import DataSource
     from aidgn.results import RunResult
     from aidgn.training import RunSpec
     from aidgn.training import train as train_run
@@ -72,7 +79,8 @@ def train(
     for tracker in trackers:
         find_tracker(tracker)
     unseen_names = () if targets == ("none",) else targets
-    spec = RunSpec(data, algorithm, unseen_names, trial, draw, hyper_parameters, **run_options)
+    source = DataSource.parse(data, file=file, label=label, domain=domain, group=group, layout=layout)
+    spec = RunSpec(str(source), algorithm, unseen_names, trial, draw, hyper_parameters, **run_options)
     dataset = spec.load_dataset(data_dir)
     if not targets:
         raise AidgnError(

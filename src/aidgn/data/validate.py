@@ -18,7 +18,6 @@ from aidgn.data.cache import DecodedDataset
 from aidgn.data.dataset import Dataset
 from aidgn.data.images import read_image
 from aidgn.data.registry import DATASETS, DatasetInfo
-from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError, plural, some
 
 CHECKED_ROWS = 16  # images that agree in their middle row are compared in every 16th row, then in all rows
@@ -170,9 +169,8 @@ def group_copies(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[Grou
     """
     part = 2 * dataset.domain_of  # even for a domain's training images, odd for its validation images
     for domain in range(len(dataset.domains)):
-        indices = dataset.indices(domain)
-        _, validation = train_val_indices(len(indices), 0, domain)
-        part[indices[validation]] += 1
+        _, validation = dataset.split(domain, trial=0)
+        part[validation] += 1
     groups = group_by((index for index, digest in enumerate(digests) if digest), digests.__getitem__)
     across_domains, across_split, across_classes = [], [], []
     for group in groups:

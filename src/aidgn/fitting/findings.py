@@ -6,10 +6,10 @@ import numpy as np
 
 from aidgn.data import Dataset
 from aidgn.data.cache import DecodedDataset
+from aidgn.data.dataset import MIN_DOMAIN_IMAGES
 from aidgn.data.validate import Groups, Inspection, inspect_decoded
 from aidgn.errors import AidgnError, plural, some
 
-MIN_DOMAIN_IMAGES = 5  # a fifth of a domain's images is set aside for validation
 FEW_IMAGES = 10  # a class with fewer images is hardly learnt
 
 

@@ -51,7 +51,7 @@ class FitFolder:
     def check(self, dataset: Dataset) -> None:
         """Refuse a folder with the model of other images whose folder has the same name."""
         earlier = self.read_summary()
-        moved = earlier.get("root", _root(dataset)) != _root(dataset)
+        moved = earlier.get("root", dataset.location) != dataset.location
         if moved and (earlier.get("domains"), earlier.get("classes")) != (dataset.domains, dataset.classes):
             raise AidgnError(
                 f"{self.path} holds a model of {earlier['root']}, a folder of other images. Choose another folder "
@@ -111,7 +111,7 @@ class FitFolder:
         counts = dataset.count_images()
         summary = {
             "dataset": dataset.name,
-            "root": _root(dataset),
+            "root": dataset.location,
             "domains": dataset.domains,
             "classes": dataset.classes,
             "images": counts.tolist(),
@@ -173,10 +173,6 @@ def describe_new_site(expectations: Expectations) -> dict[str, Any]:
     values = {key: value for key, value in expectations.to_dict().items() if key != "reference"}
     distances = expectations.reference.distances if expectations.reference else {}
     return {**values, "interval": None if interval is None else asdict(interval), "distances": dict(distances)}
-
-
-def _root(dataset: Dataset) -> str | None:
-    return None if dataset.root is None else str(dataset.root.resolve())
 
 
 def _describe_model(final: RunSpec) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from aidgn.api import split_options
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
+from aidgn.data.layout import doubt_layout
+from aidgn.data.table import find_source
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError, plural
 from aidgn.fitting.estimate import Estimate, choose_algorithm, read_estimates, summarize
@@ -130,8 +132,13 @@ class FitResult:
 
 
 def fit(
-    folder: str | Path,
+    folder: Any,
     *,
+    file: str | None = None,
+    label: str | None = None,
+    domain: str | None = None,
+    group: str | None = None,
+    layout: str | None = None,
     algorithm: str = "AIDGN",
     quick: bool = False,
     refit: bool = False,
@@ -155,7 +162,13 @@ def fit(
     `if __name__ == "__main__":`, because worker processes import the script.
 
     Args:
-        folder: Folder ROOT/<domain>/<class>/<image>, or the name of a data set.
+        folder: Folder ROOT/<domain>/<class>/<image>, the name of a data set, a table with a row per image (CSV, TSV,
+            JSON Lines, Parquet), or a table of pandas, polars or pyarrow.
+        file: Column of a table with the image files, by default `file` or `file_name`.
+        label: Column with the classes, by default `label`.
+        domain: Column with the domains, by default `domain`.
+        group: Column with groups, such as patients, whose images stay on one side of splits.
+        layout: Levels of a folder, if they are not {domain}/{class}, such as {domain}/{group}/{class}.
         algorithm: The algorithm to compare with ERM, by name or path/to/file.py:Class.
         quick: Give a first answer: fewer steps, smaller images on a CPU, and only the last stage of a pretrained
             network, or only the classifier on a CPU.
@@ -193,12 +206,15 @@ def fit(
     values |= hyper_parameters or {}
     run_options = {name: value for name, value in settings.items() if (name, value) != ("average", "none")}
     RunOptions(**run_options).check_options()
-    dataset = load_dataset(folder, data_dir)
+    source = find_source(folder, out or "runs", file=file, label=label, domain=domain, group=group, layout=layout)
+    dataset = load_dataset(source if source.options_given else folder, data_dir)
+    if source.layout is None and (doubt := doubt_layout(dataset)):
+        raise AidgnError(doubt)
     place = FitFolder(out or f"runs/fit-{dataset.name}")
     check_outside(dataset, place.path)
     place.check(dataset)
     given: dict[str, Any] = {name: settings.get(name) for name in ("backbone", "weights", "image_size")}
-    network = RunSpec(str(folder), **given)
+    network = RunSpec(str(source), **given)
     image_size = network.choose_image_size(choose_image_size(dataset, quick=quick, device=device))
     network.try_network(image_size)
     dataset = dataset.with_image_size(image_size)
@@ -212,7 +228,7 @@ def fit(
     def plan_runs(**options: Any) -> FitPlan:
         return plan_fit(
             dataset,
-            str(folder),
+            str(source),
             algorithm,
             quick=quick,
             trials=trials,

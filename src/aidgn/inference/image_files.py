@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from aidgn.data.dataset import walk_images
+from aidgn.data.folders import walk_images
 from aidgn.data.images import IMAGE_SUFFIXES
 
 

@@ -3,10 +3,12 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from aidgn.escape import for_csv
+from aidgn.files import for_json
 from aidgn.inference.prediction import Prediction
 
 
@@ -18,6 +20,57 @@ class PredictionRow(NamedTuple):
     warning: str | None  # '' without a warning; None if the model cannot warn
     chance: float | None = None  # that the label is right at an unseen site; None if the model does not know
     abstained: bool = False  # the chance is too low for a label
+    given: Mapping[str, Any] | None = None  # the row of the table that named the file
+    unread: bool = False  # the file could not be read, so there is no prediction
+
+
+class TableRows:
+    """Rows of a table in their order, each with its prediction, or with empty cells if its file cannot be read.
+
+    Args:
+        columns: The table.
+        files: File of each row.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]], files: Sequence[str]):
+        self.columns = columns
+        self.files = files
+        self.number = 0
+
+    def merge(self, rows: Sequence[PredictionRow], last: bool = False) -> list[PredictionRow]:
+        """Return the rows from where the last call ended, up to the last of these, or to the end of the table.
+
+        Args:
+            rows: Predictions in the order of the table, without those of files that cannot be read; at least one.
+            last: Whether to add the rows after them, which have no prediction, and not these.
+        """
+        merged = []
+        for row in [] if last else rows:
+            while self.files[self.number] != row.file:
+                merged.append(self._next(rows[0], unread=True))
+            merged.append(self._next(row, unread=False))
+        while last and self.number < len(self.files):
+            merged.append(self._next(rows[0], unread=True))
+        return merged
+
+    def _next(self, row: PredictionRow, unread: bool) -> PredictionRow:
+        given = {name: values[self.number] for name, values in self.columns.items()}
+        self.number += 1
+        if not unread:
+            return row._replace(given=given)
+        return PredictionRow(
+            self.files[self.number - 1],
+            [("", math.nan)] * len(row.top),
+            None if row.warning is None else "",
+            None if row.chance is None else math.nan,
+            given=given,
+            unread=True,
+        )
+
+
+def prediction_columns(names: Sequence[str], given: Mapping[str, Any] | None) -> list[str]:
+    """Name the columns of predictions; one that the table has too becomes predicted_NAME."""
+    return [f"predicted_{name}" if given and name in given else name for name in names]
 
 
 def make_rows(
@@ -47,15 +100,22 @@ def format_json(rows: Sequence[PredictionRow], header: bool) -> str:
     for row in rows:
         top = [{"label": label, "probability": round(probability, 6)} for label, probability in row.top]
         entry: dict[str, object] = {"file": row.file, **top[0]}
+        if row.unread:
+            entry |= {"label": None, "probability": None}
+            top = []
         if row.abstained:
             entry["label"] = None
         if row.chance is not None:
-            entry["chance"] = round(row.chance, 6)
+            entry["chance"] = None if row.unread else round(row.chance, 6)
         if row.warning is not None:
             entry["warning"] = row.warning or None
         if len(top) > 1:
             entry["top"] = top
-        lines.append(json.dumps(entry, allow_nan=False) + "\n")
+        if row.given is not None:
+            del entry["file"]
+            names = prediction_columns(list(entry), row.given)
+            entry = {**row.given, **dict(zip(names, entry.values(), strict=True))}
+        lines.append(json.dumps(for_json(entry), allow_nan=False, default=str) + "\n")
     return "".join(lines)
 
 
@@ -67,15 +127,20 @@ def format_csv(rows: Sequence[PredictionRow], header: bool) -> str:
         ranks = ["", *(f"_{rank}" for rank in range(2, len(rows[0].top) + 1))]
         columns = ["file", *(f"{column}{rank}" for rank in ranks for column in ("label", "probability"))]
         columns += [] if rows[0].warning is None else ["warning"]
-        table.writerow(columns if rows[0].chance is None else [*columns, "chance"])
+        columns += [] if rows[0].chance is None else ["chance"]
+        if rows[0].given is not None:
+            columns = [*rows[0].given, *prediction_columns(columns[1:], rows[0].given)]
+        table.writerow(columns)
     for row in rows:
         # A spreadsheet would run a name like =... as a formula; ./=... is the same file.
         cells = [row.file if for_csv(row.file) == row.file else f"./{row.file}"]
         for label, probability in row.top:
-            cells += [for_csv(label), f"{probability:.6f}"]
+            cells += [for_csv(label), "" if row.unread else f"{probability:.6f}"]
         cells[1] = "" if row.abstained else cells[1]
         cells += [] if row.warning is None else [row.warning]
-        table.writerow(cells if row.chance is None else [*cells, f"{row.chance:.6f}"])
+        if row.chance is not None:
+            cells.append("" if row.unread else f"{row.chance:.6f}")
+        table.writerow(cells if row.given is None else [*row.given.values(), *cells[1:]])
     return text.getvalue()
 
 
@@ -87,7 +152,7 @@ def format_text(rows: Sequence[PredictionRow], header: bool, file_width: int, la
         return text + " " * (width - cell_len(text))
 
     lines = [f"{'file':<{file_width}}  {'label':<{label_width}}  probability"] if header else []
-    for row in rows:
+    for row in (row for row in rows if not row.unread):
         cells = [pad(row.file, file_width)]
         for rank, (label, probability) in enumerate(row.top):
             label = "?" if row.abstained and not rank else label

@@ -7,7 +7,8 @@ from pathlib import Path
 from aidgn.algorithms import find
 from aidgn.algorithms.custom import source_of
 from aidgn.data import DATASETS, Dataset, load_dataset
-from aidgn.data.dataset import load_folder
+from aidgn.data.loading import load_folder
+from aidgn.data.source import DataSource
 from aidgn.errors import AidgnError, plural
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
@@ -76,8 +77,11 @@ def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str |
     metadata.check_complete("dataset")
     name, root = metadata.identity["dataset"], metadata.root
     info = DATASETS.get(name)
+    source = None if root is None else DataSource.parse(root)
     if name == "digits":
         dataset = load_dataset(name)
+    elif source is not None and (source.options_given or source.is_table) and (data is not None or source.exists):
+        dataset = load_dataset(source if data is None else source.moved(data))
     elif data is not None and (info is None or info.order_folders(_subfolders(Path(data)))):
         dataset = load_folder(Path(data), info)
     elif data is None and root is not None and Path(root).is_dir():

@@ -13,6 +13,7 @@ from aidgn.algorithms.custom import is_custom, source_of
 from aidgn.algorithms.search_space import resolve
 from aidgn.data import DATASETS, Dataset, load_dataset
 from aidgn.data.registry import SMALL_SIDE, is_registered, normalize_unicode
+from aidgn.data.source import DataSource
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.runs.label import Label
 from aidgn.runs.options import ALL, HEAD, LAST_STAGE, MAX_NUMBER, RunOptions, run_options
@@ -162,7 +163,7 @@ class RunSpec(RunOptions):
         """Return the key of this resolved run within a sweep, which needs no file access."""
         name = self.dataset
         if not is_registered(name):
-            name = normalize_unicode(Path(name).resolve().name)
+            name = normalize_unicode(DataSource.parse(name).name)
         return sweep_key(self._identity_without_files(name))
 
     def source(self) -> str | None:

@@ -14,7 +14,6 @@ from aidgn.analysis.embedding import tsne
 from aidgn.analysis.features import Features
 from aidgn.data import Dataset
 from aidgn.data.images import read_shrunk
-from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.inference import Model
 from aidgn.inference.export import find_training_images
@@ -127,7 +126,12 @@ def build_latent_space(
         assert saved is not None
         labels, domains = saved.labels, saved.domains
     sources = [metadata.domains.index(name) for name in metadata.sources]
-    rows = sample_evenly(labels, domains, sources, metadata.identity["trial"], MAX_COMPARED if saved else count)
+    if dataset is not None:
+        training = [dataset.split(domain, metadata.identity["trial"])[0] for domain in sources]
+    else:
+        assert saved is not None
+        training = [saved.split(metadata.domains[domain])[0] for domain in sources]
+    rows = sample_evenly(labels, domains, training, MAX_COMPARED if saved else count)
     if saved is not None:
         features = saved.features[rows]
     else:
@@ -165,13 +169,9 @@ def load_features(path: Path) -> Features | None:
     return features if features.model == run.model_digest else None
 
 
-def sample_evenly(labels: np.ndarray, domains: np.ndarray, sources: list[int], trial: int, count: int) -> np.ndarray:
+def sample_evenly(labels: np.ndarray, domains: np.ndarray, training: list[np.ndarray], count: int) -> np.ndarray:
     """Return up to `count` random training images, one of every class of every domain in turn."""
-    per_domain = []
-    for domain in sources:
-        indices = np.flatnonzero(domains == domain)
-        per_domain.append(indices[train_val_indices(len(indices), trial, domain)[0]])
-    rows = np.random.default_rng(0).permutation(np.concatenate(per_domain))
+    rows = np.random.default_rng(0).permutation(np.concatenate(training))
     group = domains[rows] * (labels.max(initial=0) + 1) + labels[rows]
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))

@@ -11,6 +11,7 @@ from aidgn.algorithms.custom import file_and_class, is_custom
 from aidgn.data import DATASETS, Dataset
 from aidgn.data.cache import prepare
 from aidgn.data.registry import is_registered
+from aidgn.data.source import DataSource
 from aidgn.errors import AidgnError, ParameterError, UnknownNameError
 from aidgn.runs.options import RunOptions, run_options
 from aidgn.runs.spec import RunSpec, check_sources
@@ -139,7 +140,9 @@ class SweepPlan(RunOptions):
         return replace(
             self,
             **common,
-            datasets=tuple(name if is_registered(name) else str(Path(name).resolve()) for name in self.datasets),
+            datasets=tuple(
+                name if is_registered(name) else str(DataSource.parse(name).absolute()) for name in self.datasets
+            ),
             algorithms=tuple(map(_absolute_algorithm, self.algorithms)),
         )
 

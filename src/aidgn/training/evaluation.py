@@ -13,7 +13,6 @@ from aidgn.algorithms import Algorithm
 from aidgn.algorithms.base import class_vectors
 from aidgn.data import Dataset
 from aidgn.data.loader import BatchStore
-from aidgn.data.splits import train_val_indices
 from aidgn.data.transforms import UNIFORMS
 from aidgn.errors import AidgnError
 from aidgn.metrics import METRICS, Scores, measure
@@ -39,16 +38,12 @@ class Splits:
     def of(cls, dataset: Dataset, trial: int) -> "Splits":
         """Split every domain as the trial says; an error if a domain has too few images."""
         splits = cls([], [])
-        for domain, name in enumerate(dataset.domains):
-            indices = dataset.indices(domain)
-            train, val = train_val_indices(len(indices), trial, domain)
+        for domain in range(len(dataset.domains)):
+            train, val = dataset.split(domain, trial)
             if not len(val):
-                raise AidgnError(
-                    f"Domain {name} has {len(indices)} images; at least 5 are needed to set a fifth of them aside for "
-                    "validation."
-                )
-            splits.train.append(indices[train])
-            splits.val.append(indices[val])
+                raise AidgnError(dataset.describe_unsplit(domain))
+            splits.train.append(train)
+            splits.val.append(val)
         return splits
 
 

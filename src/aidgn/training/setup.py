@@ -164,7 +164,7 @@ def describe_run(run: PreparedRun, threads: int, device: torch.device) -> RunMet
         domains=list(dataset.domains),
         image_size=dataset.image_size,
         skipped=list(run.images.skipped),
-        root=str(dataset.root.resolve()) if dataset.root else None,
+        root=dataset.location,
         stride_first=backbones.is_stride_first(str(spec.backbone), spec.weights),
         precision=run.precision,
         threads=threads,

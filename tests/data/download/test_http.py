@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aidgn.data.dataset import load_dataset
 from aidgn.data.download import connection, download
 from aidgn.data.download import http as fetch
 from aidgn.data.download.connection import MirrorError, SafeRedirects, check_address, parse_integer, retry_after
 from aidgn.data.download.http import ATTEMPTS, CHUNK, File
 from aidgn.data.download.mirrors import Mirror
+from aidgn.data.loading import load_dataset
 from aidgn.errors import AidgnError
 from tests.conftest import Tally
 from tests.data.download.conftest import (

@@ -16,11 +16,11 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import rotate
 
-from aidgn.data.dataset import load_dataset
 from aidgn.data.download import download, manual_steps
 from aidgn.data.download.http import File
 from aidgn.data.download.layouts import LAYOUTS
 from aidgn.data.download.mirrors import MNIST, SOURCES, VLCS, Mirror, hugging_face
+from aidgn.data.loading import load_dataset
 from aidgn.data.registry import DATASETS, DatasetInfo
 from aidgn.errors import AidgnError
 from tests.data.download.conftest import (

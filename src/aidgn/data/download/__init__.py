@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from aidgn.data.dataset import load_folder
 from aidgn.data.download.archives import DamagedFile, Limit
 from aidgn.data.download.connection import MirrorError
 from aidgn.data.download.http import File, OnProgress, fetch, translate_os_errors
 from aidgn.data.download.layouts import LAYOUTS, Download
 from aidgn.data.download.mirrors import SOURCES, Mirror, Source
+from aidgn.data.loading import load_folder
 from aidgn.data.registry import DatasetInfo, get_info, normalize_name
 from aidgn.data.validate import compare_counts
 from aidgn.errors import AidgnError, some

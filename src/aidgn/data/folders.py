@@ -1,0 +1,78 @@
+"""List the folders and image files of a data set."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from aidgn.data.images import IMAGE_SUFFIXES
+from aidgn.data.registry import normalize_unicode
+from aidgn.errors import AidgnError
+
+
+def scan(root: Path, below: str) -> list[os.DirEntry[str]]:
+    """List a folder without hidden files."""
+    try:
+        with os.scandir(root / below) as entries:
+            return [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
+    except PermissionError:
+        raise AidgnError(f"The folder {root / below} cannot be read: permission denied.") from None
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def is_pipe(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a pipe, socket or device, which could be read for ever. A dead link is none of these."""
+    try:
+        return not entry.is_file() and Path(entry.path).exists()
+    except OSError:  # a link to itself
+        return False
+
+
+def list_folders(root: Path, below: str, ignored: list[str]) -> list[str]:
+    """List the names of the folders in a folder, sorted; add its files to `ignored`."""
+    names = []
+    for entry in scan(root, below):
+        if is_folder(entry):
+            names.append(entry.name)
+        else:
+            ignored.append(f"{below}/{entry.name}" if below else entry.name)
+    return sorted(names)
+
+
+def list_class_folders(root: Path, domain: str, ignored: list[str]) -> dict[str, list[str]]:
+    """List the folders of each class in a domain; one class has several if its name is written in several forms."""
+    folders: dict[str, list[str]] = defaultdict(list)
+    for folder in list_folders(root, domain, ignored):
+        folders[normalize_unicode(folder)].append(folder)
+    return folders
+
+
+def walk_images(root: Path, below: str, ignored: list[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield (folder, name) of the images in a folder and all folders below it.
+
+    Links are followed, except to a folder that they lie in.
+
+    Args:
+        root: The folder that yielded folders are relative to.
+        below: Where to start, relative to `root`.
+        ignored: Other files are added to this list.
+        above: Real paths of the folders around `below`.
+    """
+    real = os.path.realpath(root / below)
+    if real in above:
+        return
+    for entry in scan(root, below):
+        if is_folder(entry):
+            yield from walk_images(root, f"{below}/{entry.name}", ignored, (*above, real))
+            continue
+        suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122, for half a million names
+        if suffix in IMAGE_SUFFIXES and not is_pipe(entry):
+            yield below, entry.name
+        else:
+            ignored.append(f"{below}/{entry.name}")

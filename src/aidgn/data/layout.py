@@ -1,0 +1,100 @@
+"""Folders whose levels are not ROOT/<domain>/<class>: patients between sites and classes, classes above sites."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from aidgn.data.dataset import Dataset
+from aidgn.data.folders import walk_images
+from aidgn.data.registry import normalize_unicode
+from aidgn.data.source import DataSource
+from aidgn.data.table import arrange
+from aidgn.errors import AidgnError, ParameterError, some
+
+DEFAULT = "{domain}/{class}"
+LEVEL = re.compile(r"\{(domain|class|group)\}|\*")
+
+
+def parse_layout(layout: str) -> list[str]:
+    """Return what the folders of each level are: domain, class, group, or * for nothing."""
+    parts = layout.strip("/").split("/")
+    levels = [part.strip("{}") for part in parts]
+    named = [level for level in levels if level != "*"]
+    right = all(LEVEL.fullmatch(part) for part in parts) and len(set(named)) == len(named)
+    if not right or not {"domain", "class"} <= set(levels):
+        raise ParameterError(
+            "layout",
+            layout,
+            "{domain} and {class}, once each, and perhaps {group} and *, with / between, such as "
+            "{domain}/{group}/{class}",
+        )
+    return levels
+
+
+def load_layout(source: DataSource) -> Dataset:
+    """Load a folder whose levels are those of `source.layout`; folders below the last level belong to it.
+
+    Groups have names within a domain, unless their folders are above those of the domains.
+    """
+    root, levels = Path(source.path), parse_layout(str(source.layout))
+    if not root.is_dir():
+        raise AidgnError(f"{root} {'is not a folder' if root.exists() else 'does not exist'}.")
+    files: list[str] = []
+    values: dict[str, list[str]] = defaultdict(list)
+    ignored: list[str] = []
+    shallow = 0
+    for below, name in walk_images(root, ".", ignored):
+        folders = [normalize_unicode(folder) for folder in Path(below).parts]
+        if len(folders) < len(levels):
+            shallow += 1
+            ignored.append(str(Path(below, name)))
+            continue
+        found = dict(zip(levels, folders, strict=False))
+        if "group" in found and levels.index("group") > levels.index("domain"):
+            found["group"] = f"{found['domain']}/{found['group']}"
+        files.append(str(root / below / name))
+        for level, value in found.items():
+            values[level].append(value)
+    if not files:
+        depth = f"; {shallow} lie in fewer levels of folders" if shallow else ""
+        raise AidgnError(f"{root} has no images in folders {source.layout}{depth}.")
+    groups = values["group"] if "group" in levels else None
+    dataset = arrange(source, root, files, values["class"], values["domain"], groups, ignored)
+    if len(dataset.classes) < 2:
+        raise AidgnError(f"{root} has only the class {dataset.classes[0]} with the layout {source.layout}.")
+    return dataset
+
+
+def doubt_layout(dataset: Dataset) -> str | None:
+    """Say why a folder read as ROOT/<domain>/<class> looks like another layout; None if it does not.
+
+    Nothing is doubted in a table, in a folder whose layout was given, and in a data set with a single domain.
+    """
+    if dataset.root is None or dataset.source is not None or len(dataset.domains) < 2:
+        return None
+    present = dataset.count_images() > 0
+    at_one_site = bool((present.sum(0) == 1).all())
+    inner: dict[str, set[str]] = defaultdict(set)
+    for file, label in zip(dataset.files, dataset.labels.tolist(), strict=True):
+        parts = file.split("/")
+        inner[dataset.classes[label]].add(parts[2] if len(parts) > 3 else "")
+    names = set.union(*inner.values())
+    nested = "" not in names and len(names) > 1
+    shared = nested and all(sum(name in found for found in inner.values()) > 1 for name in names)
+    everywhere = nested and all(found == names for found in inner.values())
+    as_read = f"Read as {DEFAULT}, {dataset.root} has the classes {some(dataset.classes)}"
+    keep = f"If {some(dataset.classes)} are the classes, give --layout {DEFAULT}"
+    if (shared and at_one_site) or everywhere:
+        why = "each at one domain only, and " if at_one_site else ""
+        return (
+            f"{as_read}, {why}with the same folders {some(sorted(names))} in them. If {some(sorted(names))} are the "
+            f"classes and {some(dataset.classes)} patients or the like, give --layout {{domain}}/{{group}}/{{class}}. "
+            f"{keep}, or {DEFAULT}/{{group}} to keep images of one inner folder together in splits."
+        )
+    if at_one_site:
+        return (
+            f"{as_read}, each at one domain only, so that no domain teaches a class of another. If "
+            f"{some(dataset.domains)} are the classes and {some(dataset.classes)} the domains, give "
+            f"--layout {{class}}/{{domain}}. {keep}."
+        )
+    return None

@@ -1,0 +1,150 @@
+"""Load a data set by its name, from a folder or from a table."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aidgn.data.dataset import Dataset, check_class_names, describe_own
+from aidgn.data.digits import load_digits
+from aidgn.data.folders import list_class_folders, list_folders, walk_images
+from aidgn.data.images import IMAGE_SUFFIXES
+from aidgn.data.layout import DEFAULT, load_layout
+from aidgn.data.registry import DatasetInfo, get_info, lookup, normalize_name
+from aidgn.data.source import DataSource
+from aidgn.data.table import load_table
+from aidgn.data.table_reader import convert_frame, is_frame
+from aidgn.errors import AidgnError
+
+LAYOUT = "A data set is a folder with one folder per domain, in each of them one folder per class with its images."
+
+
+def load_dataset(
+    name_or_folder: Any,
+    data_dir: str | Path | None = None,
+    *,
+    file: str | None = None,
+    label: str | None = None,
+    domain: str | None = None,
+    group: str | None = None,
+    layout: str | None = None,
+) -> Dataset:
+    """Load a data set by its name, from its folder or from a table.
+
+    Args:
+        name_or_folder: A name in `DATASETS`, in any case, a folder ROOT/<domain>/<class>/<image>, a table (CSV, TSV,
+            JSON Lines, Parquet), or a table of pandas, polars or pyarrow.
+        data_dir: Folder of data sets; a named one is looked for there, in $AIDGN_DATA and in ./data.
+        file: Column of a table with the image files, by default `file` or `file_name`.
+        label: Column with the classes, by default `label`.
+        domain: Column with the domains, by default `domain`.
+        group: Column with groups, such as patients, whose images stay on one side of splits.
+        layout: Levels of a folder, if they are not {domain}/{class}, such as {domain}/{group}/{class}.
+    """
+    options = {"file": file, "label": label, "domain": domain, "group": group, "layout": layout}
+    if is_frame(name_or_folder):
+        return load_table(DataSource.parse("pictures.csv", **options), convert_frame(name_or_folder))
+    parsed = isinstance(name_or_folder, DataSource)
+    source = name_or_folder if parsed else DataSource.parse(name_or_folder, **options)
+    if source.is_table:
+        return load_table(source)
+    if source.layout is not None:
+        return load_folder(Path(source.path)) if source.layout == DEFAULT else load_layout(source)
+    given = source.path
+    if isinstance(name_or_folder, Path) or "/" in given or os.sep in given:
+        return load_folder(Path(given))
+    if lookup(given) is None and Path(given).exists():
+        return load_folder(Path(given))
+    info = get_info(given)
+    if info.name == "digits":
+        return load_digits()
+    parents = [Path(parent) for parent in (data_dir, os.environ.get("AIDGN_DATA"), "data") if parent]
+    for parent in parents:
+        for folder in list_folders(parent, "", []) if parent.is_dir() else ():
+            if normalize_name(folder) == normalize_name(info.name):
+                return load_folder(parent / folder, info)
+    if Path(given).is_dir():
+        return load_folder(Path(given), info)
+    raise AidgnError(
+        f"{info.name} is not on this disk; looked for {' and '.join(str(parent / info.folder) for parent in parents)}. "
+        f"Get it with `aidgn data download {info.name}`, or say where it is with --data-dir or $AIDGN_DATA."
+    )
+
+
+def load_folder(root: Path, info: DatasetInfo | None = None) -> Dataset:
+    """Load the data set in ROOT/<domain>/<class>/<image>.
+
+    Args:
+        root: The folder.
+        info: What the folder must hold. By default the data set in `DATASETS` whose name and domains the folder has,
+            else a data set with the folder's own name and domains.
+    """
+    if not root.is_dir():
+        problem = "is not a folder" if root.exists() else "does not exist"
+        raise AidgnError(f"{root} {problem}. {LAYOUT}")
+    ignored: list[str] = []
+    folders = list_folders(root, "", ignored)
+    if not folders:
+        raise AidgnError(f"{root} has no folders, so no domains. {LAYOUT}")
+    info = info or recognize(root, folders)
+    if info:
+        ordered = info.order_folders(folders)
+        if ordered is None:
+            raise AidgnError(
+                f"{root} should have the domains {', '.join(info.domains)} of {info.name}, but has "
+                f"{', '.join(folders)}. Download it again with `aidgn data download {info.name}`, or give the "
+                "folder's path to use it as your own data set."
+            )
+        folders = ordered
+
+    class_folders = {folder: list_class_folders(root, folder, ignored) for folder in folders}
+    classes = sorted(set().union(*class_folders.values()))
+    if len(classes) < 2:
+        raise too_few_classes(root, folders, classes, ignored)
+    check_class_names(root, class_folders)
+    files: list[str] = []
+    counts = np.zeros((len(folders), len(classes)), dtype=np.int64)
+    for domain, folder in enumerate(folders):
+        above = (os.path.realpath(root), os.path.realpath(root / folder))
+        for label, name in enumerate(classes):
+            parents = [f"{folder}/{below}" for below in class_folders[folder].get(name, [])]
+            images = sorted(image for parent in parents for image in walk_images(root, parent, ignored, above))
+            counts[domain, label] = len(images)
+            files += [f"{parent}/{image}" for parent, image in images]
+    for folder, total in zip(folders, counts.sum(1), strict=True):
+        if not total:
+            suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+            raise AidgnError(f"The domain {folder} in {root} has no images ({suffixes}). Add some, or move it away.")
+    for name, total in zip(classes, counts.sum(0), strict=True):
+        if not total:
+            raise AidgnError(f"The class {name} in {root} has no images in any domain: remove its folders.")
+    return Dataset(
+        info or describe_own(root.resolve().name, root, folders, len(classes)),
+        classes,
+        files,
+        labels=np.tile(np.arange(len(classes)), len(folders)).repeat(counts.ravel()),
+        domain_of=np.arange(len(folders)).repeat(counts.sum(1)),
+        root=root,
+        ignored=sorted(ignored),
+    )
+
+
+def recognize(root: Path, folders: Sequence[str]) -> DatasetInfo | None:
+    """Find the data set in `DATASETS` whose name and domains this folder has."""
+    info = lookup(root.resolve().name)
+    return info if info and info.order_folders(folders) else None
+
+
+def too_few_classes(root: Path, folders: Sequence[str], classes: Sequence[str], ignored: Sequence[str]) -> AidgnError:
+    """Compose the error for fewer than two classes; it names a domain whose images lie outside class folders."""
+    present = f"only the class {classes[0]}" if classes else "no class folders"
+    message = f"{root} has {present} in its domains {', '.join(folders)}; two classes are needed. {LAYOUT}"
+    loose = [file for file in ignored if file.count("/") == 1 and Path(file).suffix.lower() in IMAGE_SUFFIXES]
+    if loose and not classes:
+        message += (
+            f" Images lie directly in {loose[0].partition('/')[0]}: if that is a class, put the class folders into "
+            "one folder for each domain."
+        )
+    return AidgnError(message)

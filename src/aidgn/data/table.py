@@ -1,0 +1,150 @@
+"""A data set from a table with a row per image."""
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aidgn.data.dataset import Dataset, check_class_names, describe_own
+from aidgn.data.registry import normalize_unicode
+from aidgn.data.source import DataSource
+from aidgn.data.table_reader import Table, convert_frame, is_frame, read_table
+from aidgn.errors import AidgnError, plural, some
+from aidgn.files import write_text
+
+
+def load_table(source: DataSource, table: Table | None = None) -> Dataset:
+    """Make a data set of a table.
+
+    Args:
+        source: The table and its columns.
+        table: Its content, if it was read before.
+    """
+    table = table or read_table(source.path)
+    problems: list[str] = []
+
+    def column(read: Callable[[], list[str]]) -> list[str]:
+        try:
+            return read()
+        except AidgnError as error:
+            problems.append(str(error))
+            return []
+
+    files = column(lambda: table.files(source.file))
+    labels = column(lambda: table.texts("label", source.label))
+    domains = column(lambda: table.texts("domain", source.domain))
+    groups = column(lambda: table.texts("group", source.group)) if source.group else None
+    if not problems and not files:
+        problems.append(f"{table.place} has no rows.")
+    if len(set(files)) < len(files):
+        problems.append(name_repeated(table, files))
+    if files and not any(Path(file).exists() for file in files):
+        problems.append(
+            f"None of the {len(files)} files of {table.place} exists; the first is {files[0]}. Relative paths start "
+            f"at {table.folder}."
+        )
+    if problems:
+        raise AidgnError("\n".join(problems))
+    labels, domains = ([normalize_unicode(text) for text in texts] for texts in (labels, domains))
+    dataset = arrange(source, Path(table.place), files, labels, domains, groups)
+    if len(dataset.classes) < 2:
+        raise AidgnError(f"{table.place} has only the class {labels[0]}; two are needed.")
+    return dataset
+
+
+def arrange(
+    source: DataSource,
+    place: Path,
+    files: Sequence[str],
+    labels: Sequence[str],
+    domains: Sequence[str],
+    groups: Sequence[str] | None,
+    ignored: Iterable[str] = (),
+) -> Dataset:
+    """Make a data set of files with their classes, domains and groups, sorted by domain, class and file.
+
+    The root is the folder that all files share, so that the data set does not depend on where it lies.
+    """
+    names, classes = sorted(set(domains)), sorted(set(labels))
+    members = {
+        domain: sorted({label for label, where in zip(labels, domains, strict=True) if where == domain})
+        for domain in names
+    }
+    check_class_names(place, members)
+    absolute = [os.path.abspath(file) for file in files]  # noqa: PTH100, for many names
+    root = os.path.commonpath({os.path.dirname(file) for file in absolute})  # noqa: PTH120
+    below = [os.path.relpath(file, root) for file in absolute]
+    rows = sorted(zip(map(names.index, domains), map(classes.index, labels), below, range(len(below)), strict=True))
+    group_of = None
+    if groups is not None:
+        numbers = {name: number for number, name in enumerate(sorted(set(groups)))}
+        group_of = np.array([numbers[groups[row]] for *_, row in rows], np.int64)
+    return Dataset(
+        describe_own(source.name, place, names, len(classes)),
+        classes,
+        [file for _, _, file, _ in rows],
+        labels=np.array([label for _, label, _, _ in rows], np.int64),
+        domain_of=np.array([domain for domain, _, _, _ in rows], np.int64),
+        root=Path(root),
+        ignored=sorted(ignored),
+        groups=group_of,
+        source=source,
+    )
+
+
+def name_repeated(table: Table, files: Sequence[str]) -> str:
+    """Say which files a table names several times."""
+    lines: dict[str, list[int]] = {}
+    for number, file in enumerate(files):
+        lines.setdefault(file, []).append(number + table.first_line)
+    repeated = {file: rows for file, rows in lines.items() if len(rows) > 1}
+    shown = some((f"{file} (rows {some(rows)})" for file, rows in repeated.items()), 5)
+    return f"{table.place} names {plural(len(repeated), 'file')} several times: {shown}. Keep one row of each."
+
+
+def find_source(data: Any, out: str | Path, **options: str | None) -> DataSource:
+    """Return the source of a data set that worker processes and later commands can load.
+
+    Args:
+        data: A name, folder or table, or a table in memory, which is saved below `out`.
+        out: Folder of results.
+        options: Columns and layout by name.
+    """
+    if is_frame(data):
+        if options.pop("layout", None) is not None:
+            raise AidgnError("layout is for folders, not for tables.")
+        return save_frame(data, options, out)
+    return DataSource.parse(data, **options)
+
+
+def save_frame(frame: Any, columns: Mapping[str, str | None], folder: str | Path) -> DataSource:
+    """Write the columns of a table in memory to a file below `folder`, for worker processes and later commands.
+
+    Args:
+        frame: The table.
+        columns: Names of the columns by role: file, label, domain and group.
+        folder: Where to write. Tables of other content have other names.
+    """
+    table = convert_frame(frame)
+    files = table.files(columns.get("file"))
+    roles = {"file": files} | {
+        role: table.texts(role, columns.get(role))
+        for role in ("label", "domain", "group")
+        if role != "group" or columns.get(role)
+    }
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(roles)
+    writer.writerows(zip(*([os.path.abspath(file) for file in files], *list(roles.values())[1:]), strict=True))  # noqa: PTH100
+    content = text.getvalue()
+    digest = hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    path = Path(folder, "tables", digest, "pictures.csv")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        write_text(path, content)
+    return DataSource(str(path), *roles)

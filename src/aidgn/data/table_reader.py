@@ -1,0 +1,262 @@
+"""Read tables with a row per image: CSV, TSV, JSON Lines, Parquet, Hugging Face's folders, data frames."""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from aidgn.data.source import METADATA_NAMES
+from aidgn.errors import AidgnError, did_you_mean, some
+
+DEFAULTS = {"file": ("file", "file_name"), "label": ("label",), "domain": ("domain",)}  # names of columns
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|data:")
+FORMATS = "CSV, TSV, JSON Lines, Parquet, or a folder of Hugging Face with metadata.csv or saved by `datasets`"
+
+
+class ImageBytes:
+    """Stands for images that lie in the table."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of a table.
+
+    Args:
+        place: The file, for messages.
+        folder: Folder that files are relative to.
+        columns: Values of each row by name of the column; None where the table has no value.
+        first_line: Number of the first row in the file, as an editor shows it.
+    """
+
+    place: str
+    folder: Path
+    columns: dict[str, list[Any]]
+    first_line: int = 1
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), []))
+
+    def texts(self, role: str, name: str | None, required: bool = True) -> list[str]:
+        """Return a column as texts.
+
+        Args:
+            role: What the column holds: file, label, domain or group.
+            name: Name of the column; None stands for the usual one.
+            required: Whether every row needs a value.
+        """
+        name = self.find(role, name)
+        texts = [as_text(value) for value in self.columns[name]]
+        empty = [number for number, text in enumerate(texts) if not text]
+        if empty and required:
+            lines = some((number + self.first_line for number in empty), 5)
+            raise AidgnError(f"{self.place} has no value in the column {name} of {plural_rows(empty)} {lines}.")
+        return texts
+
+    def find(self, role: str, name: str | None) -> str:
+        """Return the column for this role, or raise an error that names the nearest one."""
+        for candidate in DEFAULTS.get(role, ()) if name is None else (name,):
+            if candidate in self.columns:
+                return candidate
+        missing = DEFAULTS[role][0] if name is None else name
+        raise AidgnError(
+            f"{self.place} has no column {missing}.{did_you_mean(missing, self.columns)} Its columns: "
+            f"{some(self.columns, 20)}. Name the column with the {MEANINGS[role]}: --{role} NAME, in Python "
+            f"{role}=NAME."
+        )
+
+    def files(self, name: str | None) -> list[str]:
+        """Return the paths of the images, relative ones from the table's folder."""
+        column = self.find("file", name)
+        if any(isinstance(value, ImageBytes) for value in self.columns[column]):
+            raise AidgnError(
+                f"The column {column} of {self.place} holds the images themselves. Write them to files, and name a "
+                "column with their paths."
+            )
+        files = self.texts("file", name)
+        urls = [file for file in files if URL.match(file)]
+        if urls:
+            raise AidgnError(
+                f"The column {column} of {self.place} holds addresses such as {urls[0][:80]}. Download the images, and "
+                "name a column with their paths."
+            )
+        return [os.path.normpath(self.folder / file) for file in files]
+
+
+MEANINGS = {"file": "image files", "label": "classes", "domain": "domains", "group": "groups, such as patients"}
+
+
+def plural_rows(rows: Sequence[int]) -> str:
+    return "row" if len(rows) == 1 else f"{len(rows)} rows:"
+
+
+def as_text(value: Any) -> str:
+    """Return a cell as text, "" for none. A whole number has no point, though pandas may hold it as a fraction."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value).strip()
+    return "" if text in ("<NA>", "NaT") else text
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def read_table(path: str | Path) -> Table:
+    """Read a table by its suffix, or from a folder of Hugging Face."""
+    path = Path(path)
+    if path.is_dir():
+        return read_folder(path)
+    if not path.exists():
+        raise AidgnError(f"{path} does not exist.")
+    readers = {
+        ".csv": read_csv,
+        ".tsv": read_csv,
+        ".jsonl": read_lines,
+        ".ndjson": read_lines,
+        ".parquet": read_parquet,
+    }
+    suffix = path.suffix.lower()
+    if suffix not in readers:
+        raise AidgnError(f"{path} is not a table that can be read: expected {FORMATS}.")
+    try:
+        return readers[suffix](path)
+    except OSError as error:
+        raise AidgnError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise AidgnError(f"{path} is not text in UTF-8: {error}. Save it as UTF-8.") from None
+
+
+def read_csv(path: Path) -> Table:
+    text = path.read_text(encoding="utf-8-sig")
+    header = text.partition("\n")[0]
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        names = [name.strip() for name in next(reader, [])]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if not names or repeated:
+            which = f": {some(repeated)} is there several times" if repeated else ""
+            raise AidgnError(f"{path} needs a first line with a name for each column{which}.")
+        rows = [row for row in reader if row]
+    except csv.Error as error:
+        raise AidgnError(f"{path} is not a table: {error} in line {reader.line_num}.") from None
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(names):
+            raise AidgnError(f"{path} has {len(row)} values in row {number}, but {len(names)} columns.")
+    return Table(str(path), path.parent, {name: [row[i] for row in rows] for i, name in enumerate(names)}, 2)
+
+
+def read_lines(path: Path) -> Table:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise AidgnError(f"{path} has no JSON in line {number}: {error}.") from None
+        if not isinstance(row, dict):
+            raise AidgnError(f'{path} has no object in line {number}: each line is one, such as {{"file": ...}}.')
+        rows.append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return Table(str(path), path.parent, {name: [row.get(name) for row in rows] for name in names})
+
+
+def read_parquet(path: Path) -> Table:
+    pyarrow = import_pyarrow(path, "pyarrow.parquet")
+    try:
+        return convert_arrow(pyarrow.parquet.read_table(path), str(path), path.parent)
+    except pyarrow.ArrowException as error:
+        raise AidgnError(f"{path} cannot be read as Parquet: {error}.") from None
+
+
+def read_folder(path: Path) -> Table:
+    """Read the metadata file of an image folder, or a data set saved by Hugging Face's `datasets`."""
+    for name in METADATA_NAMES:
+        if (path / name).is_file():
+            return read_table(path / name)
+    shards = sorted(path.glob("*.arrow"))
+    if not shards or not (path / "dataset_info.json").is_file():
+        splits = [entry.parent.name for entry in sorted(path.glob("*/dataset_info.json"))]
+        hint = f" It holds the splits {some(splits)}: give one, such as {path / splits[0]}." if splits else ""
+        raise AidgnError(f"{path} is a folder without a table: expected {FORMATS}.{hint}")
+    pyarrow = import_pyarrow(path, "pyarrow.ipc")
+    try:
+        parts = []
+        for shard in shards:
+            with pyarrow.memory_map(str(shard)) as file, pyarrow.ipc.open_stream(file) as stream:
+                parts.append(stream.read_all())
+        return convert_arrow(pyarrow.concat_tables(parts), str(path), path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise AidgnError(f"{path} cannot be read: {error}.") from None
+
+
+def import_pyarrow(path: Path, module: str) -> Any:
+    """Import pyarrow and a module of it, or raise an error that says how to install pyarrow."""
+    try:
+        import_module(module)
+    except ImportError:
+        raise AidgnError(f'{path} needs pyarrow, which is not installed: pip install "aidgn[parquet]".') from None
+    return import_module("pyarrow")
+
+
+def convert_arrow(table: Any, place: str, folder: Path) -> Table:
+    """Convert a table of pyarrow. Names of classes replace their numbers where Hugging Face's metadata have them."""
+    described = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = described.get("info", {}).get("features", {})
+    columns: dict[str, list[Any]] = {}
+    for name in table.column_names:
+        values: list[Any] = [ImageBytes()] * len(table)
+        if not holds_bytes(table, name):
+            values = table.column(name).to_pylist()
+        feature = features.get(name) or {}
+        if feature.get("_type") == "ClassLabel" and feature.get("names"):
+            values = [feature["names"][value] if value is not None and value >= 0 else None for value in values]
+        columns[name] = [
+            value.get("path") if isinstance(value, dict) and "bytes" in value else value for value in values
+        ]
+    return Table(place, folder, columns)
+
+
+def holds_bytes(table: Any, name: str) -> bool:
+    """Whether a column holds images themselves: bytes, or Hugging Face's {bytes, path} with bytes."""
+    import pyarrow
+
+    column = table.column(name)
+    if pyarrow.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        column = pyarrow.chunked_array(
+            [chunk.field("bytes") for chunk in column.chunks], type=column.type.field("bytes").type
+        )
+    elif not (pyarrow.types.is_binary(column.type) or pyarrow.types.is_large_binary(column.type)):
+        return False
+    return len(column) > column.null_count
+
+
+# Data frames ----------------------------------------------------------------------------------------------------------
+
+
+def is_frame(value: Any) -> bool:
+    """Whether it is a table in memory: of pandas, polars, pyarrow or `datasets`, or a mapping of columns."""
+    has_columns = hasattr(value, "column_names") or hasattr(value, "columns")
+    return isinstance(value, Mapping) or (has_columns and hasattr(value, "__len__"))
+
+
+def convert_frame(frame: Any) -> Table:
+    """Convert a table in memory. Relative paths start at the working directory."""
+    place = f"the {type(frame).__name__}"
+    data = getattr(frame, "data", None)  # `datasets` keeps a table of pyarrow with a list of the rows in use
+    if hasattr(data, "table") and hasattr(frame, "with_format"):
+        frame = frame.with_format("arrow")[:]
+    if hasattr(frame, "schema") and hasattr(frame, "column_names"):
+        return convert_arrow(frame, place, Path.cwd())
+    names = list(frame) if isinstance(frame, Mapping) else list(frame.columns)
+    columns = {str(name): [ImageBytes() if isinstance(v, bytes) else v for v in list(frame[name])] for name in names}
+    if len({len(values) for values in columns.values()}) > 1:
+        raise AidgnError(f"The columns of {place} have different lengths.")
+    return Table(place, Path.cwd(), columns)
