@@ -106,7 +106,7 @@ def test_a_table_names_files_and_labels(model: Model, site: Path) -> None:
     assert found.files == in_folder.files and found.name == "labels"
     np.testing.assert_array_equal(found.labels, in_folder.labels)
     table.write_text("file,name\na.png,1\n")
-    with pytest.raises(AidgnError, match="columns file and label"):
+    with pytest.raises(AidgnError, match="no column label"):
         find_labelled(table, model.classes)
     table.unlink()
 

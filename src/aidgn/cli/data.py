@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from aidgn.cli.options import data_dir_option, source_options
+from aidgn.errors import AidgnError
 
 
 @click.group(
@@ -67,8 +68,11 @@ def check(folder: str, data_dir: str | None, **columns: str | None) -> None:
 
     from aidgn.cli.display import RunDisplay, wide_console
     from aidgn.data import inspect_dataset, load_dataset
+    from aidgn.data.layout import doubt_layout
 
     dataset = load_dataset(folder, data_dir, **columns)
+    if columns["layout"] is None and (doubt := doubt_layout(dataset)):
+        raise AidgnError(doubt)
     with RunDisplay() as display:
         inspection = inspect_dataset(dataset, lambda done, total: display.update("reading images", done, total))
     title = Text(f"{dataset.name}: {len(dataset)} images")
