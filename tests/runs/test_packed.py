@@ -21,10 +21,16 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an experiment, unpacked by another program."""
+    """The folder of an experiment, unpacked by the standard library."""
     folder = tmp_path_factory.mktemp("unpacked")
-    shutil.unpack_archive(RESULTS / "pacs-search.zip", folder / "experiment")
-    return folder / "experiment"
+    extract(RESULTS / "pacs-search.zip", folder)
+    return folder / "pacs-search"
+
+
+def extract(file: Path, folder: Path) -> None:
+    shutil.unpack_archive(file, folder)
+    shutil.unpack_archive(folder / "runs.zip", folder)
+    (folder / "runs.zip").unlink()
 
 
 def test_a_file_is_read_like_its_folder(experiment: Path, tmp_path: Path) -> None:
@@ -42,7 +48,7 @@ def test_a_file_is_read_like_its_folder(experiment: Path, tmp_path: Path) -> Non
 
 
 def test_results_of_adaptation_are_read(tmp_path: Path) -> None:
-    shutil.unpack_archive(RESULTS / "pacs-resnet50-he2015.zip", tmp_path)
+    extract(RESULTS / "pacs-resnet50-he2015.zip", tmp_path)
     folder = tmp_path / "pacs-resnet50-he2015"
     wanted, _ = load_adaptation([folder])
     lines, _ = load_adaptation([RESULTS / "pacs-resnet50-he2015.zip"])
@@ -64,7 +70,7 @@ def test_weights_and_folders_of_images_are_left_out(experiment: Path, tmp_path: 
     values = json.loads(run.metadata_file.read_bytes())
     run.metadata_file.write_text(json.dumps({**values, "root": "/home/me/photos"}))
     pack(tmp_path / "runs", tmp_path / "runs.zip")
-    with zipfile.ZipFile(tmp_path / "runs.zip") as archive:
+    with zipfile.ZipFile(tmp_path / "runs.zip") as outer, zipfile.ZipFile(outer.open("runs.zip")) as archive:
         assert sorted(archive.namelist()) == ["runs/run/results.jsonl", "runs/run/run.json"]
         assert json.loads(archive.read("runs/run/run.json")) == values
 
@@ -86,12 +92,21 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             unpack(path)
 
 
+def test_archives_without_an_inner_archive_are_read(experiment: Path, tmp_path: Path) -> None:
+    shutil.make_archive(str(tmp_path / "plain"), "zip", experiment)
+    assert load_records(tmp_path / "plain.zip") == load_records(experiment)
+
+
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "MAX_BYTES", 1_000_000)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("run/results.jsonl", bytes(2_000_000))
     with pytest.raises(AidgnError, match="at most 1 MB"):
         unpack(tmp_path / "bomb.zip")
+    with zipfile.ZipFile(tmp_path / "nested.zip", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.write(tmp_path / "bomb.zip", "runs.zip")
+    with pytest.raises(AidgnError, match="at most 1 MB"):
+        unpack(tmp_path / "nested.zip")
 
 
 def test_paths_that_lead_out_of_the_archive_are_not_followed(experiment: Path, tmp_path: Path) -> None:
