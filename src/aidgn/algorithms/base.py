@@ -14,12 +14,12 @@ from aidgn.algorithms import checks
 from aidgn.algorithms.batches import Minibatches, domain_ids, join, paired, random_cycle, risks, split
 from aidgn.algorithms.optimization import Optimization, backward_in_parts
 from aidgn.algorithms.search_space import (
+    COMMON,
+    COMMON_SMALL,
+    HEAD_RATE,
     SearchSpace,
     Value,
-    fixed,
     floor_power,
-    log_uniform,
-    one_of,
     resolve,
     sample_space,
 )
@@ -40,24 +40,6 @@ __all__ = [
     "risks",
     "split",
 ]
-
-RATE = log_uniform(-5, -3.5, above=True)
-SMALL_RATE = log_uniform(-4.5, -2.5, above=True)
-# A classifier on features that do not change needs a larger rate: with EfficientNet-Lite0 on a tenth of PACS, accuracy
-# on held-out images of the sources is close to its final value after 500 steps from 1e-3 on, but not with 5e-5.
-HEAD_RATE = (3e-3, log_uniform(-3.5, -2, above=True))
-COMMON: SearchSpace = {
-    "lr": (5e-5, RATE),
-    "batch_size": (32, floor_power(2, 3, 5.5, least=1)),
-    "weight_decay": (0.0, log_uniform(-6, -2)),
-    "resnet_dropout": (0.0, one_of(0.0, 0.1, 0.5, most=1.0, below=True)),
-}
-COMMON_SMALL: SearchSpace = {  # DomainBed's
-    "lr": (1e-3, SMALL_RATE),
-    "batch_size": (64, floor_power(2, 3, 9, least=1)),
-    "weight_decay": (0.0, fixed(0.0)),
-    "resnet_dropout": (0.0, fixed(0.0, most=1.0, below=True)),  # these networks have none
-}
 
 
 class Algorithm(nn.Module):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, RATE, SMALL_RATE, Algorithm
+from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, domain_ids, join
-from aidgn.algorithms.search_space import SearchSpace, fixed, floor_power, log_uniform, one_of
+from aidgn.algorithms.search_space import RATE, SMALL_RATE, SearchSpace, fixed, floor_power, log_uniform, one_of
 
 
 class DANN(Algorithm):

@@ -3,6 +3,7 @@
 from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.findings import inspect
 from aidgn.fitting.plan import FitPlan
-from aidgn.fitting.workflow import FitResult, fit
+from aidgn.fitting.result import FitResult
+from aidgn.fitting.workflow import fit
 
 __all__ = ["Estimate", "FitPlan", "FitResult", "fit", "inspect"]

@@ -4,16 +4,13 @@ import logging
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aidgn import backbones
 from aidgn.adaptation.predict import measure_adaptation
 from aidgn.algorithms import find
-from aidgn.algorithms.custom import is_custom
-from aidgn.analysis.predictions import Predictions, load_predictions
+from aidgn.analysis.predictions import load_predictions
 from aidgn.api import split_options
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
@@ -22,19 +19,18 @@ from aidgn.data.layout import doubt_layout
 from aidgn.data.table import find_source
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError, plural
-from aidgn.fitting.estimate import Estimate, choose_algorithm, read_estimates, summarize
+from aidgn.fitting.estimate import choose_algorithm, read_estimates, summarize
 from aidgn.fitting.expectations import describe_expectations, measure_expectations
 from aidgn.fitting.findings import inspect
 from aidgn.fitting.forecast import describe_frozen
 from aidgn.fitting.next_steps import advise
-from aidgn.fitting.pictures import DoubtfulPictures, check_pictures
+from aidgn.fitting.pictures import check_pictures
 from aidgn.fitting.plan import FitPlan, choose_image_size, plan_fit, plan_refit
+from aidgn.fitting.result import FitResult
 from aidgn.fitting.store import FitFolder
-from aidgn.inference import load_model
-from aidgn.new_site.expectations import Expectations
 from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.report.overview import Overview
-from aidgn.results import RunResult, html_table
+from aidgn.results import RunResult
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.options import ALL, RunOptions
 from aidgn.runs.spec import RunSpec
@@ -42,9 +38,6 @@ from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.launchers.base import Launcher
 from aidgn.sweeps.launchers.in_process import InProcessLauncher
 from aidgn.sweeps.launchers.local import LocalLauncher
-
-if TYPE_CHECKING:
-    from aidgn.inference.model import Model
 
 REPORT_POINTS = 1000  # images in the report's maps of features
 REPORT_PERMUTATIONS = 199
@@ -56,79 +49,6 @@ REFIT = (
 )
 
 log = logging.getLogger("aidgn")
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """A model for unseen domains, and how accurate it will be there.
-
-    Args:
-        folder: Folder with `model`, `REPORT.md`, `summary.json` and the runs.
-        estimates: Accuracies on unseen domains of the algorithm and of ERM; none if there is only one domain.
-        seen_accuracy: Accuracy of the model on validation images of the domains it has seen.
-        findings: What was found in the images, a sentence each.
-        summary: What to expect of the model, a sentence each.
-        final: The run that made the model.
-        predictions: What the runs of the final model's algorithm predict for images they were not trained on, by run;
-            `out_of_site` selects the images of domains that a run never saw.
-        page: The report page, if there is one.
-        expectations: What to expect at a new site, with an interval; None with fewer than two domains.
-        pictures: Pictures whose label looks wrong, and copies across domains.
-    """
-
-    folder: Path
-    estimates: Sequence[Estimate]
-    seen_accuracy: float
-    findings: Sequence[str]
-    summary: Sequence[str]
-    final: RunSpec
-    predictions: Sequence[Predictions] = ()
-    page: Path | None = None
-    expectations: Expectations | None = None
-    pictures: DoubtfulPictures = field(default_factory=DoubtfulPictures)
-
-    @property
-    def expected(self) -> Estimate | None:
-        """The estimate of the final model's algorithm: `expected.mean` is the accuracy to expect on an unseen domain.
-
-        None if there is only one domain.
-        """
-        return next((estimate for estimate in self.estimates if estimate.algorithm == str(self.final.label())), None)
-
-    @property
-    def report(self) -> Path:
-        """REPORT.md: findings, estimates and counts of images."""
-        return FitFolder(self.folder).report
-
-    @property
-    def model_folder(self) -> Path:
-        return FitFolder(self.folder).model
-
-    @cached_property
-    def model(self) -> "Model":
-        """The model, loaded on first use."""
-        return load_model(
-            self.model_folder, algorithm=self.final.algorithm if is_custom(self.final.algorithm) else None
-        )
-
-    @property
-    def predict_command(self) -> str:
-        """The command that classifies new images."""
-        command = f"aidgn predict {shlex.quote(str(self.model_folder))} NEW_PICTURES/"
-        return command + (
-            f" --algorithm {shlex.quote(self.final.algorithm)}" if is_custom(self.final.algorithm) else ""
-        )
-
-    def __repr__(self) -> str:
-        return "\n".join([f"<Model in {self.model_folder}>", *self.summary])
-
-    def _repr_html_(self) -> str:
-        domains = list(self.estimates[0].accuracies) if self.estimates else []
-        rows = [
-            (estimate.algorithm, *(f"{estimate.accuracies[name]:.1%}" for name in domains), f"{estimate.mean:.1%}")
-            for estimate in self.estimates
-        ]
-        return html_table(" ".join(self.summary), ("Unseen domain", *domains, "Mean"), rows)
 
 
 def fit(
