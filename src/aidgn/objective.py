@@ -293,3 +293,10 @@ def check_tensors(features: Tensor, labels: Tensor, domains: Tensor, weight: Ten
                 f"{name} must be integers of shape [{features.shape[0]}], one for each row of features, "
                 f"got {ids.dtype} of shape {list(ids.shape)}."
             )
+
+
+def class_vectors(classifier: nn.Module) -> Tensor | None:
+    """Return the vectors of the classes [n, C] if the classifier is a single layer."""
+    if isinstance(classifier, AngularClassifier):
+        return classifier.weight.detach()
+    return classifier.weight.detach().T if isinstance(classifier, nn.Linear) else None

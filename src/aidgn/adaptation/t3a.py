@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from aidgn.adaptation.common import check_classifier, compute_features, entropy, evaluation_mode
-from aidgn.algorithms.base import Algorithm, class_vectors
+from aidgn.algorithms.base import Algorithm
 from aidgn.errors import AidgnError, ParameterError
-from aidgn.objective import normalized
+from aidgn.objective import class_vectors, normalized
 
 
 class T3A:

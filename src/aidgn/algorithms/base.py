@@ -25,14 +25,12 @@ from aidgn.algorithms.search_space import (
 )
 from aidgn.data.registry import DATASETS, SMALL_SIDE
 from aidgn.errors import AidgnError, plural
-from aidgn.objective import AngularClassifier
 
 __all__ = [
     "COMMON",
     "COMMON_SMALL",
     "Algorithm",
     "Minibatches",
-    "class_vectors",
     "domain_ids",
     "join",
     "paired",
@@ -348,10 +346,3 @@ class Algorithm(nn.Module):
     def check(self, minibatches: Minibatches) -> None:
         """Check the batches; `begin_update` does so and counts the update."""
         checks.check_batches(self.name(), minibatches, self.num_domains, self.min_batch)
-
-
-def class_vectors(classifier: nn.Module) -> Tensor | None:
-    """Return the vectors of the classes [n, C] if the classifier is a single layer."""
-    if isinstance(classifier, AngularClassifier):
-        return classifier.weight.detach()
-    return classifier.weight.detach().T if isinstance(classifier, nn.Linear) else None

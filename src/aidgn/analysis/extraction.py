@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aidgn.algorithms.base import class_vectors
 from aidgn.analysis.features import Features
 from aidgn.backbones import Preprocessing
 from aidgn.data.cache import prepare
@@ -19,6 +18,7 @@ from aidgn.data.transforms import clean
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
+from aidgn.objective import class_vectors
 from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.options import HEAD

@@ -9,7 +9,6 @@ import torch
 
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS, Algorithm, find
-from aidgn.algorithms.base import class_vectors
 from aidgn.algorithms.custom import source_of
 from aidgn.algorithms.search_space import resolve
 from aidgn.devices import choose_device, choose_precision
@@ -18,6 +17,7 @@ from aidgn.inference.ensemble import Ensemble
 from aidgn.inference.model import Model
 from aidgn.new_site.expectations import Expectations
 from aidgn.novelty import FALSE_ALARM_RATE, Novelty
+from aidgn.objective import class_vectors
 from aidgn.runs.checkpoints import read_model, read_values
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_run

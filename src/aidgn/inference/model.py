@@ -13,7 +13,6 @@ from torch import Tensor
 
 from aidgn import backbones
 from aidgn.algorithms import Algorithm
-from aidgn.algorithms.base import class_vectors
 from aidgn.data.images import largest_slot
 from aidgn.data.loader import to_device
 from aidgn.data.transforms import clean
@@ -24,6 +23,7 @@ from aidgn.new_site.confidence import UNSURE
 from aidgn.new_site.expectations import Expectations
 from aidgn.new_site.monitor import SiteMonitor
 from aidgn.novelty import FALSE_ALARM_RATE, MAX_NORM, Novelty, norms_and_angles, to_array
+from aidgn.objective import class_vectors
 from aidgn.training.evaluation import compute_outputs, eval_batch_size
 from aidgn.trust import logit_scores, negative_aware_norms
 

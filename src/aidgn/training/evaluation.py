@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from aidgn.algorithms import Algorithm
-from aidgn.algorithms.base import class_vectors
 from aidgn.data import Dataset
 from aidgn.data.loader import BatchStore
 from aidgn.data.transforms import UNIFORMS
 from aidgn.errors import AidgnError
 from aidgn.metrics import METRICS, Scores, measure
 from aidgn.novelty import CALIBRATION_IMAGES, Novelty
+from aidgn.objective import class_vectors
 from aidgn.runs.accuracy_key import Split, accuracy_key, class_accuracies_key, metric_key
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed
