@@ -69,3 +69,12 @@ def test_copies_across_sites_are_found(tmp_path: Path) -> None:
     expected = {(f"north/{label[n]}/{n}.png", f"south/{label[n]}/copy{n}.jpg") for n in copies}
     assert {(copy.first, copy.second) for copy in found} == expected
     assert [copy.similarity for copy in found] == sorted((copy.similarity for copy in found), reverse=True)
+
+
+def test_different_pictures_have_no_copies(tmp_path: Path) -> None:
+    for number in range(8):
+        place = tmp_path / ("north", "south")[number % 2] / ("cat", "dog")[number // 4]
+        place.mkdir(parents=True, exist_ok=True)
+        scene(number).save(place / f"{number}.png")
+    decoded = prepare(load_dataset(tmp_path).with_image_size(96))
+    assert find_near_copies(decoded, np.random.default_rng(0).normal(size=(8, 8))) == []

@@ -191,14 +191,23 @@ def test_workers_log_no_codes() -> None:
 
 
 def test_a_fit_reports_hostile_names(hostile: Path, tmp_path: Path) -> None:
+    from aidgn.analysis.label_errors import DoubtfulLabel
+    from aidgn.analysis.near_copies import NearCopy
     from aidgn.data import load_dataset
     from aidgn.fitting.estimate import Estimate
+    from aidgn.fitting.pictures import DoubtfulPictures
     from aidgn.fitting.store import FitFolder
     from aidgn.runs.spec import RunSpec
 
     dataset = load_dataset(str(hostile / "pictures"))
     estimate = Estimate("<b>Mine", dict.fromkeys(DOMAINS, 0.5))
-    FitFolder(tmp_path).write(dataset, RunSpec(dataset.name, "ERM"), [estimate], 0.5, [f"{DOMAINS[0]} <b>"])
+    sentence = f"{DOMAINS[0]} <b>"
+    file = f"{DOMAINS[0]}/{dataset.classes[0]}/<b>.png"
+    doubt = DoubtfulLabel(file, DOMAINS[0], *dataset.classes[:2], 0.1, 0.9)
+    pictures = DoubtfulPictures([doubt], [NearCopy(file, file, 0.9)])
+    FitFolder(tmp_path).write(
+        dataset, RunSpec(dataset.name, "ERM"), [estimate], 0.5, [sentence], [sentence], [sentence], pictures
+    )
     text = (tmp_path / "REPORT.md").read_text()
     assert not [raw for raw in RAW if raw in text] and "<b>" not in text
 

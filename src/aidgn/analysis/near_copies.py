@@ -75,6 +75,8 @@ def find_near_copies(
         report("comparing sites", start, len(pairs))
         part = pairs[start : start + CHUNK]
         part = part[similarities(halved, part) >= PROMISING]
+        if not len(part):
+            continue
         for (i, j), similarity in zip(part.tolist(), similarities(thumbnails, part).tolist(), strict=True):
             if similarity >= ALIKE and not same_pixels(decoded, i, j):
                 copies.append(NearCopy(decoded.dataset.files[i], decoded.dataset.files[j], similarity))
