@@ -41,6 +41,15 @@ def test_flat_pictures_are_like_nothing() -> None:
     assert similarities(pictures, np.array([[0, 1]]))[0] < 0.5
 
 
+def test_sites_of_different_pictures_have_no_copies(tmp_path: Path) -> None:
+    for number in range(12):
+        folder = tmp_path / ("north", "south")[number % 2] / ("cat", "dog")[number // 6]
+        folder.mkdir(parents=True, exist_ok=True)
+        scene(number).save(folder / f"{number}.png")
+    decoded = prepare(load_dataset(tmp_path))
+    assert find_near_copies(decoded, np.random.default_rng(0).normal(size=(12, 4))) == []
+
+
 def test_copies_across_sites_are_found(tmp_path: Path) -> None:
     copies = {
         0: lambda image: image.resize((64, 64), Image.Resampling.BICUBIC),

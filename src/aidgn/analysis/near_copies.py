@@ -127,6 +127,8 @@ def candidate_pairs(rows: NDArray[np.floating], sites: NDArray[np.int64]) -> NDA
 
 def similarities(thumbnails: NDArray[np.float32], pairs: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the highest normalised cross-correlation of each pair, with either picture as the crop."""
+    if not len(pairs):
+        return np.empty(0)
     first, second = (torch.from_numpy(thumbnails[pairs[:, place]]) for place in (0, 1))
     whole = thumbnails.shape[-1]
     found = [
