@@ -1,6 +1,8 @@
 """The exceptions whose message users see without a traceback, and helpers that format messages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any
 
@@ -72,9 +74,23 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def some(things: Iterable[object], most: int = 3, separator: str = ", ") -> str:
-    """List the first few things and the number of the others."""
+    """List the first few things and the number of the others; all within `lists_uncut`."""
     names = [str(thing) for thing in things]
+    most = len(names) if _uncut.get() else most
     return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+_uncut = ContextVar("uncut", default=False)
+
+
+@contextmanager
+def lists_uncut(uncut: bool = True) -> Iterator[None]:
+    """Have `some` list everything."""
+    token = _uncut.set(uncut)
+    try:
+        yield
+    finally:
+        _uncut.reset(token)
 
 
 def plural(number: int, word: str) -> str:

@@ -147,7 +147,9 @@ def test_defaults_say_for_which_images_they_are() -> None:
 def test_names_that_are_no_text_are_said_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("a/x", "a/y", "b/x", "b/y"):
         (tmp_path / place).mkdir(parents=True)
-        Image.new("RGB", (9, 9), (len(place) * ord(place[0]) % 256, ord(place[2]), 0)).save(tmp_path / place / "1.png")
+        for number in range(3):
+            colour = (len(place) * ord(place[0]) % 256, ord(place[2]), number)
+            Image.new("RGB", (9, 9), colour).save(tmp_path / place / f"{number}.png")
     (tmp_path / "a" / os.fsdecode(b"caf\xe9.txt")).touch()
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
@@ -165,12 +167,13 @@ def test_a_spreadsheet_takes_no_file_for_a_formula() -> None:
 def test_a_check_counts_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
     for number, place in enumerate(("a/x", "a/y", "b/x", "b/y")):
         (tmp_path / place).mkdir(parents=True)
-        Image.new("RGB", (9, 9), (50 * number, 0, 0)).save(tmp_path / place / "1.png")
-    (tmp_path / "a" / "x" / "2.png").write_text("no picture")
+        for green in range(3):
+            Image.new("RGB", (9, 9), (50 * number, green, 0)).save(tmp_path / place / f"{green}.png")
+    (tmp_path / "a" / "x" / "9.png").write_text("no picture")
     (tmp_path / "notes.txt").touch()
     found = CliRunner().invoke(app, ["data", "check", str(tmp_path)])
     assert "\n1 other file ignored: notes.txt" in found.output
-    assert f"\nbroken: {tmp_path}/a/x/2.png is not an image" in found.output
+    assert f"\nbroken: {tmp_path}/a/x/9.png is not an image" in found.output
     assert str(found.exception).endswith(" is not in order: 1 broken file.")
 
 

@@ -1,18 +1,23 @@
 """Data sets in folders, written to disk: order, names, settings, mistakes of every kind, and the check."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+from aidgn.cli import app
+from aidgn.data.cache import prepare
 from aidgn.data.loading import load_dataset
 from aidgn.data.registry import DATASETS, short_names
 from aidgn.data.splits import train_val_indices
 from aidgn.data.validate import compare_counts, group_copies, inspect_dataset
 from aidgn.errors import AidgnError
+from aidgn.fitting import inspect
 
 
 def write(path, seed=None):
@@ -343,11 +348,12 @@ def test_copies_across_the_split_and_across_classes(tmp_path):
         pytest.skip("too few images for a split")
     a, b = sorted((indices[inside[0]], indices[outside[0]]))
     digests[a] = digests[b] = "same"
-    across, straddling, contradictory = group_copies(dataset, digests)
+    across, straddling, contradictory, within = group_copies(dataset, digests)
     assert across == [] and straddling == [[dataset.files[a], dataset.files[b]]]
     assert contradictory == (straddling if dataset.labels[a] != dataset.labels[b] else [])
     digests[0] = "same"
-    across, straddling, _ = group_copies(dataset, digests)
+    assert within == []
+    across, straddling, *_ = group_copies(dataset, digests)
     assert across == straddling == [[dataset.files[index] for index in (0, a, b)]]
 
 
@@ -369,6 +375,48 @@ def test_no_permission(tmp_path):
 
 
 # The check ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_finds_at_once_all_that_fit_refuses_one_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = make(tmp_path / "own", ("north", "south", "west"), images=3)
+    for empty in ("nowhere/cat", "north/bird"):
+        (root / empty).mkdir(parents=True)
+    write(root / "south" / "Cat" / "0.png")
+    for number in range(2):
+        (root / "west" / "dog" / f"{number}.png").write_bytes(b"no image")
+        write(root / "north" / "cat" / f"same {number}.png", seed=1)
+    found = CliRunner().invoke(app, ["data", "check", "own"])
+    assert found.exception.exit_code == 2
+    names = ("north/cat and south/Cat", "domain nowhere", "domain west", "class bird")
+    assert [name for name in names if name in found.output] == [*names]
+    assert "west/dog/0.png" in found.output and "north/cat/same 0.png, north/cat/same 1.png" in found.output
+    refused = 0
+    for remedy in (
+        lambda: (root / "south" / "Cat").rename(tmp_path / "Cat"),
+        lambda: shutil.rmtree(root / "nowhere"),
+        lambda: shutil.rmtree(root / "north" / "bird"),
+        lambda: shutil.rmtree(root / "west"),
+    ):
+        with pytest.raises(AidgnError):
+            inspect(prepare(load_dataset(root), skip_broken=True, cache_dir=tmp_path / "cache", workers=1))
+        refused += 1
+        remedy()
+    inspect(prepare(load_dataset(root), cache_dir=tmp_path / "cache", workers=1))
+    assert refused == found.output.count("`fit` would stop")
+
+
+def test_check_cuts_long_lists_unless_asked_for_all(tmp_path):
+    root = make(tmp_path / "own", images=12)
+    for file in (root / "phone" / "cat").iterdir():
+        file.write_bytes(b"no image")
+    for file in (root / "camera" / "cat").iterdir():
+        file.write_bytes(b"no image")
+    found = CliRunner().invoke(app, ["data", "check", str(root)])
+    assert found.output.count("broken: ") == 20 and "and 4 more" in found.output
+    assert found.exception.exit_code == 2  # no picture of a cat is left
+    every = CliRunner().invoke(app, ["data", "check", str(root), "--all"])
+    assert every.output.count("broken: ") == 24 and "more" not in every.output
 
 
 def test_check_counts_and_finds_broken_files_and_copies(tmp_path):
@@ -394,7 +442,9 @@ def test_check_counts_and_finds_broken_files_and_copies(tmp_path):
     assert seen == [(done, 12) for done in range(1, 13)]
     broken = [dataset.files.index(file) for file, _ in result.broken]
     leak = [dataset.files.index("camera/cat/same.png")]
-    assert inspect_dataset(dataset.without(broken + leak)).fine
+    fewer = inspect_dataset(dataset.without(broken + leak))
+    assert not fewer.broken and not fewer.across_domains
+    assert len(fewer.refusals) == 1 and "phone has 4 images" in fewer.refusals[0]
 
 
 def test_check_finds_the_same_pixels_in_other_files(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from aidgn.cli.options import data_dir_option, source_options
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, lists_uncut
 
 
 @click.group(
@@ -53,27 +53,32 @@ def list_() -> None:
     epilog="""\b
 Examples:
   aidgn data check PACS
-  aidgn data check photos/
-  aidgn data check pictures.csv --file path --label diagnosis --domain hospital""",
+  aidgn data check photos/ --all > findings.txt
+  aidgn data check pictures.csv --file path --label diagnosis --domain hospital
+Exit code 0: all is in order. 1: `fit` would train, but without broken files, or on copies across domains, or counts
+differ from the published ones. 2: `fit` would stop, or FOLDER cannot be read.""",
 )
 @click.argument("folder")
 @source_options()
 @data_dir_option
-def check(folder: str, data_dir: str | None, **columns: str | None) -> None:
+@click.option("--all", "uncut", is_flag=True, help="List all findings, where the list is cut otherwise.")
+def check(folder: str, data_dir: str | None, uncut: bool, **columns: str | None) -> None:
     """Decode and count every image of FOLDER, a folder, a table or the name of a data set.
 
-    The command reports missing, broken and duplicate images."""
+    The command reports everything at once: empty and too small domains, empty classes, names written in two ways,
+    broken files, copies within and across domains, and whatever else `fit` would refuse."""
     from rich.table import Table
     from rich.text import Text
 
     from aidgn.cli.display import RunDisplay, wide_console
     from aidgn.data import inspect_dataset, load_dataset
     from aidgn.data.layout import doubt_layout
+    from aidgn.data.source import DataSource
 
-    dataset = load_dataset(folder, data_dir, **columns)
-    if columns["layout"] is None and (doubt := doubt_layout(dataset)):
-        raise AidgnError(doubt)
-    with RunDisplay() as display:
+    with lists_uncut(uncut), RunDisplay() as display:
+        dataset = load_dataset(DataSource.parse(folder, **columns), data_dir, tolerant=True)
+        if columns["layout"] is None and (doubt := doubt_layout(dataset)):
+            raise AidgnError("\n".join([doubt, *dataset.problems]))
         inspection = inspect_dataset(dataset, lambda done, total: display.update("reading images", done, total))
     title = Text(f"{dataset.name}: {len(dataset)} images")
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title=title)
@@ -83,8 +88,9 @@ def check(folder: str, data_dir: str | None, **columns: str | None) -> None:
     for name, counts in (*zip(dataset.classes, inspection.counts.T, strict=True), ("all", inspection.counts.sum(1))):
         table.add_row(Text(name), *map(str, counts), str(counts.sum()))
     wide_console(160).print(table)
-    for sentence in inspection.findings():
-        click.echo(sentence)
+    with lists_uncut(uncut):
+        for sentence in inspection.findings():
+            click.echo(sentence)
     click.echo(inspection.verdict())
 
 
@@ -129,10 +135,11 @@ def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken:
     from aidgn.cli.display import RunDisplay
     from aidgn.data import load_dataset
     from aidgn.data.cache import prepare as prepare_dataset
+    from aidgn.data.source import DataSource
 
     with RunDisplay() as display:
         prepared = prepare_dataset(
-            load_dataset(folder, data_dir, **columns),
+            load_dataset(DataSource.parse(folder, **columns), data_dir),
             workers=workers,
             skip_broken=skip_broken,
             on_progress=lambda done, total: display.update("decoding images", done, total),

@@ -11,7 +11,7 @@ import numpy as np
 from aidgn.data.registry import SMALL_SIDE, DatasetInfo, lookup, normalize_name, normalize_unicode, short_names
 from aidgn.data.source import DataSource
 from aidgn.data.splits import train_val_indices
-from aidgn.errors import AidgnError, UnknownNameError
+from aidgn.errors import AidgnError, UnknownNameError, plural
 
 MIN_DOMAIN_IMAGES = 5  # a fifth of a domain's images is set aside for validation
 
@@ -33,6 +33,7 @@ class Dataset:
             None if there are no groups.
         source: The table, or the folder with its layout, that the images were found by; None for folders
             ROOT/<domain>/<class>/<image>.
+        problems: What is wrong with the folder or table; empty unless it was loaded to be checked.
     """
 
     info: DatasetInfo
@@ -45,6 +46,7 @@ class Dataset:
     ignored: list[str] = field(default_factory=list)
     groups: np.ndarray | None = None
     source: DataSource | None = None
+    problems: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -87,13 +89,33 @@ class Dataset:
         train, validation = train_val_indices(len(indices), trial, domain, groups)
         return indices[train], indices[validation]
 
+    def find_shortages(self, least: int = MIN_DOMAIN_IMAGES) -> list[str]:
+        """Describe each domain without validation images, and each class without images.
+
+        Args:
+            least: Accept domains of so many images.
+        """
+        sizes = self.count_images()
+        domains = [number for number, size in enumerate(sizes.sum(1).tolist()) if size < least]
+        if least >= MIN_DOMAIN_IMAGES:
+            domains = [number for number in range(len(self.domains)) if not len(self.split(number, trial=0)[1])]
+        return [
+            *map(self.describe_unsplit, domains),
+            *(
+                f"The class {name} has no image that can be read in any domain: add some, or remove its folders."
+                for name, size in zip(self.classes, sizes.sum(0), strict=True)
+                if not size
+            ),
+        ]
+
     def describe_unsplit(self, domain: int) -> str:
         """Say why a domain has no validation images, for an error."""
         name, indices = self.domains[domain], self.indices(domain)
         if self.groups is None or len(indices) < MIN_DOMAIN_IMAGES:
             return (
-                f"Domain {name} has {len(indices)} images; at least {MIN_DOMAIN_IMAGES} are needed to set a fifth of "
-                "them aside for validation."
+                f"The domain {name} has {plural(len(indices), 'image') if len(indices) else 'no images'} that can be "
+                f"read; at least {MIN_DOMAIN_IMAGES} are needed to set a fifth of them aside for validation. Add "
+                "images, or move the domain away."
             )
         number = len(np.unique(self.groups[indices]))
         if not self.in_several_domains[indices].any():
@@ -172,12 +194,11 @@ class Dataset:
         return members
 
 
-def describe_own(name: str, place: Path, domains: Sequence[str], num_classes: int) -> DatasetInfo:
+def describe_own(name: str, domains: Sequence[str], num_classes: int) -> DatasetInfo:
     """Make the description of a user's own folder or table.
 
     Args:
         name: Name of the folder or table.
-        place: Where it is, for messages.
         domains: Names of the domains.
         num_classes: Number of classes.
     """
@@ -185,7 +206,6 @@ def describe_own(name: str, place: Path, domains: Sequence[str], num_classes: in
     if lookup(name):
         name = f"own-{name}"  # its results must not be taken for results on the published data set
     names = tuple(map(normalize_unicode, domains))
-    check_domain_names(place, names)
     return DatasetInfo(name, names, short_names(names), num_classes, eval_every=100)
 
 
@@ -201,35 +221,40 @@ def check_outside(dataset: Dataset, out: str | Path) -> None:
         )
 
 
-def check_class_names(root: Path, class_folders: Mapping[str, Iterable[str]]) -> None:
-    """Refuse class names that differ only in case, spaces, _ and -: most likely one class was written in two ways.
+def refuse(dataset: Dataset, problems: Sequence[str], tolerant: bool) -> Dataset:
+    """Return the data set if nothing is wrong with it, or with its problems if these are tolerated."""
+    if not tolerant and (problems := [*problems, *dataset.find_shortages(least=1)]):
+        raise AidgnError("\n".join(problems))
+    return replace(dataset, problems=problems)
+
+
+def find_name_clashes(root: Path, class_folders: Mapping[str, Iterable[str]]) -> list[str]:
+    """Describe names that are most likely one name, written in two ways.
+
+    Classes must differ in more than case, spaces, _ and -, domains in more than case and spaces: one domain must not
+    be both source and target.
 
     Args:
-        root: The folder or table, for the message.
+        root: The folder or table, for messages.
         class_folders: Names of the classes by domain.
     """
-    seen: dict[str, tuple[str, str]] = {}
+    problems = []
+    classes: dict[str, tuple[str, str]] = {}
     for folder, names in class_folders.items():
         for name in names:
-            other, other_folder = seen.setdefault(normalize_name(name), (name, folder))
+            other, other_folder = classes.setdefault(normalize_name(name), (name, folder))
             if other != name:
-                raise AidgnError(
+                problems.append(
                     f"{root} has the classes {other_folder}/{other} and {folder}/{name}: rename one, to the other's "
                     "name if they are one class, to a clearly different name if not."
                 )
-
-
-def check_domain_names(root: Path, names: Sequence[str]) -> None:
-    """Refuse domain names that differ only in case and spaces: one domain must not be both source and target."""
-    seen: dict[str, str] = {}
-    for name in names:
+    domains: dict[str, str] = {}
+    for name in map(normalize_unicode, class_folders):
         key = " ".join(name.split()).casefold()
-        other = seen.get(key)
-        if other == name:
-            raise AidgnError(f"{root} has two domains that read {name}, written differently in bytes: merge them.")
-        if other is not None:
-            raise AidgnError(
-                f"{root} has the domains '{other}' and '{name}', which differ only in case or spaces: merge "
-                "them if they are one domain, or rename one if not."
-            )
-        seen[key] = name
+        if key in domains:
+            same = domains[key] == name
+            what = f"two domains that read {name}" if same else f"the domains '{domains[key]}' and '{name}'"
+            how = "written differently in bytes" if same else "which differ only in case or spaces"
+            problems.append(f"{root} has {what}, {how}: merge them if they are one domain, or rename one if not.")
+        domains[key] = name
+    return problems

@@ -31,10 +31,14 @@ def parse_layout(layout: str) -> list[str]:
     return levels
 
 
-def load_layout(source: DataSource) -> Dataset:
+def load_layout(source: DataSource, tolerant: bool = False) -> Dataset:
     """Load a folder whose levels are those of `source.layout`; folders below the last level belong to it.
 
     Groups have names within a domain, unless their folders are above those of the domains.
+
+    Args:
+        source: The folder and its layout.
+        tolerant: See `load_dataset`.
     """
     root, levels = Path(source.path), parse_layout(str(source.layout))
     if not root.is_dir():
@@ -59,10 +63,7 @@ def load_layout(source: DataSource) -> Dataset:
         depth = f"; {shallow} lie in fewer levels of folders" if shallow else ""
         raise AidgnError(f"{root} has no images in folders {source.layout}{depth}.")
     groups = values["group"] if "group" in levels else None
-    dataset = arrange(source, root, files, values["class"], values["domain"], groups, ignored)
-    if len(dataset.classes) < 2:
-        raise AidgnError(f"{root} has only the class {dataset.classes[0]} with the layout {source.layout}.")
-    return dataset
+    return arrange(source, root, files, values["class"], values["domain"], groups, ignored, tolerant=tolerant)
 
 
 def doubt_layout(dataset: Dataset) -> str | None:
@@ -70,10 +71,10 @@ def doubt_layout(dataset: Dataset) -> str | None:
 
     Nothing is doubted in a table, in a folder whose layout was given, and in a data set with a single domain.
     """
-    if dataset.root is None or dataset.source is not None or len(dataset.domains) < 2:
+    if dataset.root is None or dataset.source is not None or len(dataset.domains) < 2 or not len(dataset):
         return None
     present = dataset.count_images() > 0
-    at_one_site = bool((present.sum(0) == 1).all())
+    at_one_site = bool((present.sum(0) <= 1).all())  # 0: a class without images
     inner: dict[str, set[str]] = defaultdict(set)
     for file, label in zip(dataset.files, dataset.labels.tolist(), strict=True):
         parts = file.split("/")

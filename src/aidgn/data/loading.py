@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.data.dataset import Dataset, check_class_names, describe_own
+from aidgn.data.dataset import Dataset, describe_own, find_name_clashes, refuse
 from aidgn.data.digits import load_digits
 from aidgn.data.folders import list_class_folders, list_folders, walk_images
 from aidgn.data.images import IMAGE_SUFFIXES
@@ -30,6 +30,7 @@ def load_dataset(
     domain: str | None = None,
     group: str | None = None,
     layout: str | None = None,
+    tolerant: bool = False,
 ) -> Dataset:
     """Load a data set by its name, from its folder or from a table.
 
@@ -42,21 +43,25 @@ def load_dataset(
         domain: Column with the domains, by default `domain`.
         group: Column with groups, such as patients, whose images stay on one side of splits.
         layout: Levels of a folder, if they are not {domain}/{class}, such as {domain}/{group}/{class}.
+        tolerant: Keep what is wrong in `Dataset.problems`, as far as the images can be listed. By default it is an
+            error, which lists all.
     """
     options = {"file": file, "label": label, "domain": domain, "group": group, "layout": layout}
     if is_frame(name_or_folder):
-        return load_table(DataSource.parse("pictures.csv", **options), convert_frame(name_or_folder))
+        return load_table(DataSource.parse("pictures.csv", **options), convert_frame(name_or_folder), tolerant=tolerant)
     parsed = isinstance(name_or_folder, DataSource)
     source = name_or_folder if parsed else DataSource.parse(name_or_folder, **options)
     if source.is_table:
-        return load_table(source)
+        return load_table(source, tolerant=tolerant)
     if source.layout is not None:
-        return load_folder(Path(source.path)) if source.layout == DEFAULT else load_layout(source)
+        if source.layout != DEFAULT:
+            return load_layout(source, tolerant)
+        return load_folder(Path(source.path), tolerant=tolerant)
     given = source.path
     if isinstance(name_or_folder, Path) or "/" in given or os.sep in given:
-        return load_folder(Path(given))
+        return load_folder(Path(given), tolerant=tolerant)
     if lookup(given) is None and Path(given).exists():
-        return load_folder(Path(given))
+        return load_folder(Path(given), tolerant=tolerant)
     info = get_info(given)
     if info.name == "digits":
         return load_digits()
@@ -64,22 +69,23 @@ def load_dataset(
     for parent in parents:
         for folder in list_folders(parent, "", []) if parent.is_dir() else ():
             if normalize_name(folder) == normalize_name(info.name):
-                return load_folder(parent / folder, info)
+                return load_folder(parent / folder, info, tolerant)
     if Path(given).is_dir():
-        return load_folder(Path(given), info)
+        return load_folder(Path(given), info, tolerant)
     raise AidgnError(
         f"{info.name} is not on this disk; looked for {' and '.join(str(parent / info.folder) for parent in parents)}. "
         f"Get it with `aidgn data download {info.name}`, or say where it is with --data-dir or $AIDGN_DATA."
     )
 
 
-def load_folder(root: Path, info: DatasetInfo | None = None) -> Dataset:
+def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = False) -> Dataset:
     """Load the data set in ROOT/<domain>/<class>/<image>.
 
     Args:
         root: The folder.
         info: What the folder must hold. By default the data set in `DATASETS` whose name and domains the folder has,
             else a data set with the folder's own name and domains.
+        tolerant: See `load_dataset`.
     """
     if not root.is_dir():
         problem = "is not a folder" if root.exists() else "does not exist"
@@ -101,9 +107,10 @@ def load_folder(root: Path, info: DatasetInfo | None = None) -> Dataset:
 
     class_folders = {folder: list_class_folders(root, folder, ignored) for folder in folders}
     classes = sorted(set().union(*class_folders.values()))
-    if len(classes) < 2:
-        raise too_few_classes(root, folders, classes, ignored)
-    check_class_names(root, class_folders)
+    problems = [describe_classes(root, folders, classes, ignored)] if len(classes) < 2 else []
+    if not classes:
+        raise AidgnError(problems[0])
+    problems += find_name_clashes(root, class_folders)
     files: list[str] = []
     counts = np.zeros((len(folders), len(classes)), dtype=np.int64)
     for domain, folder in enumerate(folders):
@@ -113,15 +120,8 @@ def load_folder(root: Path, info: DatasetInfo | None = None) -> Dataset:
             images = sorted(image for parent in parents for image in walk_images(root, parent, ignored, above))
             counts[domain, label] = len(images)
             files += [f"{parent}/{image}" for parent, image in images]
-    for folder, total in zip(folders, counts.sum(1), strict=True):
-        if not total:
-            suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-            raise AidgnError(f"The domain {folder} in {root} has no images ({suffixes}). Add some, or move it away.")
-    for name, total in zip(classes, counts.sum(0), strict=True):
-        if not total:
-            raise AidgnError(f"The class {name} in {root} has no images in any domain: remove its folders.")
-    return Dataset(
-        info or describe_own(root.resolve().name, root, folders, len(classes)),
+    dataset = Dataset(
+        info or describe_own(root.resolve().name, folders, len(classes)),
         classes,
         files,
         labels=np.tile(np.arange(len(classes)), len(folders)).repeat(counts.ravel()),
@@ -129,6 +129,7 @@ def load_folder(root: Path, info: DatasetInfo | None = None) -> Dataset:
         root=root,
         ignored=sorted(ignored),
     )
+    return refuse(dataset, problems, tolerant)
 
 
 def recognize(root: Path, folders: Sequence[str]) -> DatasetInfo | None:
@@ -137,8 +138,8 @@ def recognize(root: Path, folders: Sequence[str]) -> DatasetInfo | None:
     return info if info and info.order_folders(folders) else None
 
 
-def too_few_classes(root: Path, folders: Sequence[str], classes: Sequence[str], ignored: Sequence[str]) -> AidgnError:
-    """Compose the error for fewer than two classes; it names a domain whose images lie outside class folders."""
+def describe_classes(root: Path, folders: Sequence[str], classes: Sequence[str], ignored: Sequence[str]) -> str:
+    """Say that there are fewer than two classes, and name a domain whose images lie outside class folders."""
     present = f"only the class {classes[0]}" if classes else "no class folders"
     message = f"{root} has {present} in its domains {', '.join(folders)}; two classes are needed. {LAYOUT}"
     loose = [file for file in ignored if file.count("/") == 1 and Path(file).suffix.lower() in IMAGE_SUFFIXES]
@@ -147,4 +148,4 @@ def too_few_classes(root: Path, folders: Sequence[str], classes: Sequence[str], 
             f" Images lie directly in {loose[0].partition('/')[0]}: if that is a class, put the class folders into "
             "one folder for each domain."
         )
-    return AidgnError(message)
+    return message

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.data.dataset import Dataset, check_class_names, describe_own
+from aidgn.data.dataset import Dataset, describe_own, find_name_clashes, refuse
 from aidgn.data.registry import normalize_unicode
 from aidgn.data.source import DataSource
 from aidgn.data.table_reader import Table, convert_frame, is_frame, read_table
@@ -18,12 +18,13 @@ from aidgn.errors import AidgnError, plural, some
 from aidgn.files import write_text
 
 
-def load_table(source: DataSource, table: Table | None = None) -> Dataset:
+def load_table(source: DataSource, table: Table | None = None, tolerant: bool = False) -> Dataset:
     """Make a data set of a table.
 
     Args:
         source: The table and its columns.
         table: Its content, if it was read before.
+        tolerant: See `load_dataset`.
     """
     table = table or read_table(source.path)
     problems: list[str] = []
@@ -41,6 +42,7 @@ def load_table(source: DataSource, table: Table | None = None) -> Dataset:
     groups = column(lambda: table.texts("group", source.group)) if source.group else None
     if not problems and not files:
         problems.append(f"{table.place} has no rows.")
+    unreadable = bool(problems)
     if len(set(files)) < len(files):
         problems.append(name_repeated(table, files))
     if files and not any(Path(file).exists() for file in files):
@@ -48,13 +50,10 @@ def load_table(source: DataSource, table: Table | None = None) -> Dataset:
             f"None of the {len(files)} files of {table.place} exists; the first is {files[0]}. Relative paths start "
             f"at {table.folder}."
         )
-    if problems:
+    if unreadable or (problems and not tolerant):
         raise AidgnError("\n".join(problems))
     labels, domains = ([normalize_unicode(text) for text in texts] for texts in (labels, domains))
-    dataset = arrange(source, Path(table.place), files, labels, domains, groups)
-    if len(dataset.classes) < 2:
-        raise AidgnError(f"{table.place} has only the class {labels[0]}; two are needed.")
-    return dataset
+    return arrange(source, Path(table.place), files, labels, domains, groups, problems=problems, tolerant=tolerant)
 
 
 def arrange(
@@ -65,17 +64,32 @@ def arrange(
     domains: Sequence[str],
     groups: Sequence[str] | None,
     ignored: Iterable[str] = (),
+    problems: Sequence[str] = (),
+    tolerant: bool = False,
 ) -> Dataset:
     """Make a data set of files with their classes, domains and groups, sorted by domain, class and file.
 
     The root is the folder that all files share, so that the data set does not depend on where it lies.
+
+    Args:
+        source: The table or folder, and how it is read.
+        place: Where it is, for messages.
+        files: Paths.
+        labels: Class of each file.
+        domains: Domain of each file.
+        groups: Group of each file; None if there are no groups.
+        ignored: Other files.
+        problems: What is wrong so far.
+        tolerant: See `load_dataset`.
     """
     names, classes = sorted(set(domains)), sorted(set(labels))
     members = {
         domain: sorted({label for label, where in zip(labels, domains, strict=True) if where == domain})
         for domain in names
     }
-    check_class_names(place, members)
+    problems = [*problems, *find_name_clashes(place, members)]
+    if len(classes) < 2:
+        problems.append(f"{place} has only the class {classes[0]}; two are needed.")
     absolute = [os.path.abspath(file) for file in files]  # noqa: PTH100, for many names
     root = os.path.commonpath({os.path.dirname(file) for file in absolute})  # noqa: PTH120
     below = [os.path.relpath(file, root) for file in absolute]
@@ -84,8 +98,8 @@ def arrange(
     if groups is not None:
         numbers = {name: number for number, name in enumerate(sorted(set(groups)))}
         group_of = np.array([numbers[groups[row]] for *_, row in rows], np.int64)
-    return Dataset(
-        describe_own(source.name, place, names, len(classes)),
+    dataset = Dataset(
+        describe_own(source.name, names, len(classes)),
         classes,
         [file for _, _, file, _ in rows],
         labels=np.array([label for _, label, _, _ in rows], np.int64),
@@ -95,6 +109,7 @@ def arrange(
         groups=group_of,
         source=source,
     )
+    return refuse(dataset, problems, tolerant)
 
 
 def name_repeated(table: Table, files: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from aidgn.data.images import read_image
 from aidgn.data.registry import DATASETS, DatasetInfo
 from aidgn.errors import AidgnError, plural, some
 
+LISTED = 20  # lines of a kind in the list of findings
 CHECKED_ROWS = 16  # images that agree in their middle row are compared in every 16th row, then in all rows
 
 Groups = list[list[str]]  # files with the same pixels
@@ -36,8 +37,10 @@ class Inspection:
         across_domains: Groups of files with the same pixels in several domains: target images among the sources.
         across_split: ... in one domain, in training and in validation (trial 0).
         across_classes: ... in several classes.
+        within_domains: ... in one domain and class, on one side of the split.
         published: The published copy that `counts` were compared with; None if no counts are published.
         differences: Differences from the published copy.
+        refusals: Why `fit` would not train on the data set.
     """
 
     dataset: Dataset
@@ -46,23 +49,31 @@ class Inspection:
     across_domains: Groups
     across_split: Groups
     across_classes: Groups
+    within_domains: Groups
     published: str | None = None
     differences: Sequence[str] = ()
+    refusals: Sequence[str] = field(default_factory=list)
 
     @property
     def fine(self) -> bool:
         """Whether the data set can be used as it is. Copies within a domain do not matter to an unseen domain."""
-        return not (self.differences or self.broken or self.across_domains)
+        return not (self.refusals or self.differences or self.broken or self.across_domains)
 
     def findings(self) -> list[str]:
         """Compose a sentence for each finding."""
-        sentences = list(self.differences)
-        for file, reason in self.broken:
-            sentences.append(f"broken: {reason}" if file in reason else f"broken: {file}: {reason}")
-        sentences += [f"the same image in several domains: {', '.join(group)}" for group in self.across_domains]
-        sentences += [f"the same image in several classes: {', '.join(group)}" for group in self.across_classes]
+        sentences = [f"`fit` would stop: {refusal}" for refusal in self.refusals]
+        for title, lines in (
+            ("", self.differences),
+            ("broken: ", [reason if file in reason else f"{file}: {reason}" for file, reason in self.broken]),
+            ("the same image in several domains: ", map(", ".join, self.across_domains)),
+            ("the same image in several classes: ", map(", ".join, self.across_classes)),
+        ):
+            sentences += [line for line in some((title + line for line in lines), LISTED, "\n").split("\n") if line]
+        if self.within_domains:
+            groups = some(map(", ".join, self.within_domains), 5, "; ")
+            sentences.append(f"{plural(len(self.within_domains), 'image')} several times in one domain: {groups}")
         if self.across_split:
-            groups = some((", ".join(group) for group in self.across_split), 5, "; ")
+            groups = some(map(", ".join, self.across_split), 5, "; ")
             sentences.append(
                 f"{plural(len(self.across_split), 'image')} with a copy in the same domain on the other side of the "
                 f"split (trial 0), so that training images are among the validation images: {groups}"
@@ -70,8 +81,8 @@ class Inspection:
         empty = [
             f"{name} of {class_name}"
             for name, row in zip(self.dataset.domains, self.counts, strict=True)
-            for class_name, count in zip(self.dataset.classes, row, strict=True)
-            if not count
+            for class_name, count, total in zip(self.dataset.classes, row, self.counts.sum(0), strict=True)
+            if not count and row.any() and total
         ]
         if empty:
             sentences.append(f"no images in {some(empty, 10)}: if that is intended, there is nothing to do")
@@ -89,9 +100,12 @@ class Inspection:
             (self.across_domains, "image", " in several domains"),
             (self.across_classes, "image", " in several classes"),
             (self.differences, "difference", " from the published counts"),
+            (self.refusals, "reason", " why `fit` would stop"),
         ]
         words = [plural(len(items), noun) + rest for items, noun, rest in problems if items]
-        raise AidgnError(f"{self.dataset.name} is not in order: {', '.join(words)}.")
+        error = AidgnError(f"{self.dataset.name} is not in order: {', '.join(words)}.")
+        error.exit_code = 2 if self.refusals else 1
+        raise error
 
 
 def inspect_dataset(dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> Inspection:
@@ -112,23 +126,27 @@ def inspect_dataset(dataset: Dataset, on_progress: Callable[[int, int], None] | 
         except AidgnError as error:
             return b"", str(error)
 
-    broken, digests = [], []
+    broken, unreadable, digests = [], [], []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads: decoders and hashes release the interpreter lock
         for index, (digest, reason) in enumerate(pool.map(read, range(len(dataset)))):
             digests.append(digest)
             if reason:
                 broken.append((dataset.files[index], reason))
+                unreadable.append(index)
             if on_progress:
                 on_progress(index + 1, len(dataset))
     published, differences = compare_counts(dataset, DATASETS.get(dataset.name))
-    return Inspection(dataset, dataset.count_images(), broken, *group_copies(dataset, digests), published, differences)
+    copies = group_copies(dataset, digests)
+    refusals = [*dataset.problems, *dataset.without(unreadable).find_shortages()]
+    return Inspection(dataset, dataset.count_images(), broken, *copies, published, differences, refusals)
 
 
 def inspect_decoded(decoded: DecodedDataset) -> Inspection:
     """Inspect a data set by its decoded images: as `inspect_dataset`, but without reading the files again."""
     dataset = decoded.dataset
     broken = list(zip(decoded.skipped, decoded.reasons, strict=True))
-    return Inspection(dataset, dataset.count_images(), broken, *group_copies(dataset, pixel_digests(decoded)))
+    copies = group_copies(dataset, pixel_digests(decoded))
+    return Inspection(dataset, dataset.count_images(), broken, *copies, refusals=dataset.find_shortages())
 
 
 def compare_counts(dataset: Dataset, info: DatasetInfo | None) -> tuple[str | None, list[str]]:
@@ -160,8 +178,8 @@ def compare_counts(dataset: Dataset, info: DatasetInfo | None) -> tuple[str | No
 # Copies -------------------------------------------------------------------------------------------------------------
 
 
-def group_copies(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[Groups, Groups, Groups]:
-    """Group files of the same digest: across domains, across the split of a domain in trial 0, across classes.
+def group_copies(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[Groups, Groups, Groups, Groups]:
+    """Group files of the same digest: across domains, across the split of a domain in trial 0, across classes, others.
 
     Args:
         dataset: The data set.
@@ -172,17 +190,22 @@ def group_copies(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[Grou
         _, validation = dataset.split(domain, trial=0)
         part[validation] += 1
     groups = group_by((index for index, digest in enumerate(digests) if digest), digests.__getitem__)
-    across_domains, across_split, across_classes = [], [], []
+    across_domains: Groups = []
+    across_split: Groups = []
+    across_classes: Groups = []
+    within: Groups = []
     for group in groups:
         files = [dataset.files[index] for index in group]
         domains = len(np.unique(dataset.domain_of[group]))
         if domains > 1:
             across_domains.append(files)
-        if len(np.unique(part[group])) > domains:
-            across_split.append(files)
         if len(np.unique(dataset.labels[group])) > 1:
             across_classes.append(files)
-    return across_domains, across_split, across_classes
+        if len(np.unique(part[group])) > domains:
+            across_split.append(files)
+        elif domains == 1 and files not in across_classes:
+            within.append(files)
+    return across_domains, across_split, across_classes, within
 
 
 def pixel_digests(decoded: DecodedDataset) -> list[str]:

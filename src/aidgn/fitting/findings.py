@@ -6,7 +6,6 @@ import numpy as np
 
 from aidgn.data import Dataset
 from aidgn.data.cache import DecodedDataset
-from aidgn.data.dataset import MIN_DOMAIN_IMAGES
 from aidgn.data.validate import Groups, Inspection, inspect_decoded
 from aidgn.errors import AidgnError, plural, some
 
@@ -20,26 +19,14 @@ def inspect(decoded: DecodedDataset) -> list[str]:
         AidgnError: A domain or a class has too few images to train on.
     """
     inspection = inspect_decoded(decoded)
-    _check_counts(inspection)
+    if inspection.refusals:
+        raise AidgnError("\n".join(inspection.refusals))
     return [
         _describe_counts(inspection),
         *_describe_files(inspection),
         *_describe_missing_classes(inspection),
         *_describe_domains(decoded.dataset),
     ]
-
-
-def _check_counts(inspection: Inspection) -> None:
-    dataset = inspection.dataset
-    for domain, count in zip(dataset.domains, inspection.counts.sum(1).tolist(), strict=True):
-        if count < MIN_DOMAIN_IMAGES:
-            raise AidgnError(
-                f"The domain {domain} has {plural(count, 'image')} that can be read; at least {MIN_DOMAIN_IMAGES} are "
-                "needed, because a fifth is set aside for validation. Add images, or move the folder away."
-            )
-    for name, count in zip(dataset.classes, inspection.counts.sum(0).tolist(), strict=True):
-        if not count:
-            raise AidgnError(f"The class {name} has no image that can be read: repair its files or remove its folders.")
 
 
 def _describe_counts(inspection: Inspection) -> str:
