@@ -80,10 +80,13 @@ def vmf_concentration(length: ArrayLike, n: int) -> Array:
     refine = (length > 0) & (gap > 1e-6)
     target, root = np.asarray(length)[refine], kappa[refine]
     for _ in range(20):
+        before = root
         a = vmf_mean_length(root, n)
         # dA/dkappa, whose terms cancel for large kappa
         slope = np.where(1 - a > 1e-4, 1 - a**2 - (n - 1) * a / root, 2 * (1 - a) ** 2 / (n - 1))
         root = root - (a - target) / slope
+        if np.all(np.abs(root - before) <= 1e-12 * root):
+            break
     kappa[refine] = root
     return kappa
 

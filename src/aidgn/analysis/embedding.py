@@ -30,8 +30,8 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
     if not np.ptp(values, axis=0).any():
         raise AidgnError("t-SNE has nothing to show: all feature vectors are the same.")
     key = f"{hashlib.sha256(values.tobytes()).hexdigest()} {values.shape} {seed}"
-    if key in _latest:
-        return _latest[key].copy()
+    if (known := _latest.get(key)) is not None:
+        return known.copy()
     with threadpool_limits(THREADS):
         components = min(COMPONENTS, *values.shape)
         reduced = PCA(components, svd_solver="randomized", random_state=seed).fit_transform(values)
@@ -41,9 +41,10 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
             random_state=seed,
             max_iter=ITERATIONS_OF_FEW if len(values) <= FEW else ITERATIONS,
         ).fit_transform(reduced)
+    positions: NDArray[np.float32] = found.astype(np.float32)
     _latest.clear()
-    _latest[key] = found.astype(np.float32)
-    return _latest[key].copy()
+    _latest[key] = positions
+    return positions.copy()
 
 
 def subsample(features: Features, n: int, seed: int = 0) -> NDArray[np.intp]:

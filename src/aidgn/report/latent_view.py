@@ -4,8 +4,11 @@ import base64
 import hashlib
 import io
 import json
+import os
 import zipfile
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from threadpoolctl import threadpool_limits
 
 from aidgn.analysis.diagnosis import Diagnosis, diagnose
 from aidgn.analysis.embedding import subsample, tsne
@@ -27,6 +31,7 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import find_dataset
 
 SHEET = 16  # thumbnails per row and column of a sheet; the browser decodes a sheet when one of them is shown
+MOST_WORKERS = 4  # runs that are looked into at a time
 SIDES = (80, 56, 40, 32)  # pixels of a thumbnail, by the number of data sets on the page
 FULL_MATRIX = 20  # with more classes, the most frequent confusions are listed instead of the matrix
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)  # no diagnosis yet, or of another version
@@ -74,24 +79,33 @@ def look_inside(
             latent.told.append(
                 {"dataset": known.dataset, "algorithm": known.algorithm, "targets": known.targets, **_words(known)}
             )
-    for number, run in enumerate(runs):
-        report("looking inside", number, len(runs))
-        try:
-            if run.model.exists():
-                features = extract_features(
-                    run.path, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report
-                )
-            else:
-                features = Features.load(run.features)
-        except AidgnError as error:
-            latent.notes.append(_shorten_paths(run.path, error))
-            continue
-        key = hashlib.sha256(json.dumps([features.dataset, features.files]).encode()).hexdigest()
-        if key not in chosen:
-            chosen[key] = len(latent.points), run.path, features, np.sort(subsample(features, points, 0))
-            latent.points.append(_images(features, chosen[key][3]))
-        which, _, _, indices = chosen[key]
-        latent.views.append(_view(run.path, features, indices, permutations, latent.notes) | {"points": which})
+    # Most of the time is t-SNE, which runs on one thread and lets other threads run. Few runs are in memory at a time.
+    workers = min(MOST_WORKERS, os.cpu_count() or 1)
+    pending: deque[Future[dict[str, Any]]] = deque()
+    with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
+        for number, run in enumerate(runs):
+            report("looking inside", number - len(pending), len(runs))
+            try:
+                if run.model.exists():
+                    features = extract_features(
+                        run.path, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report
+                    )
+                else:
+                    features = Features.load(run.features)
+            except AidgnError as error:
+                latent.notes.append(_shorten_paths(run.path, error))
+                continue
+            key = hashlib.sha256(json.dumps([features.dataset, features.files]).encode()).hexdigest()
+            if key not in chosen:
+                chosen[key] = len(latent.points), run.path, features, np.sort(subsample(features, points, 0))
+                latent.points.append(_images(features, chosen[key][3]))
+            which, _, _, indices = chosen[key]
+            pending.append(pool.submit(_view, run.path, features, indices, which, permutations, latent.notes))
+            if len(pending) > workers:
+                latent.views.append(pending.popleft().result())
+        while pending:
+            report("looking inside", len(runs) - len(pending), len(runs))
+            latent.views.append(pending.popleft().result())
     report("looking inside", len(runs), len(runs))
     for entry, (_, folder, features, indices) in zip(latent.points, chosen.values(), strict=True):
         try:
@@ -123,7 +137,9 @@ def _images(features: Features, indices: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _view(folder: Path, features: Features, indices: np.ndarray, permutations: int, notes: list[str]) -> dict[str, Any]:
+def _view(
+    folder: Path, features: Features, indices: np.ndarray, points: int, permutations: int, notes: list[str]
+) -> dict[str, Any]:
     logits = features.logits.astype(np.float64)
     predicted = logits.argmax(1)
     shifted = logits[indices] - logits[indices].max(1, keepdims=True)
@@ -135,6 +151,7 @@ def _view(folder: Path, features: Features, indices: np.ndarray, permutations: i
     spread = np.ptp(position, axis=0).max() or 1.0
     position = (position - position.min(0)) / spread + (1 - np.ptp(position, axis=0) / spread) / 2
     return {
+        "points": points,
         "dataset": features.dataset,
         "algorithm": features.algorithm,
         "targets": features.targets,
