@@ -67,7 +67,7 @@ def served(run: Path, *options: str, **environment: str) -> Iterator[Server]:
             assert process.stderr
             for line in process.stderr:
                 said.append(line)
-                if found := re.search(r"at (http://\S+)/ ", line):
+                if found := re.search(r"at (http://[^/\s]+)/", line):
                     for _ in range(300):
                         try:
                             httpx.get(f"{found[1]}/api/health")
@@ -113,8 +113,9 @@ def bomb(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
-def send(server: Server, *files: tuple[str, bytes]) -> httpx.Response:
-    return httpx.post(f"{server.url}/api/predict", files=[("images", file) for file in files], timeout=120)
+def send(server: Server, *files: tuple[str, bytes], **headers: str) -> httpx.Response:
+    parts = [("images", file) for file in files]
+    return httpx.post(f"{server.url}/api/predict", files=parts, headers=headers, timeout=120)
 
 
 # Programs -------------------------------------------------------------------------------------------------------------
@@ -170,29 +171,42 @@ def test_hundreds_with_the_largest_pictures(run: Path) -> None:
         load(server, run, 300, large=6)
 
 
+def test_nobody_is_a_proxy_unasked(server: Server) -> None:
+    headers = {"X-Forwarded-Proto": "https", "Origin": server.url.replace("http:", "https:")}
+    assert httpx.get(f"{server.url}/api/health", headers=headers).status_code == 403
+
+
 def test_clients_that_leave_or_dawdle_and_ctrl_c(run: Path, tmp_path: Path) -> None:
     with served(
         run, "--map", "0", "--host", "0.0.0.0", "--max-seconds", "2", "--max-requests", "2", TMPDIR=str(tmp_path)
     ) as server:
-        assert server.process.stderr and "other machines can reach" in server.process.stderr.readline()
+        assert server.process.stderr
+        [phone] = re.findall(r"(http://\S+)/\?token=(\S+)", server.process.stderr.readline())
+        assert "not encrypted" in server.process.stderr.readline()
+        for address in (server.url, phone[0]):
+            assert httpx.get(f"{address}/api/model").status_code == 401
+            assert httpx.get(address, params={"token": "wrong"}).status_code == 401
+        with httpx.Client(base_url=phone[0], follow_redirects=True) as client:
+            assert client.get("/", params={"token": phone[1]}).url == f"{phone[0]}/"
+            assert client.get("/api/model").json()["map"] is None
+        bearer = {"Authorization": f"Bearer {phone[1]}"}
         port = server.url.rpartition(":")[2]
         head = (
             f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000\r\n"
-            "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+            f"Authorization: bearer {phone[1]}\r\nContent-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
         ).encode()
         for _ in range(5):  # more than may be in work: they must not stay in it
             with socket.create_connection(("127.0.0.1", int(port))) as leaver:
                 leaver.sendall(head)
         with socket.create_connection(("127.0.0.1", int(port)), timeout=120) as dawdler:
             dawdler.sendall(head)
-            assert send(server, ("a.png", encoded(DIGITS.pixels[0]))).status_code == 200
+            assert send(server, ("a.png", encoded(DIGITS.pixels[0])), **bearer).status_code == 200
             answer = b""
             while b"}}" not in answer and (part := dawdler.recv(4096)):
                 answer += part
             assert answer.startswith(b"HTTP/1.1 408") and b"not complete after 2 seconds" in answer
         health = httpx.get(f"{server.url}/api/health").json()
         assert (health["working"], health["waiting"]) == (0, 0)
-        assert httpx.get(f"{server.url}/api/model").json()["map"] is None
 
         taken = subprocess.run(
             [sys.executable, "-m", "aidgn", "serve", run, "--port", port], capture_output=True, text=True

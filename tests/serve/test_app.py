@@ -6,6 +6,7 @@ import copy
 import io
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +16,15 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+import aidgn
 from aidgn.data import load_dataset
+from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
 from aidgn.new_site import Outputs, UnseenSite, measure
+from aidgn.serve.access import Access
 from aidgn.serve.app import create_app
 from aidgn.serve.decoding import FAST_DECODERS, Decoders
 from aidgn.serve.engine import DECODED, Engine, Limits
@@ -223,6 +228,87 @@ def test_invalid_requests(client: TestClient) -> None:
 def test_only_own_pages(headers: dict[str, str], status: int, client: TestClient) -> None:
     assert client.get("/api/health", headers=headers).status_code == status
     assert send(client, ("a.png", digit(0)), headers=headers).status_code == status
+
+
+TOKEN = "a-token-for-the-tests"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="module")
+def guarded(model: Model, space: LatentSpace) -> Iterator[TestClient]:
+    access = Access(("Pictures.example.org",), "/aidgn", token=TOKEN)
+    with TestClient(create_app(model, space, access=access), HOME, follow_redirects=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize("root", ["", "/aidgn"])  # whether the proxy removes the path
+def test_paths_behind_a_proxy(root: str, guarded: TestClient) -> None:
+    headers = {**BEARER, "Host": "pictures.example.org"}
+    [image] = guarded.post(f"{root}/api/predict", files={"images": digit(0)}, headers=headers).json()["images"]
+    thumbnail = image["nearest"][0]["thumbnail"]
+    assert thumbnail.startswith("/aidgn/api/training/") and guarded.get(thumbnail, headers=headers).status_code == 200
+    assert guarded.get(f"{root}/", headers=headers).text.startswith("<!doctype html>")
+    assert guarded.get(f"{root}/nowhere", headers=headers).status_code == 404
+    assert guarded.get(f"{root}/api/health", headers={"Host": "example.org"}).status_code == 403
+    assert guarded.get("/aidgn", headers=headers).headers["location"] == "/aidgn/"
+
+
+def test_the_token(guarded: TestClient) -> None:
+    assert guarded.get("/api/health").status_code == 200
+    for path in ("/api/model", "/api/schema", "/api/training/0", "/metrics", "/nowhere", "/api/predict"):
+        for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"}):
+            answer = guarded.get(path, headers=headers)
+            assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+            assert answer.json()["error"]["status"] == 401
+        assert guarded.get(path, headers=BEARER).status_code != 401
+    assert guarded.get(f"/api/model?token={TOKEN}").status_code == 401  # only the page takes it from the address
+    for address in ("/", "/?token=wrong", "/?token=%ff%00", f"/?token={TOKEN[:-1]}"):
+        answer = guarded.get(address)
+        assert answer.status_code == 401 and "<form" in answer.text and "set-cookie" not in answer.headers
+    answer = guarded.get(f"/?token={TOKEN}")
+    assert answer.status_code == 303 and answer.headers["location"] == "/aidgn/"
+    [cookie] = answer.headers.get_list("set-cookie")
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Path=/aidgn" in cookie and "Secure" not in cookie
+    name_and_value = cookie.partition(";")[0]
+    assert guarded.get("/api/model", headers={"Cookie": name_and_value}).status_code == 200
+    assert guarded.get("/api/model", headers={"Cookie": f"{name_and_value}x"}).status_code == 401
+    guarded.cookies.clear()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"token": "short"},
+        {"token": "sixteen characters"},
+        {"root_path": "aidgn"},
+        {"root_path": "/aidgn/"},
+        {"root_path": "/api/v1"},
+        {"hosts": ("https://example.org",)},
+        {"hosts": ("example.org:8000",)},
+        {"proxies": ("nginx",)},
+        {"proxies": ("10.0.0.1/8",)},
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any]) -> None:
+    with pytest.raises(AidgnError):
+        Access(**settings)
+
+
+def test_metrics(model: Model) -> None:
+    with TestClient(create_app(model, name='a "b"\n'), HOME) as client:
+        labels = [send(client, ("a.png", digit(row))).json()["images"][0]["label"] for row in (0, 700, 1500)]
+        send(client, ("b.txt", b"x"), ("a.png", digit(0)))
+        send(client, ("b.txt", b"x"))
+        labels.append(labels[0])
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+    assert found["aidgn_predict_requests_total", "200"] == 4 and found["aidgn_predict_requests_total", "415"] == 1
+    assert found["aidgn_predict_seconds_count",] == 5 and found["aidgn_working",] == 0
+    for label, count in Counter(labels).items():
+        assert found["aidgn_pictures_total", label] == count
+    assert ("aidgn_model", 'a "b"\n', aidgn.__version__) in found
 
 
 def test_the_folder_of_a_killed_server_is_removed(

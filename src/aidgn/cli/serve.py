@@ -1,5 +1,6 @@
 """aidgn serve"""
 
+import secrets
 from collections.abc import Callable
 
 import click
@@ -28,8 +29,9 @@ The endpoint POST /api/predict takes multipart/form-data with files `images` and
   {"images": [{"name", "label", "probability", "probabilities": {CLASS: P, ...}, "warning": TEXT or null,
                "position": [X, Y] or null, "nearest": [{"class", "domain", "distance", "thumbnail", ...}]},
               {"name", "error": {"status", "message"}}, ...], "seconds"}
-Errors are {"error": {"status", "message"}} with status 403, 408, 413, 415, 422, 429 or 503. GET /api/schema gives all
-of this as OpenAPI, GET /api/health reports how busy the server is.""",
+Errors are {"error": {"status", "message"}} with status 401, 403, 408, 413, 415, 422, 429 or 503.
+GET /api/schema gives all of this as OpenAPI, GET /api/health reports how busy the server is, GET /metrics has numbers
+for Prometheus. If there is a token, send the header Authorization: Bearer TOKEN; /api/health does not need it.""",
 )
 @click.argument("model")
 @click.option(
@@ -37,9 +39,33 @@ of this as OpenAPI, GET /api/health reports how busy the server is.""",
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="Address to listen on. Other machines can reach any address but a loopback address.",
+    help="Address to listen on; 0.0.0.0 lets phones and other machines in.",
 )
 @number_option("--port", 8000, 0, 65535, "Port to listen on; 0 chooses a free port.")
+@click.option(
+    "--token",
+    envvar="AIDGN_TOKEN",
+    show_envvar=True,
+    metavar="TEXT",
+    help="Ask for this secret  [default: none at a loopback address, else a random one, which is printed].",
+)
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name under which a proxy offers the server, such as www.example.org; repeatable.",
+)
+@click.option(
+    "--root-path", default="", metavar="PATH", help="Path under which a proxy offers the server, such as /aidgn."
+)
+@click.option(
+    "--trust-proxy",
+    "proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto count; repeatable.",
+)
 @moved_data_option
 @number_option("--map", 500, 0, 5000, "Show N training images on the map; 0 shows no map.", "map_images")
 @number_option("--max-megabytes", 32, 1, 1000, "Largest size of a request.")
@@ -59,6 +85,10 @@ def serve(
     model: str,
     host: str,
     port: int,
+    token: str | None,
+    hosts: tuple[str, ...],
+    root_path: str,
+    proxies: tuple[str, ...],
     data: str | None,
     map_images: int,
     max_megabytes: int,
@@ -74,15 +104,21 @@ def serve(
     Drop pictures on the page to see their labels, probabilities and warnings, their positions among the training
     images, and the nearest training images."""
     from aidgn.cli.display import RunDisplay
-    from aidgn.serve import Limits, is_loopback, listen, load_app, name_model, run_server
+    from aidgn.serve import Access, Limits, is_loopback, listen, load_app, local_address, name_model, run_server
 
+    secret = ""  # a given token stays out of logs
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+        secret = f"?token={token}"
+    everywhere = host in ("0.0.0.0", "::")
+    access = Access(hosts if everywhere else (*hosts, host), root_path, proxies, token)
     bound = listen(host, port)  # before anything slow happens
     try:
         warnings: list[str] = []
         with RunDisplay() as display:
             app = load_app(
                 model,
-                host=host,
+                access=access,
                 data=data,
                 map_images=map_images,
                 algorithm=algorithm,
@@ -91,16 +127,20 @@ def serve(
                 on_progress=display.update,
                 on_warning=warnings.append,
             )
-        shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{bound.getsockname()[1]}/"
-        lines = [*warnings, f"Serving {name_model(model)} at {address}   (Ctrl-C stops)"]
+
+        def address(name: str) -> str:
+            name = f"[{name}]" if ":" in name else name
+            return f"http://{name}:{bound.getsockname()[1]}{root_path}/{secret}"
+
+        shown = "localhost" if everywhere else host
+        lines = [*warnings, f"Serving {name_model(model)} at {address(shown)}   (Ctrl-C stops)"]
+        if everywhere:
+            lines.append(f"On a phone or another machine of this network: {address(local_address())}")
         if not is_loopback(host):
-            lines.append(
-                f"Warning: other machines can reach {host}. There is no password and no encryption: whoever reaches "
-                "this port can use the model and see small pictures of training images."
-            )
+            lines.append("The connection is not encrypted: whoever can listen to it sees pictures and token.")
         click.echo("\n".join(lines), err=True)
-        run_server(app, bound)
+        run_server(app, bound, proxies)
+        click.echo("Stopped.", err=True)
     except KeyboardInterrupt:
         click.echo("Stopped.", err=True)
     finally:

@@ -17,16 +17,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+import aidgn
 from aidgn.errors import AidgnError
 from aidgn.files import for_json, temporary_folder
 from aidgn.inference import Model, find_model, load_model
 from aidgn.runs.folder import RunFolder
-from aidgn.serve.access import SameOriginMiddleware, content_security_policy
+from aidgn.serve.access import Access, AccessMiddleware, content_security_policy
 from aidgn.serve.admission import Admission, Admitted
 from aidgn.serve.decoding import FAST_DECODERS
 from aidgn.serve.engine import Engine, Limits
 from aidgn.serve.errors import RequestError, on_failure, on_http_error, on_request_error
 from aidgn.serve.form import read_form
+from aidgn.serve.metrics import Metrics, MetricsMiddleware
 from aidgn.serve.neighbors import LatentSpace, build_latent_space
 from aidgn.serve.schema import schema
 
@@ -39,7 +41,7 @@ def create_app(
     limits: Limits | None = None,
     *,
     name: str = "model",
-    host: str = "127.0.0.1",
+    access: Access | None = None,
     note: str | None = None,
 ) -> Starlette:
     """Create the application for one model.
@@ -49,10 +51,11 @@ def create_app(
         space: Training images for the map and the nearest neighbours, from `build_latent_space`.
         limits: What requests may ask for.
         name: Name of the model on the page.
-        host: Name or address of the server.
+        access: The addresses and the token of the server.
         note: Reason for a missing `space`, shown on the page.
     """
-    server = Server(model, space, limits or Limits(), name, note)
+    access = access or Access()
+    server = Server(model, space, limits or Limits(), name, note, access.root_path)
     page = PAGE.read_text(encoding="utf-8")
     app = Starlette(
         lifespan=server.lifespan,
@@ -65,16 +68,18 @@ def create_app(
             Route("/api/training/{index}", server.send_thumbnail),
             Route("/api/schema", lambda _: JSONResponse(schema(server.limits))),
             Route("/api/health", server.health),
+            Route("/metrics", server.metrics.send),
         ],
     )
-    app.add_middleware(SameOriginMiddleware, host=host, policy=content_security_policy(page))
+    app.add_middleware(AccessMiddleware, access=access, policy=content_security_policy(page))
+    app.add_middleware(MetricsMiddleware, metrics=server.metrics)
     return app
 
 
 def load_app(
     model: str | Path,
     *,
-    host: str = "127.0.0.1",
+    access: Access | None = None,
     data: str | Path | None = None,
     map_images: int = 500,
     algorithm: str | None = None,
@@ -87,7 +92,7 @@ def load_app(
 
     Args:
         model: The folder of a finished run or of `aidgn fit`, or an exported .safetensors file.
-        host: Name or address of the server.
+        access: The addresses and the token of the server.
         data: Folder of the training images, if they have moved.
         map_images: Number of training images on the map; 0: no map.
         algorithm: path/to/file.py:Class of a custom algorithm.
@@ -109,7 +114,7 @@ def load_app(
             note = "they are not available; the server's terminal says why."  # the reason may name local folders
             if on_warning:
                 on_warning(f"No map of training images: {error}")
-    return create_app(loaded, space, limits, name=name_model(path), host=host, note=note)
+    return create_app(loaded, space, limits, name=name_model(path), access=access, note=note)
 
 
 def name_model(path: str | Path) -> str:
@@ -123,15 +128,22 @@ def name_model(path: str | Path) -> str:
 class Server:
     """Answer the requests for one model, a limited number at a time."""
 
-    def __init__(self, model: Model, space: LatentSpace | None, limits: Limits, name: str, note: str | None):
+    def __init__(
+        self, model: Model, space: LatentSpace | None, limits: Limits, name: str, note: str | None, root_path: str
+    ):
         self.model, self.space, self.limits, self.name, self.note = model, space, limits, name, note
+        self.root_path = root_path
         self.admission = Admission(limits.waiting + limits.requests)
         self.working = 0
+        self.metrics = Metrics(name, aidgn.__version__, lambda: self.working, self.count_waiting)
+
+    def count_waiting(self) -> int:
+        return len(self.admission.requests) - self.working
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         self.turn = asyncio.Semaphore(self.limits.requests)
-        self.engine = Engine(self.model, self.space, self.limits)
+        self.engine = Engine(self.model, self.space, self.limits, self.root_path)
         with temporary_folder("aidgn-serve-") as self.folder:
             yield
             self.engine.close()
@@ -154,6 +166,8 @@ class Server:
             pass
         if images is None:
             return Response(status_code=499)  # the client has left
+        for image in images:
+            self.metrics.count_picture(image)
         errors = [image["error"]["status"] for image in images if "error" in image]
         status = errors[0] if len(errors) == len(images) else 200
         return JSONResponse({"images": images, "seconds": round(time.monotonic() - began, 3)}, status)
@@ -241,6 +255,4 @@ class Server:
         return Response(picture, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
 
     async def health(self, _: Request) -> Response:
-        return JSONResponse(
-            {"status": "ok", "working": self.working, "waiting": len(self.admission.requests) - self.working}
-        )
+        return JSONResponse({"status": "ok", "working": self.working, "waiting": self.count_waiting()})

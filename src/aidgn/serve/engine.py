@@ -39,8 +39,8 @@ class Limits:
 class Engine:
     """One model and its training images, for any number of tasks of one event loop."""
 
-    def __init__(self, model: Model, space: LatentSpace | None, limits: Limits):
-        self.model, self.space, self.limits = model, space, limits
+    def __init__(self, model: Model, space: LatentSpace | None, limits: Limits, root_path: str = ""):
+        self.model, self.space, self.limits, self.root_path = model, space, limits, root_path
         self.decoders = Decoders(model.slot, limits.megapixels)
         self.room = asyncio.Semaphore(DECODED)
         self.monitor = model.site_monitor(MONITORED)
@@ -121,7 +121,7 @@ class Engine:
                         "class": self.model.classes[self.space.labels[index]],
                         "domain": self.model.domains[self.space.domains[index]],
                         "distance": distance,
-                        "thumbnail": f"/api/training/{index}" if self.space.dataset else None,
+                        "thumbnail": f"{self.root_path}/api/training/{index}" if self.space.dataset else None,
                     }
                     for index, distance in near
                 ]

@@ -21,8 +21,9 @@ class RequestError(Exception):
         self.message = message
 
 
-def error_response(status: int, message: str) -> JSONResponse:
-    headers = {"Retry-After": RETRY_SECONDS} if status in (429, 503) else None
+def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    if status in (429, 503):
+        headers = {"Retry-After": RETRY_SECONDS}
     return JSONResponse({"error": {"status": status, "message": message}}, status, headers)
 
 

@@ -63,6 +63,12 @@ def schema(limits: Limits) -> dict[str, Any]:
                     },
                 }
             },
+            "/metrics": {
+                "get": {
+                    "summary": "Numbers for Prometheus",
+                    "responses": {"200": {"description": "Prometheus text.", "content": {"text/plain": {}}}},
+                }
+            },
         },
         "x-limits": asdict(limits),
     }
@@ -92,6 +98,7 @@ def describe_predict(limits: Limits) -> dict[str, Any]:
         "requestBody": {"required": True, "content": form},
         "responses": {
             "200": json_content("At least one picture was classified.", IMAGES),
+            "401": json_content("The token is missing or wrong.", ERROR),
             "403": json_content("A page of another site sent the request, or the server's name was wrong.", ERROR),
             "408": json_content("The request was not complete in time.", ERROR),
             "413": json_content(too_large, error_or_images),

@@ -7,6 +7,7 @@ import logging
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -21,6 +22,7 @@ from aidgn.serve.admission import network_of
 from aidgn.serve.errors import RETRY_SECONDS
 
 HEADER_SECONDS = 10.0
+STOP_SECONDS = 10  # for the requests that are here when the server is told to stop
 WRITE_SECONDS = 30.0  # for a client to read what is sent
 MAX_CONNECTIONS = 256  # of one address, before those that send nothing are closed
 
@@ -47,17 +49,31 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def run_server(app: ASGIApp, bound: socket.socket, header_seconds: float = HEADER_SECONDS) -> None:
-    """Serve an application until SIGINT, SIGTERM or SIGHUP.
+def local_address() -> str:
+    """Return the address of this machine in its network; localhost if it is in none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # chooses the network; sends nothing
+        except OSError:
+            return "localhost"
+        return str(probe.getsockname()[0])
+
+
+def run_server(
+    app: ASGIApp, bound: socket.socket, proxies: Sequence[str] = (), header_seconds: float = HEADER_SECONDS
+) -> None:
+    """Serve an application until SIGINT, SIGTERM or SIGHUP, and answer the requests that are here then.
 
     Args:
         app: The application, from `create_app`.
         bound: The socket, from `listen`.
+        proxies: Addresses and networks of proxies.
         header_seconds: Time for the header of a request.
     """
 
     class Protocol(PatientProtocol):
         seconds = header_seconds
+        shared = tuple(map(ipaddress.ip_network, proxies))
 
     # The application limits requests. A limit on connections would lock everyone out once someone holds that many.
     config = uvicorn.Config(
@@ -66,15 +82,18 @@ def run_server(app: ASGIApp, bound: socket.socket, header_seconds: float = HEADE
         log_level=logging.WARNING,
         access_log=False,
         server_header=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=[str(network) for network in Protocol.shared],
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=3,
+        timeout_graceful_shutdown=STOP_SECONDS,
     )
     server = PatientServer(config)
     with suppress(ValueError, OSError):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal closes; `nohup` ignores the signal
-        signal.signal(signal.SIGHUP, server.handle_exit)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the terminal closes; `nohup` ignores the signal
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, server.handle_exit)
     server.run(sockets=[bound])
 
 
@@ -89,10 +108,12 @@ class PatientServer(uvicorn.Server):
 class PatientProtocol(H11Protocol):
     """HTTP that gives clients limited time for the header, for the rest of a refused request and for reading.
 
-    A client with more than `MAX_CONNECTIONS` loses those that have waited for a header for a second. Errors are JSON.
+    A client with more than `MAX_CONNECTIONS`, unless it is a proxy, loses those that have waited for a header for a
+    second. Errors are JSON.
     """
 
     seconds = HEADER_SECONDS
+    shared: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()  # proxies
     deadline: asyncio.TimerHandle | None = None
     waiting_since: float | None = None  # for a header
     refused = False
@@ -102,12 +123,15 @@ class PatientProtocol(H11Protocol):
         self.network = network_of(self.client[0] if self.client else "")
         self.expect_header()
         mine = [other for other in self.connections if getattr(other, "network", None) == self.network]
-        if len(mine) > MAX_CONNECTIONS:
+        if len(mine) > MAX_CONNECTIONS and not self.is_proxy():
             now = self.loop.time()
             for other in mine:
                 assert isinstance(other, PatientProtocol)
                 if other.waiting_since is not None and now - other.waiting_since > 1:
                     other.refuse(429, f"There are more than {MAX_CONNECTIONS} connections from this address.")
+
+    def is_proxy(self) -> bool:
+        return self.client is not None and any(ipaddress.ip_address(self.client[0]) in net for net in self.shared)
 
     def data_received(self, data: bytes) -> None:
         if not self.refused:
