@@ -345,7 +345,7 @@ def test_mixed_settings_of_adapted_runs_are_noted(tmp_path: Path) -> None:
     assert [note for note in notes if "differ in steps: 5 (1 run: trial 1); 10 (1 run: trial 0)." in note]
     lines = tmp_path / "PACS-ERM-art_painting-0-0-0" / "adaptation.jsonl"
     lines.write_text(lines.read_text().replace("0.9", "1.9"))
-    with pytest.raises(AidgnError, match=r"adaptation\.jsonl cannot be read \(source_accuracy is 1\.9"):
+    with pytest.raises(AidgnError, match=r"adaptation\.jsonl cannot be read \(.*source_accuracy"):
         load_adaptation([tmp_path])
 
 

@@ -14,13 +14,15 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import StorageError, open_no_link, parse_json, storage_error
+from aidgn.files import StorageError, open_no_link, storage_error
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -123,9 +125,12 @@ def reset_failures(out: str | Path, key: str) -> None:
 # Files --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Attempt:
-    """One attempt at a run.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
+
+
+class Attempt(msgspec.Struct):
+    """One attempt at a run: the values that the lines with its id give, the last of each.
 
     Args:
         id: A random name.
@@ -134,7 +139,7 @@ class Attempt:
         began: When it began.
         first: Step at which it began, once that is known.
         step: Last known step.
-        when: Time of that step.
+        time: Time of that step.
         kind: The outcome, None while it runs.
         what: The text of the outcome.
         step_seconds: Time per step with evaluations, without the start.
@@ -142,14 +147,14 @@ class Attempt:
 
     id: str
     host: str = ""
-    pid: int = 0
-    began: float = 0.0
-    first: int | None = None
-    step: int = 0
-    when: float = 0.0
+    pid: Count = 0
+    began: Seconds = 0.0
+    first: Count | None = None
+    step: Count = 0
+    time: Seconds = 0.0
     kind: str | None = None
     what: str = ""
-    step_seconds: float | None = None
+    step_seconds: Seconds | None = None
 
 
 @dataclass
@@ -221,9 +226,6 @@ class History:
         return next((Path(attempt.what).name for attempt in reversed(self.attempts) if attempt.kind == "done"), None)
 
 
-ATTRIBUTES = frozenset(entry.name for entry in fields(Attempt)) - {"id", "when"}
-
-
 def history(out: str | Path, key: str) -> History:
     """Read the journal of a run."""
     try:
@@ -232,28 +234,15 @@ def history(out: str | Path, key: str) -> History:
             lines = file.read().splitlines()
     except OSError:
         return History()
-    attempts: dict[str, Attempt] = {}
+    attempts: dict[str, dict[str, Any]] = {}
     for line in lines:
         try:
-            values = parse_json(line)
-            name = str(values["id"] or values["time"])
-        except (ValueError, KeyError, TypeError):
-            continue  # cut in half by a crash
-        if not all(_is_valid(key, value) for key, value in values.items()):
-            continue  # changed by another program
-        attempt = attempts.setdefault(name, Attempt(name))
-        for attribute in ATTRIBUTES & values.keys():
-            setattr(attempt, attribute, values[attribute])
-        attempt.when = values.get("time", attempt.when)
-    return History(list(attempts.values()), seen)
-
-
-def _is_valid(key: str, value: Any) -> bool:
-    if key in ("pid", "first", "step"):
-        return type(value) is int and 0 <= value < 1 << 31
-    if key in ("began", "time", "step_seconds"):
-        return type(value) in (int, float) and 0 <= value < 1e12
-    return key not in ATTRIBUTES or isinstance(value, str)
+            values = msgspec.json.decode(line)
+            attempt = msgspec.convert(values, Attempt)
+        except (ValueError, RecursionError):
+            continue  # cut in half by a crash, or changed by another program
+        attempts.setdefault(attempt.id or str(attempt.time), {}).update(values)
+    return History([msgspec.convert(values, Attempt) for values in attempts.values()], seen)
 
 
 class _Log:

@@ -93,8 +93,8 @@ def _seconds_per_step(status: RunStatus, typical: float | None) -> float | None:
     running = status.history.running
     if typical is not None or running is None or running.first is None:
         return typical
-    if running.step > running.first and running.when > running.began:
-        return (running.when - running.began) / (running.step - running.first)
+    if running.step > running.first and running.time > running.began:
+        return (running.time - running.began) / (running.step - running.first)
     return None
 
 
