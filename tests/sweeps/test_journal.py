@@ -57,8 +57,8 @@ def ended(out: Path, spec: RunSpec, *ends: tuple[str, int]) -> int:
 
 def test_a_run_from_start_to_end_and_its_key_on_disk(tmp_path: Path) -> None:
     spec, seen = spec_of(), []
-    kind, what = attempt(spec, tmp_path, device="cpu", on_progress=lambda *event: seen.append(event[:3]))
-    assert kind == "done" and RunFolder(Path(what)).finished and ("train", 4, 4) in seen
+    kind, what = attempt(spec, tmp_path, device="cpu", on_event=lambda *event: seen.append(event))
+    assert kind == "done" and RunFolder(Path(what)).finished and ("step", 4) in seen
     found = history(tmp_path, spec.key())
     (one,) = found.attempts
     assert (one.kind, one.first, one.step, one.pid, found.folder) == ("done", 0, 4, os.getpid(), Path(what).name)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ from aidgn.files import StorageError, open_no_link, storage_error
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
-    from aidgn.training.trainer import Progress
 
 BEAT = 15.0  # seconds between two heartbeats
 SILENCE = 4 * BEAT  # no heartbeat for this long: the attempt is dead
@@ -35,7 +34,7 @@ KILLS = 10  # kills of a run in a row, without a step saved between them, that d
 
 
 def attempt(
-    spec: "RunSpec", out: str | Path, *, on_progress: "Progress | None" = None, **training: Any
+    spec: "RunSpec", out: str | Path, *, on_event: Callable[[str, Any], None] | None = None, **training: Any
 ) -> tuple[str, str]:
     """Train one run and return the outcome with a text.
 
@@ -50,7 +49,8 @@ def attempt(
     Args:
         spec: The resolved run.
         out: Folder of the sweep.
-        on_progress: Callback of `train`.
+        on_event: Called with "step" and the steps done, ten times a second at most; before, with the other phases of
+            `train` and (done, total).
         training: Further arguments of `train`.
     """
     from aidgn.runs.folder import Busy
@@ -59,11 +59,16 @@ def attempt(
 
     log = _Log(spec, out)
 
+    shown = 0.0
+
     def progress(phase: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
+        nonlocal shown
         if phase == "train":
             log.step(done, record is not None)
-        if on_progress:
-            on_progress(phase, done, total, record)
+        now = time.monotonic()
+        if on_event and (record is not None or done == total or now - shown > 0.1):
+            shown = now
+            on_event(*("step", done) if phase == "train" else (phase, (done, total)))
 
     try:
         log.start()

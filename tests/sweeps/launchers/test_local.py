@@ -162,7 +162,7 @@ def test_failing_runs_are_retried_then_set_aside(tmp_path: Path) -> None:
     assert [event for event in seen if event[1] == "failed"] == [(run, "failed", failed[run]) for run in (1, 2, 3)]
     assert [run for run, kind, _ in seen if kind == "done"] == [0, 4]
     assert [run for run, kind, _ in seen if kind == "retry"] == [1, 3]
-    assert sum((run, kind) == (1, "step") for run, kind, _ in seen) == 2
+    assert sum((run, kind) == (1, "step") for run, kind, _ in seen) >= 2
     # The run that was finished is as it was, to the byte.
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in finished.iterdir()} == before
     assert not any(run == 0 and kind == "step" for run, kind, _ in seen)

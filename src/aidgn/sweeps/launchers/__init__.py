@@ -1,7 +1,5 @@
 """The launchers by name. To add one: write its file, add its line here."""
 
-from typing import Any
-
 from aidgn.sweeps.launchers.base import Launcher
 from aidgn.sweeps.launchers.local import LocalLauncher
 from aidgn.sweeps.launchers.ray import RayLauncher
@@ -9,4 +7,4 @@ from aidgn.sweeps.launchers.slurm import SlurmLauncher
 
 __all__ = ["LAUNCHERS", "Launcher"]
 
-LAUNCHERS: dict[str, Any] = {"local": LocalLauncher, "ray": RayLauncher, "slurm": SlurmLauncher}
+LAUNCHERS: dict[str, type[Launcher]] = {"local": LocalLauncher, "ray": RayLauncher, "slurm": SlurmLauncher}

@@ -11,12 +11,15 @@ A launcher reports events with a run's number, a kind and a value:
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from aidgn.runs.options import option
+from aidgn.errors import AidgnError
+from aidgn.runs.options import declared_options, option
 from aidgn.sweeps import journal
 
 if TYPE_CHECKING:
@@ -28,14 +31,26 @@ BUSY_SECONDS = 20.0  # until a run that another process is training is looked at
 OnEvent = Callable[[int, str, Any], None]
 
 
-class Launcher(Protocol):
+@dataclass
+class Launcher(ABC):
     """Trains many runs somewhere. The fields of a launcher, a dataclass, are the options of the command line."""
+
+    workers: int | None = option(
+        None,
+        "Number of worker processes; more workers than GPUs share the GPUs",
+        default_help="one per GPU; on the CPU one per core, or one for large images; with ray as many as there is room "
+        "for; with slurm no limit",
+        minimum=1,
+    )
 
     def check(self) -> None:
         """Raise an error if the launcher cannot be used here, or its options cannot."""
+        for entry in declared_options(type(self)):
+            entry.convert(getattr(self, entry.name))
 
     def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
         """Return how many runs are trained at a time, as far as that is known before the start."""
+        return self.workers or 1
 
     def run(
         self,
@@ -57,27 +72,25 @@ class Launcher(Protocol):
             device: cuda, cuda:1, mps or cpu.
             training: Further arguments of `aidgn.training.train`.
         """
+        self.check()
+        queue = RunQueue(specs, out, retries, on_event)
+        if specs:
+            self.train(queue, device, training)
+        return queue.failed
+
+    @abstractmethod
+    def train(self, queue: "RunQueue", device: str, training: dict[str, Any]) -> None:
+        """Train the runs of a queue until none is left."""
 
 
-def workers_option() -> Any:
-    """Declare the number of workers."""
-    return option(
-        None,
-        "Number of worker processes; more workers than GPUs share the GPUs",
-        default_help="one per GPU; on the CPU one per core, or one for large images; with ray as many as there is room "
-        "for; with slurm no limit",
-        minimum=1,
+@dataclass
+class ClusterLauncher(Launcher):
+    """A launcher whose workers are on other machines."""
+
+    gpus_per_run: float | None = option(
+        None, "GPUs of each worker; with ray, 0.25 lets four workers share one GPU.", minimum=0
     )
-
-
-def gpus_option() -> Any:
-    """Declare the number of GPUs of each worker."""
-    return option(None, "GPUs of each worker; with ray, 0.25 lets four workers share one GPU.", minimum=0)
-
-
-def cpus_option() -> Any:
-    """Declare the number of CPUs of each worker."""
-    return option(None, "CPUs of each worker.", minimum=1)
+    cpus_per_run: int | None = option(None, "CPUs of each worker.", minimum=1)
 
 
 class RunQueue:
@@ -97,9 +110,9 @@ class RunQueue:
         """Whether no run waits for a worker."""
         return not self.waiting and not self.busy
 
-    def record_failure(self, run: int, error: str) -> None:
-        """Queue the run again, or set it aside if it failed too often."""
-        if journal.should_retry(self.specs[run], self.out, self.retries):
+    def record_failure(self, run: int, error: str, again: bool = True) -> None:
+        """Queue the run again, or set it aside if it failed too often or is not to be tried again."""
+        if again and journal.should_retry(self.specs[run], self.out, self.retries):
             self.waiting.appendleft(run)
             self.on_event(run, "retry", error)
         else:
@@ -107,7 +120,9 @@ class RunQueue:
             self.on_event(run, "failed", error)
 
     def record(self, run: int, outcome: str, text: str) -> None:
-        """Take note of how an attempt ended, if another attempt or none may follow."""
+        """Take note of how an attempt ended; raise an error if that concerns all runs."""
+        if outcome == "stop":
+            raise AidgnError(text)
         if outcome == "done":
             self.on_event(run, outcome, text)
         elif outcome == "busy":

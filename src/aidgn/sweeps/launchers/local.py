@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aidgn.errors import AidgnError, ParameterError
+from aidgn.errors import AidgnError
 from aidgn.sweeps import journal
-from aidgn.sweeps.launchers.base import RETRIES, OnEvent, RunQueue, workers_option
+from aidgn.sweeps.launchers.base import Launcher, RunQueue
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -116,8 +115,6 @@ class WorkerPool:
         except (EOFError, OSError):
             self.replace_dead(worker)
             return
-        if kind == "stop":
-            raise AidgnError(value)
         if kind in ("prepare", "features", "step"):
             self.queue.on_event(run, kind, value)
             return
@@ -159,39 +156,18 @@ class WorkerPool:
             worker.stop(until - time.monotonic())
 
 
-@dataclass
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Worker processes on this machine: one per GPU; on the CPU one per core, or one for networks on large images."""
-
-    workers: int | None = workers_option()
-
-    def check(self) -> None:
-        """Raise an error if the options cannot be used."""
-        if self.workers is not None and self.workers < 1:
-            raise ParameterError("workers", self.workers, "a whole number of at least 1")
 
     def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
         """Return how many runs are trained at a time."""
         return len(choose_places(device, self.workers, specs))
 
-    def run(
-        self,
-        specs: "Sequence[RunSpec]",
-        out: str | Path,
-        *,
-        on_event: OnEvent = lambda *_: None,
-        retries: int = RETRIES,
-        device: str = "auto",
-        **training: Any,
-    ) -> dict[int, str]:
-        """Train every run; see `Launcher.run`. A worker that dies is replaced and its run continued."""
-        self.check()
-        if not specs:
-            return {}
-        queue = RunQueue(specs, out, retries, on_event)
+    def train(self, queue: RunQueue, device: str, training: dict[str, Any]) -> None:
+        """Train the runs. A worker that dies is replaced and its run continued."""
         pool = WorkerPool(queue, training)
         try:
-            for place in choose_places(device, self.workers, specs):
+            for place in choose_places(device, self.workers, queue.specs):
                 pool.start(place)
                 pool.assign_runs()
             while queue.busy or pool.working:
@@ -202,7 +178,6 @@ class LocalLauncher:
                 pool.assign_runs()
         finally:
             pool.stop()
-        return queue.failed
 
 
 def choose_places(device: str, workers: int | None, specs: "Sequence[RunSpec]") -> list[WorkerDevice]:
@@ -257,16 +232,13 @@ def worker_main(pipe: Connection, out: str, training: dict[str, Any]) -> None:
         except (EOFError, OSError):
             return
 
-        def report(phase: str, done: int, total: int, record: Any, number: int = number) -> None:
-            if record is not None or done % 10 == 0:
-                event = (number, "step", done) if phase == "train" else (number, phase, (done, total))
-                with suppress(OSError):
-                    pipe.send(event)
-
-        outcome, text = journal.attempt(spec, out, on_progress=report, **training)
-        if outcome != "interrupted":
+        def send(kind: str, value: Any, number: int = number) -> None:
             with suppress(OSError):
-                pipe.send((number, outcome, text))
+                pipe.send((number, kind, value))
+
+        outcome, text = journal.attempt(spec, out, on_event=send, **training)
+        if outcome != "interrupted":
+            send(outcome, text)
 
 
 class _OncePerWorker(logging.Filter):

@@ -8,22 +8,19 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aidgn.errors import AidgnError, ParameterError
 from aidgn.runs.options import option
 from aidgn.sweeps import journal
-from aidgn.sweeps.launchers.base import RETRIES, OnEvent, RunQueue, cpus_option, gpus_option, workers_option
+from aidgn.sweeps.launchers.base import ClusterLauncher, RunQueue
 from aidgn.sweeps.launchers.ray_actors import ProgressActor, TrainingActor
-
-if TYPE_CHECKING:
-    from aidgn.runs.spec import RunSpec
 
 RESIZE_SECONDS = 5.0  # between two looks at the size of the cluster
 OBJECT_STORE = 80 * 2**20  # bytes, Ray's minimum: only small messages travel
@@ -41,49 +38,27 @@ class RayWorker:
 
 
 @dataclass
-class RayLauncher:
+class RayLauncher(ClusterLauncher):
     """Workers on a Ray cluster, as many as it has room for, now and when nodes join."""
 
-    workers: int | None = workers_option()
     ray_address: str | None = option(
         None,
         "Address of a Ray cluster",
         default_help="$RAY_ADDRESS, else a cluster on this machine",
         metavar="HOST:PORT",
     )
-    gpus_per_run: float | None = gpus_option()
-    cpus_per_run: int | None = cpus_option()
 
     def check(self) -> None:
         """Raise an error if Ray is not installed or the options cannot be used."""
-        for name in ("workers", "cpus_per_run"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ParameterError(name, value, "a number above 0")
+        super().check()
         gpus = self.gpus_per_run
-        if gpus is not None and (gpus < 0 or (gpus > 1 and gpus % 1)):
+        if gpus is not None and gpus > 1 and gpus % 1:
             raise ParameterError("gpus_per_run", gpus, "a fraction of one GPU, such as 0.25, or a whole number")
         if find_spec("ray") is None:
             raise AidgnError("--launcher ray needs Ray, which is not installed: pip install 'aidgn[ray]'.")
 
-    def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
-        """Return the number of workers that was asked for: the cluster is not known yet."""
-        return self.workers or 1
-
-    def run(
-        self,
-        specs: "Sequence[RunSpec]",
-        out: str | Path,
-        *,
-        on_event: OnEvent = lambda *_: None,
-        retries: int = RETRIES,
-        device: str = "auto",
-        **training: Any,
-    ) -> dict[int, str]:
-        """Train every run; see `Launcher.run`. The next free worker continues a run whose worker or node is lost."""
-        self.check()
-        if not specs:
-            return {}
+    def train(self, queue: RunQueue, device: str, training: dict[str, Any]) -> None:
+        """Train the runs. The next free worker continues a run whose worker or node is lost."""
         with connect(self.ray_address) as ray:
             gpus = self.gpus_per_run
             if gpus is None:
@@ -94,14 +69,11 @@ class RayLauncher:
                     f"No node of the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs. Change "
                     "--cpus-per-run or --gpus-per-run, or say --workers N to wait for nodes that join later."
                 )
-            queue = RunQueue(specs, Path(out).resolve(), retries, on_event)
-            training["device"] = "cuda" if gpus else "cpu"
-            pool = RayPool(ray, queue, training, self.workers, cpus, gpus)
+            pool = RayPool(ray, queue, {**training, "device": "cuda" if gpus else "cpu"}, self.workers, cpus, gpus)
             try:
                 pool.train()
             finally:
                 pool.stop()
-            return queue.failed
 
 
 class RayPool:
@@ -129,7 +101,7 @@ class RayPool:
         name = f"aidgn-{token_hex(8)}"
         self.progress = ray.remote(ProgressActor).options(name=name, num_cpus=0, max_restarts=-1).remote()
         environment = {name: value for name, value in os.environ.items() if name.startswith("AIDGN_")}
-        self.arguments = (str(queue.out), training, name, str(Path.cwd()), environment)
+        self.arguments = (str(Path(queue.out).resolve()), training, name, str(Path.cwd()), environment)
 
     @property
     def working(self) -> list[RayWorker]:
@@ -187,8 +159,6 @@ class RayPool:
         worker.idle = True
         if run is None:
             worker.node = text
-        elif outcome == "stop":
-            raise AidgnError(text)
         elif outcome == "interrupted":  # Ray takes the node down
             self.queue.waiting.appendleft(run)
         else:

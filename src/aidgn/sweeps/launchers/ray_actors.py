@@ -53,7 +53,7 @@ class TrainingActor:
         self.training = training
         self.progress = progress
         self.run: int | None = None
-        self.event: tuple[str, Any] | None = None
+        self.event: tuple[Any, ...] | None = None
         threading.Thread(target=self.report, daemon=True).start()
 
     def ready(self) -> tuple[str, str]:
@@ -65,12 +65,12 @@ class TrainingActor:
     def train(self, run: int, spec: "RunSpec") -> tuple[str, str]:
         """Make one attempt at a run."""
 
-        def on_progress(phase: str, done: int, total: int, record: Any) -> None:
-            self.event = ("step", done) if phase == "train" else (phase, (done, total))
+        def on_event(*event: Any) -> None:
+            self.event = event
 
         self.run = run
         try:
-            return journal.attempt(spec, self.out, on_progress=on_progress, **self.training)
+            return journal.attempt(spec, self.out, on_event=on_event, **self.training)
         finally:
             self.run = None
             self.event = None

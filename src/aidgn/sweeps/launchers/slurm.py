@@ -17,7 +17,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,14 +28,7 @@ from aidgn.errors import AidgnError, Interrupted, ParameterError
 from aidgn.files import write_text
 from aidgn.runs.options import option
 from aidgn.sweeps import journal
-from aidgn.sweeps.launchers.base import (
-    BUSY_SECONDS,
-    RETRIES,
-    OnEvent,
-    cpus_option,
-    gpus_option,
-    workers_option,
-)
+from aidgn.sweeps.launchers.base import BUSY_SECONDS, ClusterLauncher, RunQueue
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -46,15 +39,12 @@ WARNING = 120  # seconds before its time is up that a job is told to save and qu
 
 
 @dataclass
-class SlurmLauncher:
+class SlurmLauncher(ClusterLauncher):
     """Jobs of a SLURM cluster, at most `workers` of an array at a time.
 
     A job that is preempted or whose time is up saves its run, is queued again and continues.
     """
 
-    workers: int | None = workers_option()
-    gpus_per_run: float | None = gpus_option()
-    cpus_per_run: int | None = cpus_option()
     partition: str | None = option(None, "Partition of the jobs.", metavar="NAME")
     time_limit: str = option(TIME_LIMIT, "Time limit of each job", default_help=TIME_LIMIT, metavar="[D-]H:MM:SS")
     slurm: tuple[str, ...] = option(
@@ -63,6 +53,7 @@ class SlurmLauncher:
 
     def check(self) -> None:
         """Raise an error if SLURM or submitit is missing, or the options cannot be used."""
+        super().check()
         self.parameters(1)
         for program in ("sbatch", "squeue"):
             if shutil.which(program) is None:
@@ -73,17 +64,11 @@ class SlurmLauncher:
         if find_spec("submitit") is None:
             raise AidgnError("--launcher slurm needs submitit, which is not installed: pip install 'aidgn[slurm]'.")
 
-    def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
-        """Return the limit on workers: the cluster decides how many jobs run."""
-        return self.workers or 1
-
     def parameters(self, gpus: float) -> dict[str, Any]:
         """Return the parameters of submitit for jobs with so many GPUs by default."""
         gpus = gpus if self.gpus_per_run is None else self.gpus_per_run
-        if gpus % 1 or gpus < 0:
+        if gpus % 1:
             raise ParameterError("gpus_per_run", gpus, "a whole number: jobs of SLURM do not share GPUs")
-        if self.workers is not None and self.workers < 1:
-            raise ParameterError("workers", self.workers, "a whole number of at least 1")
         more = dict(_name_and_value(setting) for setting in self.slurm)
         parameters = {
             "time": _minutes(self.time_limit),
@@ -97,55 +82,38 @@ class SlurmLauncher:
         parameters |= {"gpus_per_node": int(gpus)} if gpus else {}
         return parameters
 
-    def run(
-        self,
-        specs: "Sequence[RunSpec]",
-        out: str | Path,
-        *,
-        on_event: OnEvent = lambda *_: None,
-        retries: int = RETRIES,
-        device: str = "auto",
-        **training: Any,
-    ) -> dict[int, str]:
-        """Train every run; see `Launcher.run`."""
+    def train(self, queue: RunQueue, device: str, training: dict[str, Any]) -> None:
+        """Train the runs: submit their jobs and watch these."""
         parameters = self.parameters(0 if device.startswith("cpu") else 1)
-        if not specs:
-            return {}
-        self.check()
-        out = Path(out).resolve()
-        training["device"] = "cuda" if "gpus_per_node" in parameters else "cpu"
-        tasks = [Task(spec, str(out), training, str(Path.cwd())) for spec in specs]
-        queue = Queue(out / ".sweep" / "slurm", parameters)
-        watch = JobWatch(specs, out, retries, on_event, queue)
+        out = Path(queue.out).resolve()
+        training = {**training, "device": "cuda" if "gpus_per_node" in parameters else "cpu"}
+        tasks = [Task(spec, str(out), training, str(Path.cwd())) for spec in queue.specs]
+        jobs = JobQueue(out / ".sweep" / "slurm", parameters)
+        watch = JobWatch(queue, jobs)
         try:
             while watch.left:
                 to_submit = watch.update()
                 if to_submit:
-                    queue.submit([watch.keys[run] for run in to_submit], [tasks[run] for run in to_submit])
+                    jobs.submit([watch.keys[run] for run in to_submit], [tasks[run] for run in to_submit])
                 if watch.left:
                     time.sleep(POLL)
         except KeyboardInterrupt:
-            names = ",".join(sorted(queue.queued or ()))
+            names = ",".join(sorted(jobs.queued or ()))
             if not names:
                 raise Interrupted("Stopped.") from None
             raise Interrupted(
                 f"Stopped watching; the jobs go on. The same command watches again, `scancel --name={names}` ends them."
             ) from None
-        return watch.failed
 
 
 class JobWatch:
     """The runs of one call and what became of their jobs."""
 
-    def __init__(self, specs: "Sequence[RunSpec]", out: Path, retries: int, on_event: OnEvent, queue: "Queue"):
-        self.specs = specs
-        self.out = out
-        self.retries = retries
-        self.on_event = on_event
+    def __init__(self, queue: RunQueue, jobs: "JobQueue"):
         self.queue = queue
-        self.keys = [spec.key() for spec in specs]
-        self.left = set(range(len(specs)))
-        self.failed: dict[int, str] = {}
+        self.jobs = jobs
+        self.keys = [spec.key() for spec in queue.specs]
+        self.left = set(range(len(queue.specs)))
         self.attempts_before: dict[int, int] = {}  # of runs with a job: attempts that had ended before the job
         self.missed: dict[int, int] = {}  # how often a run's job was not found in the queue
         self.lost: dict[int, int] = {}  # jobs that ended without progress
@@ -154,21 +122,22 @@ class JobWatch:
         """Look at the queue and the disk; return the runs to submit."""
         from aidgn.runs.folder import RunFolder
 
-        live = self.queue.live()
+        live = self.jobs.live()
         if live is None:
             return []
+        out = Path(self.queue.out)
         to_submit = []
         for run in sorted(self.left):
-            history = journal.history(self.out, self.keys[run])
+            history = journal.history(out, self.keys[run])
             if self.keys[run] in live:
                 ended = sum(attempt.kind is not None for attempt in history.attempts)
                 self.attempts_before.setdefault(run, ended)
                 self.missed[run] = 0
                 if history.attempts and history.attempts[-1].kind is None:
-                    self.on_event(run, "step", history.attempts[-1].step)
-            elif history.folder and RunFolder(self.out / history.folder).finished:
+                    self.queue.on_event(run, "step", history.attempts[-1].step)
+            elif history.folder and RunFolder(out / history.folder).finished:
                 self.left.discard(run)
-                self.on_event(run, "done", str(self.out / history.folder))
+                self.queue.on_event(run, "done", str(out / history.folder))
             elif run not in self.attempts_before:
                 to_submit.append(run)
             else:
@@ -177,32 +146,32 @@ class JobWatch:
                 if self.missed[run] >= 2 and self.should_resubmit(run, history):
                     to_submit.append(run)
         for run in to_submit:
-            self.attempts_before[run] = len(journal.history(self.out, self.keys[run]).attempts)
+            self.attempts_before[run] = len(journal.history(out, self.keys[run]).attempts)
             self.missed[run] = 0
         return to_submit
 
     def should_resubmit(self, run: int, history: journal.History) -> bool:
         """Record how a job ended that left its run unfinished; return whether to submit the run again."""
+        queue = self.queue
         is_new = len(history.attempts) > self.attempts_before[run]
         last = history.attempts[-1] if is_new else None
-        error = f"its job ended; {self.queue.log_of(self.keys[run])} may say why"
+        error = f"its job ended; {self.jobs.log_of(self.keys[run])} may say why"
         if last and last.kind == "stop":
             raise AidgnError(last.what)
         if last and last.kind is None:
-            journal.record_death(self.specs[run], self.out, error)
+            journal.record_death(queue.specs[run], queue.out, error)
         elif last and last.kind in ("failed", "crashed"):
             error = last.what
         elif not last or last.step <= (last.first or 0):  # it was cancelled, or did not start
             self.lost[run] = self.lost.get(run, 0) + 1
-        again = journal.should_retry(self.specs[run], self.out, self.retries) and self.lost.get(run, 0) <= self.retries
-        self.on_event(run, "retry" if again else "failed", error)
-        if not again:
-            self.failed[run] = error
+        again = self.lost.get(run, 0) <= queue.retries
+        queue.record_failure(run, error, again)
+        if run in queue.failed:
             self.left.discard(run)
-        return again
+        return run in self.left
 
 
-class Queue:
+class JobQueue:
     """The job arrays of a sweep, of this call and of earlier ones."""
 
     def __init__(self, folder: Path, parameters: Mapping[str, Any]):
