@@ -18,6 +18,7 @@ REASONS = {
     "torchvision": "second source of backbones; the reference for augmentation",
     "timm": "backbones and their pretrained weights",
     "safetensors": "weights on disk without pickle",
+    "huggingface-hub": "models on the Hugging Face Hub; timm needs it too",
     "numpy": "arrays outside the network: images, splits, records",
     "scipy": "Bessel functions and statistical tests",
     "scikit-learn": "the embedded digits; t-SNE",

@@ -32,6 +32,7 @@ COMMANDS = {
     "predict": "Classify images: labels, probabilities and warnings.",
     "evaluate": "Measure a model on labelled images of a new site, against its promise.",
     "export": "Write a model as ONNX, safetensors and a model card.",
+    "push": "Upload a model to the Hugging Face Hub.",
     "serve": "Serve a model on a local page and a JSON endpoint.",
     "algorithms": "List the algorithms and their hyper-parameters.",
     "data": "List, check, download and prepare data sets.",

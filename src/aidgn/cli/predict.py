@@ -88,7 +88,7 @@ def predict(
     algorithm: str | None,
     device: str,
 ) -> None:
-    """Classify IMAGES with MODEL, a model that `aidgn fit`, `aidgn train` or `aidgn export` wrote.
+    """Classify IMAGES with MODEL, a model that `aidgn fit`, `aidgn train` or `aidgn export` wrote, or hf://user/name.
 
     IMAGES are files, folders, quoted patterns, - to read a list of files from standard input, or a table (CSV, TSV,
     JSON Lines, Parquet) with a row per picture, whose order and columns the output keeps."""

@@ -99,7 +99,7 @@ def serve(
     algorithm: str | None,
     device: str,
 ) -> None:
-    """Serve MODEL, the folder of a finished run or an exported .safetensors file, as a local page and JSON endpoint.
+    """Serve MODEL as a local page and JSON endpoint: the folder of a run, an exported file, or hf://user/name.
 
     Drop pictures on the page to see their labels, probabilities and warnings, their positions among the training
     images, and the nearest training images."""

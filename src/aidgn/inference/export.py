@@ -5,10 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from aidgn import hub
 from aidgn.data import Dataset
 from aidgn.data.cache import content_of
 from aidgn.errors import AidgnError
-from aidgn.files import write_text
+from aidgn.files import temporary_folder, write_text
 from aidgn.inference.loading import find_model, load_model
 from aidgn.inference.model_card import write_model_card
 from aidgn.inference.onnx_export import ONNX_FILE, OnnxCheck, check_exportable, write_onnx
@@ -52,6 +53,7 @@ def export(
     onnx: bool = True,
     data: str | Path | None = None,
     algorithm: str | None = None,
+    address: str | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Exported:
     """Export a finished run as model.onnx, model.safetensors and MODEL_CARD.md.
@@ -63,6 +65,7 @@ def export(
         data: Folder of the run's images, if they have moved. Without images, the ONNX file is checked with generated
             ones and the card does not give their number.
         algorithm: path/to/file.py:Class of a custom algorithm.
+        address: hf://user/name, for which the card becomes README.md with the Hub's front matter.
         on_progress: Receives a description of each step.
     """
     run = find_model(run)
@@ -93,7 +96,7 @@ def export(
 
     check = None
     files = []
-    card = folder / "MODEL_CARD.md"
+    card = folder / ("MODEL_CARD.md" if address is None else "README.md")
     existed = folder.exists()
     try:
         if onnx:
@@ -102,13 +105,43 @@ def export(
             files.append(folder / ONNX_FILE)
         report("writing safetensors and the model card")
         files.append(write_safetensors(RunFolder(run), RunFolder(folder).model))
-        write_text(card, write_model_card(run, metadata, model, dataset, str(check) if check else None))
+        write_text(card, write_model_card(run, metadata, model, dataset, str(check) if check else None, address))
     except BaseException:
         if not existed:
             with suppress(OSError):  # the folder holds files
                 folder.rmdir()
         raise
     return Exported([*files, card], check)
+
+
+def push(
+    run: str | Path,
+    address: str,
+    *,
+    private: bool = False,
+    onnx: bool = True,
+    data: str | Path | None = None,
+    algorithm: str | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> str:
+    """Export a finished run, upload the files to the Hugging Face Hub, and return the web address of the model.
+
+    Args:
+        run: Folder of the run or of `aidgn fit`.
+        address: hf://user/name or user/name.
+        private: Whether a new model is visible to its owner only.
+        onnx: Whether to write model.onnx.
+        data: Folder of the run's images, if they have moved.
+        algorithm: path/to/file.py:Class of a custom algorithm.
+        on_progress: Receives a description of each step.
+    """
+    address = hub.PREFIX + hub.parse(address)[0]
+    hub.check_login(address)
+    with temporary_folder("aidgn-push-") as folder:
+        export(run, folder, onnx=onnx, data=data, algorithm=algorithm, address=address, on_progress=on_progress)
+        if on_progress:
+            on_progress("uploading")
+        return hub.upload(folder, address, private)
 
 
 def export_ensemble(

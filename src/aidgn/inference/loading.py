@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aidgn import backbones
+from aidgn import backbones, hub
 from aidgn.algorithms import ALGORITHMS, Algorithm, find
 from aidgn.algorithms.custom import source_of
 from aidgn.algorithms.search_space import resolve
@@ -18,6 +18,7 @@ from aidgn.inference.model import Model
 from aidgn.new_site.expectations import Expectations
 from aidgn.novelty import FALSE_ALARM_RATE, Novelty
 from aidgn.objective import class_vectors
+from aidgn.runs import names
 from aidgn.runs.checkpoints import read_model, read_values
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_run
@@ -37,8 +38,8 @@ def load_model(
 
     Args:
         path: The folder of the run (for the selected step), model.safetensors or last.safetensors in it, the
-            .safetensors file that `aidgn export` made, or the folder of `aidgn fit` or `aidgn soup`. A list of several
-            gives an `Ensemble`, which averages their probabilities.
+            .safetensors file that `aidgn export` made, the folder of `aidgn fit` or `aidgn soup`, or hf://user/name on
+            the Hugging Face Hub. A list of several gives an `Ensemble`, which averages their probabilities.
         device: auto, cpu, cuda, cuda:N or mps.
         algorithm: path/to/file.py:Class of a custom algorithm. The run does not remember it, because loading a model
             must not run code that the author of the folder chose.
@@ -128,7 +129,9 @@ def find_preprocessing(run: RunMetadata) -> backbones.Preprocessing:
 
 
 def find_model(path: str | Path) -> Path:
-    """Return the path of a model: `aidgn fit` puts it into the folder `model`."""
+    """Return the path of a model: `aidgn fit` puts it into the folder `model`; one on the Hub is downloaded."""
+    if hub.is_address(path):
+        return hub.download(str(path), names.MODEL)
     path = Path(path)
     inner = RunFolder(path / "model").exists and not RunFolder(path).exists
     return path / "model" if inner else path

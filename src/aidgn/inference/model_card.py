@@ -26,7 +26,12 @@ FREE = ("target", "trial", "draw", "hyper_parameters", "precision", "evaluate_so
 
 
 def write_model_card(
-    run: Path, metadata: RunMetadata, model: Model, dataset: Dataset | None = None, onnx_check: str | None = None
+    run: Path,
+    metadata: RunMetadata,
+    model: Model,
+    dataset: Dataset | None = None,
+    onnx_check: str | None = None,
+    address: str | None = None,
 ) -> str:
     """Write a model card in Markdown.
 
@@ -36,6 +41,7 @@ def write_model_card(
         model: Its model.
         dataset: The images of the run; without them the card does not give their number.
         onnx_check: Result of the comparison of the ONNX file with the model; None if there is no ONNX file.
+        address: hf://user/name, for a card that begins with the Hub's front matter.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -58,7 +64,7 @@ def write_model_card(
         run=metadata,
         identity={"train_only": None, "precision": None, "soup": None, "train_on_all": False} | identity,
         onnx_check=onnx_check,
-        weights_file=names.MODEL,
+        weights_file=address or names.MODEL,
         onnx_file=ONNX_FILE,
         counts=None if dataset is None else count_images(dataset),
         method=ALGORITHMS.get(metadata.label.name),
@@ -73,7 +79,45 @@ def write_model_card(
         known_dataset=identity["dataset"] in DATASETS,
         backbone_licence=find_licence(identity["backbone"]),
     )
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    front_matter = "" if address is None else write_front_matter(metadata, address, unseen)
+    return front_matter + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def write_front_matter(metadata: RunMetadata, address: str, unseen: dict[str, list[float]]) -> str:
+    """Write what the Hub reads from a card: library, task, base model, and the accuracy on each unseen domain."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    identity = metadata.identity
+    dataset = str(identity["dataset"])
+    results = [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=re.sub(r"[^\w.-]+", "-", dataset).lower(),
+            dataset_name=f"{dataset}, unseen domain {name}",
+            dataset_config=name,
+            metric_type="accuracy",
+            metric_name=f"Accuracy on the unseen domain {name}",
+            metric_value=round(float(np.mean(values)), 4),
+        )
+        for name, values in unseen.items()
+    ]
+    data = ModelCardData(
+        library_name="aidgn",
+        pipeline_tag="image-classification",
+        tags=["image-classification", "domain-generalization", str(metadata.label.name)],
+        base_model=find_base_model(identity),
+        model_name=address.rpartition("/")[2],
+        eval_results=results or None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n"
+
+
+def find_base_model(identity: dict[str, Any]) -> str | None:
+    """Return the name on the Hub of the published weights that training began with, or None."""
+    backbone = str(identity["backbone"])
+    if identity["weights"] != "hub" or backbone.startswith((backbones.SMALL, backbones.TORCHVISION)):
+        return None
+    return f"timm/{backbone}"
 
 
 def count_images(dataset: Dataset) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import aidgn
+from aidgn import hub
 from aidgn.errors import AidgnError
 from aidgn.files import for_json, temporary_folder
 from aidgn.inference import Model, find_model, load_model
@@ -91,7 +92,7 @@ def load_app(
     """Load a model with its training images and create the application for it.
 
     Args:
-        model: The folder of a finished run or of `aidgn fit`, or an exported .safetensors file.
+        model: The folder of a finished run or of `aidgn fit`, an exported .safetensors file, or hf://user/name.
         access: The addresses and the token of the server.
         data: Folder of the training images, if they have moved.
         map_images: Number of training images on the map; 0: no map.
@@ -114,11 +115,13 @@ def load_app(
             note = "they are not available; the server's terminal says why."  # the reason may name local folders
             if on_warning:
                 on_warning(f"No map of training images: {error}")
-    return create_app(loaded, space, limits, name=name_model(path), access=access, note=note)
+    return create_app(loaded, space, limits, name=name_model(model), access=access, note=note)
 
 
 def name_model(path: str | Path) -> str:
     """Return the name of a model's folder or file, skipping names that all models have."""
+    if hub.is_address(path):
+        return hub.parse(str(path))[0]
     path = Path(path).resolve()
     while path.name in ("model", RunFolder(path).model.name, RunFolder(path).export.name):
         path = path.parent
