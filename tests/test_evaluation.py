@@ -10,7 +10,13 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 from scipy.special import softmax
-from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, roc_auc_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    confusion_matrix,
+    f1_score,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
 
 from aidgn.cli.evaluate import evaluate as command
 from aidgn.data import load_dataset
@@ -77,7 +83,10 @@ def test_figures_are_those_of_scikit_learn(model: Model, site: Path) -> None:
     assert result.auroc == pytest.approx(roc_auc_score(predicted == labels, prediction.chances))
     assert sum(entry.images for entry in result.bins) == 75
     values = json.loads(json.dumps(result.to_dict()))
-    assert values["classes"]["3"]["images"] == (labels == 3).sum()
+    columns = precision_recall_fscore_support(labels, predicted, labels=range(10), zero_division=np.nan)
+    for label, found in enumerate(values["classes"].values()):
+        expected = [None if np.isnan(column[label]) else pytest.approx(column[label]) for column in columns]
+        assert [found["precision"], found["accuracy"], found["f1"], found["images"]] == expected
     assert values["comparison"]["verdict"] in ("within", "below")
 
 

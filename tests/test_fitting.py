@@ -23,7 +23,7 @@ from aidgn.fitting import Estimate, FitPlan, inspect
 from aidgn.fitting.estimate import choose_algorithm, compare, is_clear_difference, read_estimates, summarize
 from aidgn.fitting.forecast import count_images, describe_frozen
 from aidgn.fitting.pictures import DoubtfulPictures
-from aidgn.fitting.plan import choose_image_size, plan_fit
+from aidgn.fitting.plan import choose_image_size, name_of, plan_fit
 from aidgn.fitting.store import FitFolder
 from aidgn.fitting.workflow import check_same_images
 from aidgn.inference import load_model
@@ -209,6 +209,30 @@ def test_the_better_algorithm_makes_the_model() -> None:
     assert compare([worse, better], "ERM").startswith("ERM 80.0%, AIDGN 75.0%: no clear difference.")
 
 
+def test_the_metric_chooses_the_algorithm_and_tries_balanced_samples() -> None:
+    erm = Estimate("ERM", {"a": 0.9, "b": 0.7}, {"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.3})
+    ours = Estimate("AIDGN", {"a": 0.8, "b": 0.7}, {"a": 0.6, "b": 0.5}, {"a": 0.4, "b": 0.2})
+    balanced = Estimate("ERM on balanced samples", {"a": 0.7, "b": 0.7}, {"a": 0.6, "b": 0.6}, {"a": 0.4, "b": 0.4})
+    estimates = [ours, erm, balanced]
+    chosen = {metric: choose_algorithm(estimates, "AIDGN", metric) for metric in ("accuracy", "balanced", "macro-f1")}
+    assert chosen == {"accuracy": "ERM", "balanced": balanced.algorithm, "macro-f1": "ERM"}
+    assert compare(estimates, balanced.algorithm, "balanced").startswith(
+        "Balanced accuracy on unseen domains: ERM on balanced samples 60.0%, AIDGN 55.0%, ERM 50.0%: no clear"
+    )
+    kept = np.flatnonzero((DIGITS.labels != 3) | (np.arange(len(DIGITS)) % 3 == 0))
+    files = [DIGITS.files[i] for i in kept]
+    pixels = np.asarray(DIGITS.pixels)[kept]
+    uneven = replace(DIGITS, files=files, labels=DIGITS.labels[kept], domain_of=DIGITS.domain_of[kept], pixels=pixels)
+
+    def planned(dataset: Dataset = uneven, **settings: Any) -> list[str]:
+        return list(plan_fit(dataset, "digits", "AIDGN", device="cpu", **settings).finals)
+
+    both = ["AIDGN", "ERM"]
+    assert planned() == planned(DIGITS, metric="macro-f1") == planned(metric="balanced", balance="none") == both
+    assert planned(metric="macro-f1") == [*both, "AIDGN on balanced samples", "ERM on balanced samples"]
+    assert planned(balance="weights") == ["AIDGN with class weights", "ERM with class weights"]
+
+
 @pytest.mark.parametrize(
     ("other", "clear"),
     [
@@ -228,7 +252,10 @@ def test_a_clear_difference(other: list[float], clear: bool) -> None:
 def train_all(dataset: Dataset, out: Path, **settings: object) -> tuple[list[Estimate], Path, FitPlan]:
     """What `aidgn fit` trains, in this process."""
     job = plan_fit(dataset, str(dataset.root), "AIDGN", device="cpu", **settings)  # type: ignore[arg-type]
-    found = read_estimates([train(spec, out, device="cpu") for spec in job.estimates])
+    by_name: dict[str, list[Path]] = {}
+    for spec in job.estimates:
+        by_name.setdefault(name_of(spec), []).append(train(spec, out, device="cpu"))
+    found = read_estimates(by_name)
     return found, train(job.finals[choose_algorithm(found, "AIDGN")], out, device="cpu"), job
 
 
@@ -278,7 +305,7 @@ def test_model_and_summary(tmp_path: Path) -> None:
         "|---|---|---|---|---|",
         f"| AIDGN | {accuracies} | {found[0].mean:.1%} |",
     ]
-    assert len(rows) == 2 + 2 + 2 + len(dataset.classes)
+    assert len(rows) == 2 + 3 * 2 + 2 + len(dataset.classes)
     name, counts = dataset.classes[0], dataset.count_images()[:, 0].tolist()
     assert f"| {name} | {' | '.join(map(str, counts))} | {sum(counts)} |" in rows
 

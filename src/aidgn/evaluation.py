@@ -10,7 +10,7 @@ from aidgn.data.labelled import LabelledPictures, find_labelled
 from aidgn.errors import AidgnError, plural, some
 from aidgn.inference.model import Model
 from aidgn.inference.prediction import softmax
-from aidgn.metrics import Scores, calibration_error, measure
+from aidgn.metrics import ClassMetrics, Scores, calibration_error, measure, measure_classes
 from aidgn.new_site.confidence import area, surest_accuracy
 from aidgn.new_site.expectations import SHARES
 from aidgn.new_site.interval import Interval, SiteAccuracies, percent, sampling_interval
@@ -123,6 +123,11 @@ class Evaluation:
     site_report: SiteReport | None
 
     @property
+    def class_metrics(self) -> list[ClassMetrics]:
+        """The metrics of every class, in the order of `classes`."""
+        return measure_classes(self.confusion)
+
+    @property
     def confusions(self) -> list[tuple[str, str, int]]:
         """Right class, label and number of pictures of the most frequent mistakes."""
         mistakes = self.confusion - np.diag(np.diag(self.confusion))
@@ -165,7 +170,6 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
-        counts = self.confusion.sum(axis=1).tolist()
         return {
             "model": self.model,
             "site": self.site,
@@ -174,10 +178,7 @@ class Evaluation:
             **{key: value for key, value in asdict(self.scores).items() if key != "class_accuracies"},
             "ece_before": self.ece_before,
             "interval": asdict(self.interval),
-            "classes": {
-                name: {"images": count, "accuracy": accuracy}
-                for name, count, accuracy in zip(self.classes, counts, self.scores.class_accuracies, strict=True)
-            },
+            "classes": {name: asdict(found) for name, found in zip(self.classes, self.class_metrics, strict=True)},
             "confusion": self.confusion.tolist(),
             "reliability": [asdict(entry) for entry in self.bins],
             "surest": self.surest,

@@ -103,6 +103,32 @@ def measure(labels: Integers, predicted: Integers, confidences: Floats, losses: 
     )
 
 
+@dataclass(frozen=True)
+class ClassMetrics:
+    """The metrics of a class.
+
+    Args:
+        images: Number of images of the class.
+        accuracy: Share of them with the right label (recall); None without images.
+        precision: Share of right ones among the images with this label; None without such images.
+        f1: 2 hits / (images + images with this label); None with neither.
+    """
+
+    images: int
+    accuracy: float | None
+    precision: float | None
+    f1: float | None
+
+
+def measure_classes(confusion: Integers) -> list[ClassMetrics]:
+    """Measure every class by the number of images of each class (row) and label (column)."""
+    hits, images, labelled = np.diag(confusion).tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
+    return [
+        ClassMetrics(n, hit / n if n else None, hit / m if m else None, 2 * hit / (n + m) if n + m else None)
+        for hit, n, m in zip(hits, images, labelled, strict=True)
+    ]
+
+
 def calibration_error(confidences: Floats, right: NDArray[np.bool_], bins: int = CALIBRATION_BINS) -> float:
     """Return the expected calibration error (Guo et al. 2017).
 

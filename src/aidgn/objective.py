@@ -154,8 +154,12 @@ def loss_and_margins(
     regularizer: str = "linear",
     variant: str = "paper",
     ratio_threshold: float = 1.0,
+    class_weights: Tensor | None = None,
 ) -> tuple[AIDGNLoss, Tensor, Tensor]:
-    """Compute `aidgn_loss` without checking the arguments; also return the norms r_i and margins m_i for logging."""
+    """Compute `aidgn_loss` without checking the arguments; also return the norms r_i and margins m_i for logging.
+
+    With `class_weights` [C], the classification term is the mean of each sample's loss times the weight of its class.
+    """
     z, weight = in_full_precision(features, weight)
     with no_autocast(z):
         r = torch.linalg.vector_norm(z, dim=1)
@@ -171,7 +175,10 @@ def loss_and_margins(
                 norms = norms.unsqueeze(1)  # [B, 1] with h [B]: all pairs, as in the released code
             penalty = norm_regularizer(norms, mu_star, regularizer, h).mean()
         logits = perturbed_logits(cosines(z, weight), labels.long(), m, kappa)
-        classification = F.cross_entropy(logits, labels.long())
+        if class_weights is None:
+            classification = F.cross_entropy(logits, labels.long())
+        else:
+            classification = F.cross_entropy(logits, labels.long(), class_weights.to(z.dtype), reduction="none").mean()
         penalty = eta * penalty
         return AIDGNLoss(classification + penalty, classification, penalty), r.detach(), m.detach()
 

@@ -86,6 +86,40 @@ def test_runs_in_float32(toy: SimpleNamespace, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_class_weights_scale_the_loss(toy: SimpleNamespace, name: str) -> None:
+    """Weights that are all 1 change nothing, and other weights change the loss: no algorithm leaves them out."""
+    losses = {}
+    for key, weights in {"none": None, "ones": torch.ones(toy.CLASSES), "uneven": torch.arange(toy.CLASSES)}.items():
+        algorithm = build(toy, name)
+        algorithm.class_weights = weights
+        toy.seed(0)
+        losses[key] = [float(algorithm.update(batches(toy, step))["loss"]) for step in range(3)]
+    assert losses["ones"] == pytest.approx(losses["none"], rel=1e-4)
+    assert losses["uneven"] != pytest.approx(losses["none"], rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["ERM", "AIDGN-noRD", "VREx"])
+def test_class_weights_match_a_loop(toy: SimpleNamespace, name: str) -> None:
+    """The classification loss is the mean over samples of the weight of the class times the loss of the sample."""
+    weights = [0.5, 2.0, 0.25, 1.5]
+    algorithm = toy.make(name, **({"gamma": 0.0} if name == "AIDGN-noRD" else {}))
+    algorithm.class_weights = torch.tensor(weights)
+    minibatches = toy.batches(0)
+    losses = []
+    for x, y in minibatches:
+        rows = zip(algorithm.predict(x).detach(), y.tolist(), strict=True)
+        losses.append([weights[c] * float(toy.cross_entropy(row[None], torch.tensor([c]))) for row, c in rows])
+    terms = algorithm.objective(minibatches)
+    if name == "VREx":
+        assert float(terms["risk"]) == pytest.approx(np.mean([np.mean(domain) for domain in losses]))
+    else:
+        assert float(terms["loss"]) == pytest.approx(np.mean(np.concatenate(losses)))
+    x, y = minibatches[0]
+    shares = torch.nn.functional.one_hot(y, toy.CLASSES).double()
+    assert algorithm.cross_entropy(algorithm.predict(x), shares, "none").tolist() == pytest.approx(losses[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_begin_and_end_with_an_update(toy: SimpleNamespace, name: str) -> None:
     """None is left behind, where CUDA graphs would stumble over it, and one that somebody left plays no part."""
     ends = []

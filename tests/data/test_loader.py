@@ -10,7 +10,7 @@ from scipy import stats
 
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
-from aidgn.data.loader import PREFETCHED, BatchSampler, DeviceImageStore
+from aidgn.data.loader import PREFETCHED, BatchSampler, DeviceImageStore, inverse_class_shares
 from aidgn.data.transforms import UNIFORMS
 
 POOLS = [np.arange(100, 140), np.arange(7), np.array([50, 60, 70])]
@@ -37,6 +37,29 @@ def test_every_domain_gives_its_share_uniformly_with_replacement() -> None:
     assert (first == second).mean() == pytest.approx(1 / 3, abs=0.04)  # with replacement, independent
     assert stats.kstest(uniforms.flatten()[:20000].numpy(), "uniform").pvalue > 1e-3
     assert float(uniforms.min()) >= 0 and float(uniforms.max()) < 1
+
+
+def test_balanced_sampling_draws_the_classes_of_a_domain_equally_often() -> None:
+    labels = np.zeros(140, np.int64)
+    labels[100:103], labels[103:110] = 1, 2  # 3 and 7 of 40 images; the other domains have one class
+    sampler = BatchSampler(POOLS, 4, seed=0, labels=labels)
+    indices, uniforms = sampler.steps(0, 3000)
+    drawn = indices[:, :4].numpy()
+    assert stats.chisquare(np.bincount(labels[drawn].ravel())).pvalue > 1e-3
+    for label in range(3):
+        images = POOLS[0][labels[POOLS[0]] == label]
+        assert stats.chisquare([(drawn == image).sum() for image in images]).pvalue > 1e-3
+    assert set(np.unique(indices[:, 8:])) == set(POOLS[2])
+    later_indices, later_uniforms = sampler.steps(4, 7)
+    assert torch.equal(indices[4:7], later_indices) and torch.equal(uniforms[4:7], later_uniforms)
+
+
+def test_class_weights_make_classes_count_alike() -> None:
+    labels = np.array([0] * 8 + [1] * 2 + [0] * 3 + [1] * 1)
+    pools = [np.arange(10), np.arange(10, 14)]
+    weights = inverse_class_shares(labels, pools, 3)
+    shares = [(0.8 + 0.75) / 2, (0.2 + 0.25) / 2]  # of a batch with as many images of each domain
+    assert weights.tolist() == pytest.approx([1 / (2 * shares[0]), 1 / (2 * shares[1]), 0.0])
 
 
 def test_stream_batches_equal_gathered_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ EXAMPLES = {
     "schedule": "halve:4,6",
     "warmup": 2,
     "warm_start": 3,
+    "balance": "sampling",
     "batch_norm": "frozen",
     "optimizer": "adamw",
     "layer_decay": 0.5,

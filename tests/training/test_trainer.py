@@ -266,6 +266,7 @@ def test_what_identifies_a_run() -> None:
         return folder_name(one.resolved(dataset).identity(dataset, ""))
 
     assert name(spec(target="C")) == name(spec())  # the letter of chalk
+    assert name(spec(balance="none")) == name(spec())
     assert name(spec(hyper_parameters={"batch_size": "8", "resnet_dropout": 0.1})) == name(spec())
     others = [
         spec(algorithm="ERM"),
@@ -396,14 +397,23 @@ class Malicious:
         return os.system, ("touch pwned",)
 
 
-def interrupted(out: Path) -> RunFolder:
+def interrupted(out: Path, **changes: object) -> RunFolder:
     def stop(what: str, done: int, total: int, record: dict | None) -> None:
         if what == "train" and done == 5:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        train(spec(), out, save_seconds=0.0, device="cpu", on_progress=stop)
+        train(spec(**changes), out, save_seconds=0.0, device="cpu", on_progress=stop)
     return RunFolder(next(out.iterdir()))
+
+
+@pytest.mark.parametrize("balance", ["sampling", "weights"])
+def test_a_balanced_run_continues_where_it_stopped(balance: str, undisturbed: Path, tmp_path: Path) -> None:
+    stopped = interrupted(tmp_path / "stopped", balance=balance)
+    folders = [train(spec(balance=balance), out, device="cpu") for out in (stopped.path.parent, tmp_path / "whole")]
+    assert folders[0] == stopped.path and without_times(folders[0]) == without_times(folders[1])
+    assert without_times(folders[0]) != without_times(undisturbed) and folders[0].name != undisturbed.name
+    assert stopped.identity["balance"] == balance and "balance" not in RunFolder(undisturbed).identity
 
 
 def test_malicious_and_damaged_states_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

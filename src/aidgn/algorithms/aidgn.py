@@ -89,7 +89,9 @@ class AIDGN(Algorithm):
             scale = self.measure_scale(z.detach())
             z = z * scale  # changes norms and no angle
             extra = {"mu_star": PAPER_MU_STAR / scale}
-        loss, r, m = loss_and_margins(z, y, domain_ids(minibatches), self.classifier.weight, **arguments)
+        domains = domain_ids(minibatches)
+        weights = self.class_weights
+        loss, r, m = loss_and_margins(z, y, domains, self.classifier.weight, **arguments, class_weights=weights)
         r = r / scale
         return {
             "loss": loss.total,

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, COMMON_SMALL, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
@@ -65,7 +64,7 @@ class ARM(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         z = self.features(x, [len(y) for _, y in minibatches])
-        return {"loss": cross_entropy(self.classifier(z), y)}
+        return {"loss": self.cross_entropy(self.classifier(z), y)}
 
 
 def first_channels(featurizer: nn.Module) -> int | None:

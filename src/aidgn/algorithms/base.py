@@ -8,22 +8,21 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from aidgn.algorithms import checks
-from aidgn.algorithms.batches import Minibatches, domain_ids, join, paired, random_cycle, risks, split
+from aidgn.algorithms.batches import Minibatches, domain_ids, join, paired, random_cycle, split
 from aidgn.algorithms.optimization import Optimization, backward_in_parts
 from aidgn.algorithms.search_space import (
     COMMON,
     COMMON_SMALL,
-    HEAD_RATE,
     SearchSpace,
     Value,
-    floor_power,
+    adapt_space,
     resolve,
     sample_space,
 )
-from aidgn.data.registry import DATASETS, SMALL_SIDE
 from aidgn.errors import AidgnError, plural
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "join",
     "paired",
     "random_cycle",
-    "risks",
     "split",
 ]
 
@@ -71,6 +69,7 @@ class Algorithm(nn.Module):
     trains_on_features: ClassVar[bool] = False  # whether it needs only features and logits, so that x may be features
     extra_channels: ClassVar[int] = 0  # input channels of the featurizer beyond those of the image
     mean_over_samples: ClassVar[bool] = False  # whether its loss is a mean over samples; subclasses do not inherit it
+    weighs_classes: ClassVar[bool] = False  # whether your own algorithm takes its loss from `self.cross_entropy`
     only_adam: ClassVar[bool] = False  # whether an update imitates steps of Adam with one learning rate
     lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones belong to the algorithm
 
@@ -94,6 +93,8 @@ class Algorithm(nn.Module):
         self.updates = 0
         self.lr_factor = 1.0
         self.optimization = Optimization()
+        self.class_weights: Tensor | None
+        self.register_buffer("class_weights", None, persistent=False)
 
     # What a subclass gives -----------------------------------------------------------------------------------------
 
@@ -150,6 +151,18 @@ class Algorithm(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         """Compute logits [B, num_classes]."""
         return self.classifier(self.features(x))
+
+    def cross_entropy(self, logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        """Compute the cross entropy as PyTorch does, but with class weights as the mean of weighted losses."""
+        if self.class_weights is None:
+            return cross_entropy(logits, y, reduction=reduction)
+        losses = cross_entropy(logits, y, self.class_weights.to(logits.dtype), reduction="none")
+        return losses.mean() if reduction == "mean" else losses
+
+    def risks(self, logits: Tensor, minibatches: Minibatches) -> Tensor:
+        """Compute the mean cross entropy of each domain, from the logits of the joined batch."""
+        losses = self.cross_entropy(logits, join(minibatches)[1], reduction="none")
+        return torch.stack([domain_losses.mean() for domain_losses in split(losses, minibatches)])
 
     def forward_per_domain(self, network: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
         """Apply `network` to batches that DomainBed passes one by one, and join the outputs.
@@ -269,10 +282,7 @@ class Algorithm(nn.Module):
         self.lr_factor = float(state["lr_factor"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-            if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) and any(
-                moments["exp_avg"].shape != parameter.shape for parameter, moments in optimizer.state.items() if moments
-            ):
-                raise ValueError(f"the optimizer {name} had other parameters, or in another order")
+            checks.check_moments(name, optimizer)
 
     # Names and hyper-parameters ------------------------------------------------------------------------------------
 
@@ -295,17 +305,7 @@ class Algorithm(nn.Module):
             small: Whether the images are small and the network trains from scratch; None asks the data set.
             head: Whether only the head is trained, on the features of a frozen network.
         """
-        if small is None:
-            small = dataset in DATASETS and DATASETS[dataset].image_size <= SMALL_SIDE
-        space = dict(cls.search_space)
-        if small:
-            space.update({name: entry for name, entry in COMMON_SMALL.items() if space[name] == COMMON[name]})
-            space.update({name: entry for name, entry in cls.small_images.items() if name in space})
-        if dataset == "DomainNet" and cls.search_space["batch_size"] == COMMON["batch_size"]:
-            space["batch_size"] = (32, floor_power(2, 3, 5, least=1))
-        if head:
-            space["lr"] = HEAD_RATE
-        return space
+        return adapt_space(cls.search_space, cls.small_images, dataset, small, head)
 
     @classmethod
     def sample(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 Minibatches = Sequence[tuple[Tensor, Tensor]]  # one (x, y) per source domain
 
@@ -22,13 +21,6 @@ def split(joined: Tensor, minibatches: Minibatches) -> tuple[Tensor, ...]:
 def domain_ids(minibatches: Minibatches) -> Tensor:
     """Return the number of the domain of every sample of the joined batch."""
     return torch.cat([torch.full_like(y, domain) for domain, (_, y) in enumerate(minibatches)])
-
-
-def risks(logits: Tensor, minibatches: Minibatches) -> Tensor:
-    """Return the mean cross entropy of each domain, from the logits of the joined batch."""
-    _, y = join(minibatches)
-    losses = cross_entropy(logits, y, reduction="none")
-    return torch.stack([domain_losses.mean() for domain_losses in split(losses, minibatches)])
 
 
 def paired(minibatches: Minibatches, i: int, j: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

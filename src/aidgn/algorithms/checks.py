@@ -84,3 +84,11 @@ def check_batches(owner: str, minibatches: Sequence[tuple[Tensor, Tensor]], num_
         raise AidgnError(
             f"{owner} needs at least {min_batch} samples per domain, got {smallest}: raise the batch size."
         )
+
+
+def check_moments(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse the state of an optimizer with other parameters; ValueError."""
+    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) and any(
+        moments["exp_avg"].shape != parameter.shape for parameter, moments in optimizer.state.items() if moments
+    ):
+        raise ValueError(f"the optimizer {name} had other parameters, or in another order")

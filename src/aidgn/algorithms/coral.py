@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, risks, split
+from aidgn.algorithms.batches import Minibatches, split
 from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
@@ -25,7 +25,7 @@ class CORAL(Algorithm):
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         z = self.forward_per_domain(self.features, [x for x, _ in minibatches])
-        risk = risks(self.classifier(z), minibatches).mean()
+        risk = self.risks(self.classifier(z), minibatches).mean()
         penalty = self.distance(z, minibatches)
         return {"loss": risk + self.hparams.mmd_gamma * penalty, "risk": risk, "penalty": penalty}
 

@@ -88,7 +88,7 @@ class DANN(Algorithm):
             self.step(loss, "discriminator")
             return {"loss": loss.detach(), "discriminator": loss.detach()}
         z = self.features(x)
-        classification = cross_entropy(self.classifier(z), y)
+        classification = self.cross_entropy(self.classifier(z), y)
         discriminator = self.discriminator_loss(z, y, domains)
         loss = classification - self.hparams.dann_lambda * discriminator
         self.step(loss, "main")

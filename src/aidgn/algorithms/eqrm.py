@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.base import COMMON
-from aidgn.algorithms.batches import Minibatches, risks
+from aidgn.algorithms.batches import Minibatches
 from aidgn.algorithms.search_space import SearchSpace, log_uniform, uniform
 
 PARTS = 16  # subintervals per round of the search for the quantile
@@ -38,7 +38,7 @@ class EQRM(Annealed):
         return {"main": self.adam([self.featurizer, self.classifier], lr=rate)}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        domain_risks = risks(self.forward_per_domain(self.predict, [x for x, _ in minibatches]), minibatches)
+        domain_risks = self.risks(self.forward_per_domain(self.predict, [x for x, _ in minibatches]), minibatches)
         loss = quantile(domain_risks, self.hparams.eqrm_quantile) if self.annealed else domain_risks.mean()
         return {"loss": loss, "risk": domain_risks.mean()}
 

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches
@@ -48,7 +47,7 @@ class Fish(Algorithm):
         for x, y in minibatches:
             if x.is_cuda:  # CUDA graphs cannot know that outputs of the last pass are done with
                 torch.compiler.cudagraph_mark_step_begin()
-            loss = cross_entropy(self.predict(x), y)
+            loss = self.cross_entropy(self.predict(x), y)
             self.step(loss, "main")
             losses.append(loss.detach())
         with torch.no_grad():

@@ -8,7 +8,7 @@ from torch.nn.functional import one_hot, pad, softmax
 
 from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON
-from aidgn.algorithms.batches import Minibatches, join, risks, split
+from aidgn.algorithms.batches import Minibatches, join, split
 from aidgn.algorithms.search_space import SearchSpace, floor_uniform, log_uniform, uniform
 
 
@@ -41,7 +41,7 @@ class Fishr(AnnealedPenalty):
         x, y = join(minibatches)
         z = self.features(x)
         logits = self.classifier(z)
-        risk = risks(logits, minibatches).mean()
+        risk = self.risks(logits, minibatches).mean()
         ema = self.hparams.ema
         with torch.set_grad_enabled(self.annealed):
             gradients = split(classifier_gradients(z, logits, y), minibatches)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, risks
+from aidgn.algorithms.batches import Minibatches
 from aidgn.algorithms.search_space import SearchSpace, log_uniform
 
 
@@ -25,7 +25,7 @@ class GroupDRO(Algorithm):
         self.register_buffer("q", torch.ones(self.num_domains))
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        domain_risks = risks(self.forward_per_domain(self.predict, [x for x, _ in minibatches]), minibatches)
+        domain_risks = self.risks(self.forward_per_domain(self.predict, [x for x, _ in minibatches]), minibatches)
         with torch.no_grad():
             self.q *= (self.hparams.groupdro_eta * domain_risks).exp()
             self.q /= self.q.sum()

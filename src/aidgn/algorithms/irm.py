@@ -8,7 +8,7 @@ from torch.nn.functional import softmax
 
 from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON
-from aidgn.algorithms.batches import Minibatches, join, risks, split
+from aidgn.algorithms.batches import Minibatches, join, split
 from aidgn.algorithms.search_space import SearchSpace, floor_power, log_uniform
 
 
@@ -33,7 +33,7 @@ class IRM(AnnealedPenalty):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         logits = self.predict(x)
-        risk = risks(logits, minibatches).mean()
+        risk = self.risks(logits, minibatches).mean()
         gradients = split(scale_gradients(logits, y), minibatches)
         penalty = torch.stack([domain[::2].mean() * domain[1::2].mean() for domain in gradients]).mean()
         return {"loss": risk + self.weight * penalty, "risk": risk, "penalty": penalty}

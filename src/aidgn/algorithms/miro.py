@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, softplus
+from torch.nn.functional import softplus
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
@@ -70,7 +70,7 @@ class MIRO(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         z, *distances = self.compare(x).split([self.num_features, *map(len, self.encoders)], dim=1)
-        risk = cross_entropy(self.classifier(self.dropout(z)), y)
+        risk = self.cross_entropy(self.classifier(self.dropout(z)), y)
         variances = [softplus(encoder) + LEAST_VARIANCE for encoder in self.encoders]
         penalty = torch.stack(
             [

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, paired, random_cycle
@@ -33,6 +33,7 @@ class Mixup(Algorithm):
             t_i, t_j = (one_hot(y, self.num_classes).to(x_i.dtype) for y in (y_i, y_j))
             mixtures.append(torch.lerp(x_j, x_i, share))
             targets.append(torch.lerp(t_j, t_i, share))  # the cross entropy is linear in them
-        losses = cross_entropy(self.forward_per_domain(self.predict, mixtures), torch.cat(targets), reduction="none")
+        logits = self.forward_per_domain(self.predict, mixtures)
+        losses = self.cross_entropy(logits, torch.cat(targets), reduction="none")
         pairs = losses.split([len(x) for x in mixtures])
         return {"loss": torch.stack([pair.mean() for pair in pairs]).mean()}

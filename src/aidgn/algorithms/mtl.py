@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, split
@@ -46,7 +45,7 @@ class MTL(Algorithm):
         embeddings = ema * torch.stack([z.mean(0) for z in domains]) + (1 - ema) * self.embeddings
         self.embeddings.copy_(embeddings.detach())
         logits = split(self.classifier(with_embeddings(domains, list(embeddings))), minibatches)
-        losses = [cross_entropy(domain, y) for domain, (_, y) in zip(logits, minibatches, strict=True)]
+        losses = [self.cross_entropy(domain, y) for domain, (_, y) in zip(logits, minibatches, strict=True)]
         return {"loss": torch.stack(losses).sum()}
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, softmax
+from torch.nn.functional import softmax
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
@@ -31,7 +31,7 @@ class RSC(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         z = self.features(x)
-        return {"loss": cross_entropy(self.classifier(z * self.mask(z.detach(), y)), y)}
+        return {"loss": self.cross_entropy(self.classifier(z * self.mask(z.detach(), y)), y)}
 
     @torch.no_grad()
     def mask(self, z: Tensor, y: Tensor) -> Tensor:

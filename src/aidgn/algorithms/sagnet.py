@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
@@ -40,12 +40,12 @@ class SagNet(Algorithm):
         self.begin_update(minibatches)
         x, y = join(minibatches)
 
-        content = cross_entropy(self.classifier(random_style(self.features(x))), y)
+        content = self.cross_entropy(self.classifier(random_style(self.features(x))), y)
         self.step(content, "main", "content")
 
         with torch.no_grad():
             z = self.features(x)
-        style = cross_entropy(self.style_classifier(random_content(z)), y)
+        style = self.cross_entropy(self.style_classifier(random_content(z)), y)
         self.step(style, "style")
 
         log_probabilities = log_softmax(self.style_classifier(random_content(self.features(x))), dim=1)

@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
@@ -22,6 +21,6 @@ class SD(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         logits = self.predict(x)
-        risk = cross_entropy(logits, y)
+        risk = self.cross_entropy(logits, y)
         penalty = logits.square().mean()
         return {"loss": risk + self.hparams.sd_reg * penalty, "risk": risk, "penalty": penalty}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aidgn.data.registry import DATASETS, SMALL_SIDE
 from aidgn.errors import AidgnError, UnknownNameError, clip
 
 Value = float | int | str | None
@@ -192,6 +193,21 @@ COMMON_SMALL: SearchSpace = {  # DomainBed's
     "weight_decay": (0.0, fixed(0.0)),
     "resnet_dropout": (0.0, fixed(0.0, most=1.0, below=True)),  # these networks have none
 }
+
+
+def adapt_space(
+    space: SearchSpace, small_images: SearchSpace, dataset: str, small: bool | None, head: bool
+) -> SearchSpace:
+    """Return an algorithm's search space for a data set; the arguments are those of `Algorithm.space`."""
+    adapted = dict(space)
+    if small or (small is None and dataset in DATASETS and DATASETS[dataset].image_size <= SMALL_SIDE):
+        adapted.update({name: entry for name, entry in COMMON_SMALL.items() if adapted[name] == COMMON[name]})
+        adapted.update({name: entry for name, entry in small_images.items() if name in adapted})
+    if dataset == "DomainNet" and space["batch_size"] == COMMON["batch_size"]:
+        adapted["batch_size"] = (32, floor_power(2, 3, 5, least=1))
+    if head:
+        adapted["lr"] = HEAD_RATE
+    return adapted
 
 
 def resolve(owner: str, space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Value]:

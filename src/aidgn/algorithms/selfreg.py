@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import mse_loss
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
@@ -56,7 +56,7 @@ class SelfReg(Algorithm):
 
         same = distance(logits[p], projected[p])
         mixed = distance(*(torch.lerp(values[q], values[p], share) for values in (logits, projected)))
-        risk = cross_entropy(logits, y)
+        risk = self.cross_entropy(logits, y)
         penalty = share * same + (1 - share) * mixed
         return {"loss": risk + risk.detach().clamp(max=1) * penalty, "risk": risk, "penalty": penalty}
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
@@ -64,7 +64,7 @@ class URM(Algorithm):
         self.begin_update(minibatches)
         x, y = join(minibatches)
         z = self.features(x)
-        risk = cross_entropy(self.classifier(z), y)
+        risk = self.cross_entropy(self.classifier(z), y)
         adversary = self.discriminate(z, 1.0)
         loss = risk + self.hparams.urm_adv_lambda * adversary
         self.step(loss, "main")

@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.aidgn import AIDGN
 from aidgn.algorithms.base import COMMON, Algorithm
@@ -31,7 +30,7 @@ class VNE(Algorithm):
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
         z = self.features(x)
-        risk = cross_entropy(self.classifier(z), y)
+        risk = self.cross_entropy(self.classifier(z), y)
         entropy = von_neumann_entropy(z)
         return {"loss": risk - self.hparams.vne_coef * entropy, "risk": risk, "entropy": entropy}
 

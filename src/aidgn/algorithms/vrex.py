@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON
-from aidgn.algorithms.batches import Minibatches, join, risks
+from aidgn.algorithms.batches import Minibatches, join
 from aidgn.algorithms.search_space import SearchSpace, floor_power, log_uniform
 
 
@@ -28,7 +28,7 @@ class VREx(AnnealedPenalty):
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, _ = join(minibatches)
-        domain_risks = risks(self.predict(x), minibatches)
+        domain_risks = self.risks(self.predict(x), minibatches)
         risk = domain_risks.mean()
         penalty = domain_risks.var(correction=0)
         return {"loss": risk + self.weight * penalty, "risk": risk, "penalty": penalty}

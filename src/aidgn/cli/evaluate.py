@@ -78,7 +78,9 @@ def print_evaluation(result: "Evaluation") -> None:
     for sentence in result.sentences():
         click.echo(sentence)
     width = max(map(len, ["class", *result.classes]))
-    click.echo(f"{'class':<{width}}  pictures  right")
-    counts = result.confusion.sum(axis=1).tolist()
-    for name, count, accuracy in zip(result.classes, counts, result.scores.class_accuracies, strict=True):
-        click.echo(f"{name:<{width}}  {count:>8}  {'-' if accuracy is None else f'{accuracy:.1%}':>6}")
+    click.echo(f"{'class':<{width}}  pictures   right  precision      F1")
+    for name, found in zip(result.classes, result.class_metrics, strict=True):
+        right, precision, f1 = (
+            "-" if share is None else f"{share:.1%}" for share in (found.accuracy, found.precision, found.f1)
+        )
+        click.echo(f"{name:<{width}}  {found.images:>8}  {right:>6}  {precision:>9}  {f1:>6}")

@@ -14,6 +14,7 @@ Examples:
   aidgn fit photos/ --quick
   aidgn fit photos/ --train all
   aidgn fit photos/ --trials 3
+  aidgn fit photos/ --metric macro-f1
   aidgn fit pictures.csv --file path --label diagnosis --domain hospital --group patient
   aidgn fit photos/ --layout "{domain}/{group}/{class}"
   aidgn fit photos/ --out models/shelf --weights resnet50.safetensors
@@ -46,6 +47,14 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     is_flag=True,
     help="Also measure adaptation to the unlabelled pictures of the domains left out, for `aidgn predict --adapt`.",
 )
+@click.option(
+    "--metric",
+    default="accuracy",
+    show_default=True,
+    type=click.Choice(["accuracy", "balanced", "macro-f1"]),
+    help="What chooses the algorithm on the domains left out. balanced (the mean accuracy of the classes) and macro-f1 "
+    "are for classes of uneven size, and also try balanced samples unless --balance is given.",
+)
 @click.option("--out", metavar="DIR", help="Folder for model, report and runs  [default: runs/fit-NAME].")
 @click.option(
     "--algorithm",
@@ -65,6 +74,7 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     "schedule",
     "warmup",
     "warm_start",
+    "balance",
     steps="by the number of images",
     image_size="224; less for small pictures",
     backbone="resnet50.tv_in1k; resnet18.tv_in1k on a CPU; small for small pictures",

@@ -33,16 +33,20 @@ class BatchSampler:
     """Draw the random numbers of a run's batches.
 
     A step has `batch_size` images of every source domain, uniformly with replacement and independently per domain, and
-    uniform numbers for the augmentation of each.
+    uniform numbers for the augmentation of each. With `labels`, an image is drawn uniformly from a class, and the class
+    uniformly from those that the domain has.
 
     Args:
         pools: Indices of the training images of each source domain.
         batch_size: Images per domain.
         seed: Seed of the run.
+        labels: Class of every image of the data set, to draw classes equally often.
     """
 
-    def __init__(self, pools: Sequence[np.ndarray], batch_size: int, seed: int):
+    def __init__(self, pools: Sequence[np.ndarray], batch_size: int, seed: int, labels: np.ndarray | None = None):
         self.pools = pools
+        # Ends of the intervals of [0, 1) that stand for the images of a pool
+        self.ends = None if labels is None else [np.cumsum(balanced_shares(labels[pool])) for pool in pools]
         self.batch_size = batch_size
         self.seed = seed
 
@@ -53,10 +57,30 @@ class BatchSampler:
         uniforms = np.empty((stop - start, size, UNIFORMS), np.float32)
         for row, step in enumerate(range(start, stop)):
             random = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, step]))
-            positions = [random.integers(len(pool), size=self.batch_size) for pool in self.pools]
+            if self.ends is None:
+                positions = [random.integers(len(pool), size=self.batch_size) for pool in self.pools]
+            else:
+                positions = [np.searchsorted(ends[:-1], random.random(self.batch_size), "right") for ends in self.ends]
             indices[row] = np.concatenate([pool[chosen] for pool, chosen in zip(self.pools, positions, strict=True)])
             random.random(out=uniforms[row], dtype=np.float32)
         return torch.from_numpy(indices), torch.from_numpy(uniforms)
+
+
+def balanced_shares(labels: np.ndarray) -> np.ndarray:
+    """Return the share of draws for each image, so that every class among the labels has the same, float64 [N]."""
+    counts = np.bincount(labels)
+    return 1 / (counts[labels] * np.count_nonzero(counts))
+
+
+def inverse_class_shares(labels: np.ndarray, pools: Sequence[np.ndarray], num_classes: int) -> Tensor:
+    """Return weights of classes, float32 [C], that are 1 on average over batches and give every class the same sum.
+
+    A batch has as many images of each domain, so the share of a class is its mean share over pools. A class without
+    images has no weight.
+    """
+    shares = np.mean([np.bincount(labels[pool], minlength=num_classes) / len(pool) for pool in pools], axis=0)
+    weights = np.divide(1, shares * np.count_nonzero(shares), out=np.zeros(num_classes), where=shares > 0)
+    return torch.from_numpy(weights).float()
 
 
 class BatchStore(Protocol):

@@ -1,21 +1,27 @@
-"""The accuracy to expect on an unseen domain, and the choice between two algorithms."""
+"""The accuracy to expect on an unseen domain, and the choice between algorithms."""
 
 import logging
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scipy.special import stdtrit
 
 from aidgn.errors import plural
+from aidgn.metrics import METRICS
 from aidgn.runs.differences import differences
 from aidgn.selection import read_runs, select
 
 CLEAR_POINTS = 0.01  # a smaller difference is never clear
 
 log = logging.getLogger("aidgn")
+
+
+# What `fit --metric` chooses by: names on the command line and in `aidgn.metrics.METRICS`
+ACCURACY = "accuracy"
+CHOICES = {ACCURACY: "accuracy", "balanced": "balanced_accuracy", "macro-f1": "macro_f1"}
 
 
 @dataclass(frozen=True)
@@ -25,10 +31,23 @@ class Estimate:
     Args:
         algorithm: Its name in tables.
         accuracies: Accuracy by domain, the mean over trials.
+        balanced_accuracy: Mean accuracy of the classes by domain.
+        macro_f1: Macro-F1 by domain.
     """
 
     algorithm: str
     accuracies: dict[str, float]
+    balanced_accuracy: dict[str, float] = field(default_factory=dict)
+    macro_f1: dict[str, float] = field(default_factory=dict)
+
+    def values(self, metric: str) -> dict[str, float]:
+        """Return the values of a metric of `CHOICES` by domain."""
+        values: dict[str, float] = self.accuracies if metric == ACCURACY else getattr(self, CHOICES[metric])
+        return values
+
+    def score(self, metric: str) -> float:
+        """Return the mean over domains of a metric of `CHOICES`."""
+        return statistics.fmean(self.values(metric).values())
 
     @property
     def mean(self) -> float:
@@ -53,60 +72,72 @@ class Estimate:
         )
 
 
-def read_estimates(folders: Sequence[str | Path]) -> list[Estimate]:
-    """Read the estimates from finished runs with one unseen domain each, at the step that validation selects."""
-    if not folders:
-        return []
-    accuracies: dict[str, dict[str, list[float]]] = {}
-    records = read_runs(*folders)
-    for difference in differences(records.runs):
-        log.warning("%s", difference)
-    for row in select(records, "training"):
-        accuracies.setdefault(row["algorithm"], {}).setdefault(row["target_name"], []).append(row["accuracy"])
-    return [
-        Estimate(algorithm, {domain: statistics.fmean(trials) for domain, trials in by_domain.items()})
-        for algorithm, by_domain in accuracies.items()
-    ]
+def read_estimates(folders: Mapping[str, Sequence[str | Path]]) -> list[Estimate]:
+    """Read the estimates from finished runs with one unseen domain each, at the step that validation selects.
+
+    Args:
+        folders: Folders of the runs by name of the algorithm.
+    """
+    estimates = []
+    for algorithm, runs in folders.items():
+        records = read_runs(*runs)
+        for difference in differences(records.runs):
+            log.warning("%s", difference)
+        rows = select(records, "training")
+        means: dict[str, dict[str, float]] = {}
+        for domain in dict.fromkeys(row["target_name"] for row in rows):
+            trials = [row for row in rows if row["target_name"] == domain]
+            for metric in CHOICES.values():
+                if metric in trials[0]:  # records of 0.1.0 have the accuracy only
+                    means.setdefault(metric, {})[domain] = statistics.fmean(row[metric] for row in trials)
+        estimates.append(Estimate(algorithm, *(means.get(metric, {}) for metric in CHOICES.values())))
+    return estimates
 
 
-def choose_algorithm(estimates: Sequence[Estimate], preferred: str) -> str:
+def choose_algorithm(estimates: Sequence[Estimate], preferred: str, metric: str = ACCURACY) -> str:
     """Choose the algorithm with the higher mean; the preferred one if the means are equal or unknown."""
     if not estimates:
         return preferred
-    return max(estimates, key=lambda estimate: (estimate.mean, estimate.algorithm == preferred)).algorithm
+    return max(estimates, key=lambda estimate: (estimate.score(metric), estimate.algorithm == preferred)).algorithm
 
 
-def is_clear_difference(first: Estimate, second: Estimate) -> bool:
+def is_clear_difference(first: Estimate, second: Estimate, metric: str = ACCURACY) -> bool:
     """Whether the means differ by more than a point, and a paired t test over domains finds that at 5 %."""
-    gaps = [accuracy - second.accuracies[domain] for domain, accuracy in first.accuracies.items()]
+    others = second.values(metric)
+    gaps = [value - others[domain] for domain, value in first.values(metric).items()]
     if len(gaps) < 3:
         return False
     error = statistics.stdev(gaps) / math.sqrt(len(gaps))
     return abs(statistics.fmean(gaps)) > max(float(stdtrit(len(gaps) - 1, 0.975)) * error, CLEAR_POINTS)
 
 
-def compare(estimates: Sequence[Estimate], chosen: str) -> str:
-    """Say how the two algorithms compare and which of them the final model uses."""
-    first, second = sorted(estimates, key=lambda estimate: estimate.algorithm != chosen)
-    verdict = "a clear difference" if is_clear_difference(first, second) else "no clear difference"
-    return (
-        f"{first.algorithm} {first.mean:.1%}, {second.algorithm} {second.mean:.1%}: {verdict}. "
-        f"The final model uses {chosen}."
+def compare(estimates: Sequence[Estimate], chosen: str, metric: str = ACCURACY) -> str:
+    """Say how the algorithms compare and which of them the final model uses."""
+    first, second, *others = sorted(
+        estimates, key=lambda estimate: (estimate.algorithm != chosen, -estimate.score(metric))
     )
+    verdict = "a clear difference" if is_clear_difference(first, second, metric) else "no clear difference"
+    verdict += f" between {first.algorithm} and {second.algorithm}" if others else ""
+    values = ", ".join(f"{entry.algorithm} {entry.score(metric):.1%}" for entry in (first, second, *others))
+    by = "" if metric == ACCURACY else f"{METRICS[CHOICES[metric]].title} on unseen domains: "
+    return f"{by}{values}: {verdict}. The final model uses {chosen}."
 
 
-def summarize(estimates: Sequence[Estimate], chosen: str, seen_accuracy: float, classes: int) -> list[str]:
+def summarize(
+    estimates: Sequence[Estimate], chosen: str, seen_accuracy: float, classes: int, metric: str = ACCURACY
+) -> list[str]:
     """Say what to expect of the final model, a sentence each.
 
     Args:
-        estimates: Estimates of one algorithm or two; none if there is only one domain.
+        estimates: Estimates of one algorithm or several; none if there is only one domain.
         chosen: The algorithm of the final model.
         seen_accuracy: Its accuracy on validation images of the domains it has seen.
         classes: Number of classes.
+        metric: What the algorithm was chosen by, a name of `CHOICES`.
     """
     sentences = [
         f"{estimate} Guessing gives {1 / classes:.1%}." for estimate in estimates if estimate.algorithm == chosen
     ]
     if len(estimates) > 1:
-        sentences.append(compare(estimates, chosen))
+        sentences.append(compare(estimates, chosen, metric))
     return [*sentences, f"On the domains it has seen: {seen_accuracy:.1%} of the validation images."]

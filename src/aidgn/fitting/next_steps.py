@@ -36,8 +36,8 @@ def advise(dataset: Dataset, expectations: Expectations | None, pictures: Doubtf
         rarest = dataset.classes[int(counts.argmin())]
         steps.append(
             f"Classes are uneven: {rarest} has {plural(int(counts.min()), 'picture')}, "
-            f"{dataset.classes[int(counts.argmax())]} {counts.max()}. Add pictures of the rare ones; the accuracy "
-            "by class shows whether they suffer."
+            f"{dataset.classes[int(counts.argmax())]} {counts.max()}. If the rare ones suffer (the accuracy "
+            "by class shows it), add pictures of them, or choose by --metric macro-f1, which tries balanced samples."
         )
     steps.append(f"At a new site, label some pictures and check: aidgn evaluate {model} NEW_SITE/")
     return steps

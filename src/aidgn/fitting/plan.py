@@ -14,7 +14,8 @@ from aidgn.data.images import longest_side
 from aidgn.data.registry import SMALL_SIDE
 from aidgn.devices import choose_device
 from aidgn.errors import ParameterError, plural
-from aidgn.runs.options import HEAD, LAST_STAGE
+from aidgn.fitting.estimate import ACCURACY
+from aidgn.runs.options import CLASS_WEIGHTS, HEAD, LAST_STAGE, NO_BALANCE, SAMPLING
 from aidgn.runs.spec import RunSpec
 from aidgn.training.averaging import SMA
 
@@ -23,6 +24,7 @@ CPU_BACKBONE = "resnet18.tv_in1k"  # a fifth of the work of ResNet-50
 SAMPLED_IMAGES = 200  # images whose headers are read for their size
 QUICK_CPU_SIZE = 128  # pixels
 HEAD_STEPS = 500  # more change a classifier on frozen features little (docs/results)
+UNEVEN = 1.5  # times the images of the rarest class, from which balanced samples are tried
 SHARED_HYPER_PARAMETERS = ("batch_size", "resnet_dropout")  # every algorithm has them
 
 
@@ -32,7 +34,7 @@ class FitPlan:
 
     Args:
         estimates: Runs with an unseen domain.
-        finals: Runs on all domains by the algorithm's name in tables, the preferred algorithm first.
+        finals: Runs on all domains by `name_of`, the preferred algorithm first.
     """
 
     estimates: list[RunSpec]
@@ -57,7 +59,9 @@ class FitPlan:
         unseen = len({spec.target for spec in self.estimates})
         trials = len({spec.trial for spec in self.estimates})
         often = "once" if trials == 1 else f"{trials} times"
-        runs = f"{' and '.join(self.finals)} with each of {unseen} domains unseen {often}, then one model of all"
+        names = list(self.finals)
+        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        runs = f"{listed} with each of {unseen} domains unseen {often}, then one model of all"
         network = f"{self.final.backbone} ({'from scratch' if self.final.weights == 'none' else self.final.weights}"
         if self.frozen:
             network += ", frozen"
@@ -79,6 +83,7 @@ def plan_fit(
     trials: int = 1,
     device: str = "auto",
     hyper_parameters: Mapping[str, Any] | None = None,
+    metric: str = ACCURACY,
     **options: Any,
 ) -> FitPlan:
     """Plan the runs.
@@ -92,6 +97,9 @@ def plan_fit(
     On a CPU a pretrained network stays frozen and only the classifier is trained, for a number of steps that does not
     grow, unless the algorithm or an option needs more of the network.
 
+    If the metric is not accuracy and classes are uneven, the algorithms also train on balanced samples, unless an
+    option says how to balance.
+
     Args:
         dataset: The images that can be read, at the size of the network's input.
         folder: Where they are, or the name of a data set.
@@ -100,6 +108,7 @@ def plan_fit(
         trials: How often each domain is left out, with another seed each time.
         device: Where the runs will be trained.
         hyper_parameters: Values for the algorithm.
+        metric: What chooses between the algorithms, a name of `CHOICES`.
         options: Options of a run that replace the choices made here. None stands for a choice; average="none" turns
             averaging off.
     """
@@ -129,6 +138,9 @@ def plan_fit(
     if find(algorithm).name() != BASELINE:
         shared = {name: value for name, value in values.items() if name in SHARED_HYPER_PARAMETERS}
         specs.append(replace(specs[0], algorithm=BASELINE, hyper_parameters=shared))
+    counts = dataset.count_images().sum(0)
+    if metric != ACCURACY and "balance" not in given and counts.max() >= UNEVEN * counts.min():
+        specs += [replace(spec, balance=SAMPLING) for spec in specs]
     if trials < 1:
         raise ParameterError("trials", trials, "a whole number of at least 1")
     domains = dataset.domains if len(dataset.domains) > 1 else []
@@ -139,8 +151,14 @@ def plan_fit(
             for domain in domains
             for trial in range(trials)
         ],
-        {str(spec.label()): spec.resolved(dataset) for spec in specs},
+        {name_of(spec): spec.resolved(dataset) for spec in specs},
     )
+
+
+def name_of(spec: RunSpec) -> str:
+    """Return the name of a run's algorithm in an estimate."""
+    balanced = {SAMPLING: " on balanced samples", CLASS_WEIGHTS: " with class weights"}
+    return f"{spec.label()}{balanced.get(spec.balance or NO_BALANCE, '')}"
 
 
 def plan_refit(final: RunSpec, selected_steps: Sequence[int]) -> RunSpec:

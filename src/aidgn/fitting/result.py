@@ -11,6 +11,7 @@ from aidgn.algorithms.custom import is_custom
 from aidgn.analysis.predictions import Predictions
 from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.pictures import DoubtfulPictures
+from aidgn.fitting.plan import name_of
 from aidgn.fitting.store import FitFolder
 from aidgn.inference import load_model
 from aidgn.new_site.expectations import Expectations
@@ -56,7 +57,7 @@ class FitResult:
 
         None if there is only one domain.
         """
-        return next((estimate for estimate in self.estimates if estimate.algorithm == str(self.final.label())), None)
+        return next((estimate for estimate in self.estimates if estimate.algorithm == name_of(self.final)), None)
 
     @property
     def report(self) -> Path:

@@ -17,6 +17,7 @@ from aidgn.escape import for_csv, for_markdown
 from aidgn.files import link_or_copy, parse_json, write_text
 from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.pictures import DoubtfulPictures
+from aidgn.fitting.plan import name_of
 from aidgn.new_site.expectations import Expectations
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
@@ -100,7 +101,7 @@ class FitFolder:
         Args:
             dataset: The images that could be read.
             final: The run on all domains.
-            estimates: Estimates of one algorithm or two.
+            estimates: Estimates of one algorithm or several.
             seen_accuracy: Accuracy on validation images of the domains the model has seen.
             findings: Findings and plan, a sentence each.
             conclusions: What to expect of the model, a sentence each.
@@ -119,6 +120,8 @@ class FitFolder:
                 {
                     "algorithm": estimate.algorithm,
                     "accuracies": estimate.accuracies,
+                    "balanced_accuracy": estimate.balanced_accuracy,
+                    "macro_f1": estimate.macro_f1,
                     "mean": estimate.mean,
                     "spread": estimate.standard_deviation,
                     "worst": estimate.worst,
@@ -177,7 +180,7 @@ def describe_new_site(expectations: Expectations) -> dict[str, Any]:
 
 def _describe_model(final: RunSpec) -> dict[str, Any]:
     return {
-        "algorithm": str(final.label()),
+        "algorithm": name_of(final),
         "backbone": final.backbone,
         "image_size": final.image_size,
         "steps": final.steps,

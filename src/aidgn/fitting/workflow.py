@@ -18,14 +18,14 @@ from aidgn.data.dataset import check_outside
 from aidgn.data.layout import doubt_layout
 from aidgn.data.table import find_source
 from aidgn.devices import choose_device
-from aidgn.errors import AidgnError, plural
-from aidgn.fitting.estimate import choose_algorithm, read_estimates, summarize
+from aidgn.errors import AidgnError, ParameterError, plural
+from aidgn.fitting.estimate import ACCURACY, CHOICES, choose_algorithm, read_estimates, summarize
 from aidgn.fitting.expectations import describe_expectations, measure_expectations
 from aidgn.fitting.findings import inspect
 from aidgn.fitting.forecast import describe_frozen
 from aidgn.fitting.next_steps import advise
 from aidgn.fitting.pictures import check_pictures
-from aidgn.fitting.plan import FitPlan, choose_image_size, plan_fit, plan_refit
+from aidgn.fitting.plan import FitPlan, choose_image_size, name_of, plan_fit, plan_refit
 from aidgn.fitting.result import FitResult
 from aidgn.fitting.store import FitFolder
 from aidgn.progress import RunDisplay, SweepDisplay
@@ -64,6 +64,7 @@ def fit(
     refit: bool = False,
     trials: int = 1,
     adapt: bool = False,
+    metric: str = ACCURACY,
     out: str | Path | None = None,
     hyper_parameters: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
@@ -97,6 +98,9 @@ def fit(
             image is left to measure them on.
         trials: How often each domain is left out, with another seed each time.
         adapt: Whether to measure adaptation to unlabelled images of the domains left out, for `predict --adapt`.
+        metric: What the algorithm is chosen by on the domains left out: accuracy, balanced (the mean accuracy of the
+            classes) or macro-f1. With the last two, and uneven classes, balanced samples are compared too, unless the
+            option `balance` says what to do.
         out: Where model, report and runs go; by default runs/fit-NAME.
         hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
         data_dir: Where data sets are, if `folder` is the name of one.
@@ -122,6 +126,8 @@ def fit(
     """
     find(algorithm)
     choose_device(device)
+    if metric not in CHOICES:
+        raise ParameterError("metric", metric, " or ".join(CHOICES))
     settings, values = split_options(options, RunOptions, [algorithm])
     values |= hyper_parameters or {}
     run_options = {name: value for name, value in settings.items() if (name, value) != ("average", "none")}
@@ -154,6 +160,7 @@ def fit(
             trials=trials,
             device=device,
             hyper_parameters=values,
+            metric=metric,
             **options,
         )
 
@@ -192,12 +199,17 @@ def fit(
         return folders
 
     folders = train_all(plan.estimates, 0)
-    estimates = read_estimates(folders)
-    final = plan.finals[choose_algorithm(estimates, plan.preferred)]
-    unseen_runs = [run for run, spec in zip(folders, plan.estimates, strict=True) if spec.label() == final.label()]
+    by_name: dict[str, list[str]] = {}
+    for run, spec in zip(folders, plan.estimates, strict=True):
+        by_name.setdefault(name_of(spec), []).append(run)
+    estimates = read_estimates(by_name)
+    chosen = choose_algorithm(estimates, plan.preferred, metric)
+    final = plan.finals[chosen]
+    unseen_runs = by_name.get(chosen, [])
     if refit:
         selected = [RunResult(Path(run)).best for run in unseen_runs]
         final = plan_refit(final, [evaluation.step for evaluation in selected])
+    compared = [folders[i] for i, spec in enumerate(plan.estimates) if spec.balance == final.balance]  # by the page
     folders += train_all([final], len(folders))
     with RunDisplay(progress) as display:
         extraction: dict[str, Any] = {
@@ -216,7 +228,7 @@ def fit(
         seen_accuracy = statistics.fmean(evaluation.validation for evaluation in selected)
     next_steps = advise(dataset, expectations, pictures, shlex.quote(str(place.model)))
     summary = [
-        *summarize(estimates, str(final.label()), seen_accuracy, len(dataset.classes)),
+        *summarize(estimates, chosen, seen_accuracy, len(dataset.classes), metric),
         *(describe_expectations(expectations) if expectations else []),
         *([REFIT.format(steps=final.steps)] if refit else []),
         *place.describe_replaced(final, dataset),
@@ -229,7 +241,11 @@ def fit(
     )
     for sentence in summary:
         on_message(sentence)
-    page = _write_page(place, folders, overview, data_dir, device, algorithm, progress) if report else None
+    page = (
+        _write_page(place, [*compared, folders[-1]], overview, data_dir, device, algorithm, progress)
+        if report
+        else None
+    )
     return FitResult(
         place.path, estimates, seen_accuracy, findings, summary, final, predictions, page, expectations, pictures
     )

@@ -14,6 +14,7 @@ from aidgn.analysis.near_copies import NearCopy
 from aidgn.analysis.predictions import Predictions
 from aidgn.data import Dataset
 from aidgn.data.images import read_image
+from aidgn.metrics import ClassMetrics, measure_classes
 from aidgn.new_site.expectations import Expectations
 from aidgn.new_site.interval import SiteAccuracies
 
@@ -73,6 +74,11 @@ class Overview:
                 unseen = run.where(run.unseen & ~run.validation)
                 np.add.at(counts, (unseen.labels, unseen.predicted), 1)
         return counts
+
+    @property
+    def class_metrics(self) -> dict[str, ClassMetrics]:
+        """Metrics by class on the pictures of `confusion`."""
+        return dict(zip(self.dataset.classes, measure_classes(self.confusion), strict=True))
 
     @property
     def mistakes(self) -> list[tuple[str, str, int, int]]:

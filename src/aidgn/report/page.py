@@ -187,7 +187,7 @@ def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -
     environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
         re.findall(r"[^\s_./-]{0,11}[\s_./-]|[^\s_./-]{1,12}", name)
     )
-    environment.filters["percent"] = "{:.1%}".format
+    environment.filters["percent"] = lambda share: "–" if share is None else f"{share:.1%}"
     environment.filters["whole"] = percent
     environment.filters["shades"] = shade_rows
     environment.filters["listed"] = _listed

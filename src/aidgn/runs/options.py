@@ -17,6 +17,9 @@ MAX_NUMBER = 10**9  # of steps, trials and draws
 ALL = "all"  # values of --train
 LAST_STAGE = "last-stage"
 HEAD = "head"
+NO_BALANCE = "none"  # values of --balance
+SAMPLING = "sampling"
+CLASS_WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,15 @@ class RunOptions:
         "Train the head alone for the first N steps, then the whole network",
         default_help="0",
         minimum=0,
+        must_match=True,
+    )
+    balance: str | None = option(
+        None,
+        "For rare classes: sampling draws the classes of a domain equally often, weights weighs the loss of each image "
+        "by the inverse share of its class",
+        default_help="none",
+        metavar="none|sampling|weights",
+        pattern=f"{NO_BALANCE}|{SAMPLING}|{CLASS_WEIGHTS}",
         must_match=True,
     )
     batch_norm: str | None = option(

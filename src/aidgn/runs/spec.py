@@ -16,7 +16,7 @@ from aidgn.data.registry import SMALL_SIDE, is_registered, normalize_unicode
 from aidgn.data.source import DataSource
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.runs.label import Label
-from aidgn.runs.options import ALL, HEAD, LAST_STAGE, MAX_NUMBER, RunOptions, run_options
+from aidgn.runs.options import ALL, CLASS_WEIGHTS, HEAD, LAST_STAGE, MAX_NUMBER, NO_BALANCE, RunOptions, run_options
 from aidgn.runs.run_id import sweep_key
 
 
@@ -93,11 +93,18 @@ class RunSpec(RunOptions):
             raise ParameterError("views", self.views, f"0: images of {dataset.name} are not augmented")
         if train_only == HEAD and not algorithm.trains_on_features:
             raise AidgnError(refuse_features(algorithm))
+        built_in = algorithm in ALGORITHMS.values()
+        if self.balance == CLASS_WEIGHTS and not (built_in or vars(algorithm).get("weighs_classes")):
+            raise AidgnError(
+                f"{algorithm.name()} does not say that it weighs classes. If it takes its loss from "
+                "`self.cross_entropy`, add `weighs_classes = True` to the class; else give balance=sampling."
+            )
         check_optimization(self, algorithm, str(backbone), train_only, int(hyper_parameters["batch_size"]))
         options |= {
             "batch_norm": None
             if backbones.freezes_batch_norm(weights, self.batch_norm) == (weights != "none")
             else self.batch_norm,
+            "balance": None if self.balance == NO_BALANCE else self.balance,
             "optimizer": None if self.optimizer == "adam" else self.optimizer,
             "layer_decay": None if self.layer_decay == 1 else options["layer_decay"],
         }

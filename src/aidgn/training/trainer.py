@@ -11,11 +11,12 @@ from torch import Tensor
 from aidgn.algorithms import Algorithm
 from aidgn.backbones import IMAGENET, Preprocessing
 from aidgn.data import Dataset
-from aidgn.data.loader import BatchSampler, BatchStore, to_device
+from aidgn.data.loader import BatchSampler, BatchStore, inverse_class_shares, to_device
 from aidgn.devices import choose_device, choose_precision, synchronize
 from aidgn.errors import Interrupted
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunWriter
+from aidgn.runs.options import CLASS_WEIGHTS, SAMPLING
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed, setup
 from aidgn.training.averaging import applied, create_average
@@ -155,7 +156,10 @@ class Trainer:
         seed = spec.seed(images.decoded.dataset)
         self.evaluator = SplitEvaluator(spec, images, seed, self.train_transform, eval_transform)
         self.batch_size = int(algorithm.hparams.batch_size)
-        self.sampler = BatchSampler(self.evaluator.train_pools, self.batch_size, seed)
+        pools, labels = self.evaluator.train_pools, images.decoded.dataset.labels
+        self.sampler = BatchSampler(pools, self.batch_size, seed, labels if spec.balance == SAMPLING else None)
+        if spec.balance == CLASS_WEIGHTS:
+            algorithm.class_weights = inverse_class_shares(labels, pools, algorithm.num_classes).to(self.device)
         self.steps_per_epoch = min(map(len, self.evaluator.train_pools)) / self.batch_size
         self.average = create_average(spec.average, algorithm, spec.warm_start) if spec.average else None
         self.terms = LossTerms(algorithm.name(), self.device, self.steps)
