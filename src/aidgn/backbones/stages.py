@@ -13,20 +13,24 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def list_stages(network: nn.Module) -> list[str]:
-    """Return the names of the layers whose outputs end the stages of a network, five at most.
+    """Return the names of at most five of `list_layers` at equal distances, the last among them."""
+    names = list_layers(network)
+    count = min(len(names), MOST_STAGES)
+    return [names[(number + 1) * len(names) // count - 1] for number in range(count)]
 
-    For a ResNet: max pooling, and the four layers of blocks. For other networks of timm: the layers that timm names,
-    and if these are too many, five at equal distances, the last among them. For other networks: the last layer before
-    each part with parameters, and the last of all.
+
+def list_layers(network: nn.Module) -> list[str]:
+    """Return the names of the layers whose outputs end the stages of a network, in their order.
+
+    For a ResNet: max pooling, and the four layers of blocks. For other networks of timm: the layers that timm names.
+    For other networks: the last layer before each part with parameters, and the last of all.
     """
     layers = [f"layer{number}" for number in range(1, 5)]
     if all(hasattr(network, name) for name in layers):
         return ["maxpool", *layers] if isinstance(getattr(network, "maxpool", None), nn.Module) else layers
     modules = dict(network.named_modules())
     names = [str(info["module"]) for info in getattr(network, "feature_info", [])]
-    names = list(dict.fromkeys(name for name in names if name in modules)) or _ends_of_parts(network)
-    count = min(len(names), MOST_STAGES)
-    return [names[(number + 1) * len(names) // count - 1] for number in range(count)]
+    return list(dict.fromkeys(name for name in names if name in modules)) or _ends_of_parts(network)
 
 
 def _ends_of_parts(network: nn.Module) -> list[str]:

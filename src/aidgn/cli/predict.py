@@ -28,6 +28,7 @@ Examples:
   aidgn predict RUN pictures.csv --file path --csv labelled.csv
   aidgn predict RUN1 photos/ --with RUN2 --with RUN3
   aidgn predict runs/fit-photos/model new_shop/ --abstain-below 0.8
+  aidgn predict runs/fit-photos/model new_shop/ --explain heatmaps/
   find . -name "*.jpg" | aidgn predict RUN - --json > labels.jsonl
 Unreadable images are listed on standard error and left out. A warning means that the norm of the image's feature, or
 its angle to the predicted class, is unlike those of the validation images, or that the label is more likely wrong than
@@ -72,6 +73,7 @@ right. Models of `aidgn fit` also compare all images with those of the training 
     type=click.Choice(["t3a", "tent-c"]),
     help="Adapt to the unlabelled images while predicting, if that helped at the sites that `aidgn fit` left out.",
 )
+@click.option("--explain", metavar="DIR", help="Write to DIR where each picture speaks for its label, as heatmaps.")
 @custom_algorithm_option
 @device_option
 def predict(
@@ -85,6 +87,7 @@ def predict(
     false_alarms: float,
     abstain_below: float | None,
     adapt: str | None,
+    explain: str | None,
     algorithm: str | None,
     device: str,
 ) -> None:
@@ -128,6 +131,13 @@ def predict(
         if abstain_below is not None or others:
             raise AidgnError("--adapt cannot be combined with --abstain-below or --with: leave out one of them.")
         batches = adapted_batches(loaded, adapt)
+    explanations = None
+    if explain is not None:
+        from aidgn.inference.explanation import ExplanationFolder
+
+        if adapt is not None:
+            raise AidgnError("--explain cannot be combined with --adapt, whose labels change while it predicts.")
+        explanations = ExplanationFolder(loaded, Path(explain))
     monitor = None if adapt else loaded.site_monitor()
     top = min(top, len(loaded.classes))
     # A live display redirects standard output. Programs that read CSV from a pipe need names to the byte.
@@ -159,6 +169,8 @@ def predict(
                 rows = make_rows(names, prediction, top, abstain_below)
                 if monitor is not None and prediction.chances is not None:
                     monitor.add(prediction.features.numpy(), prediction.logits.numpy(), prediction.chances)
+                if explanations is not None:
+                    explanations.write(names)
                 shown = rows if in_table is None else in_table.merge(rows)
                 for stream, format_rows in outputs:
                     stream.write(format_rows(shown, not done))
@@ -184,6 +196,8 @@ def predict(
     left_out = f", {broken} left out" if broken else ""
     place = f"; in {csv}" if csv not in (None, "-") else ""
     click.echo(f"{plural(done, 'image')} classified{left_out}{place}.", err=True)
+    if explanations is not None:
+        click.echo(f"{plural(explanations.written, 'heatmap')} in {explain}, numbered as the rows.", err=True)
     if abstain_below is not None:
         click.echo(f"{abstained} without a label, because its chance to be right is below {abstain_below:g}.", err=True)
     click.echo(describe_warnings(loaded, warned, done), err=True)

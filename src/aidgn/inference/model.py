@@ -171,6 +171,17 @@ class Model:
 
         This does not wait for a GPU, which may read the pixels until `uploads` is done.
         """
+        features, logits = compute_outputs(self.network, self.inputs(pixels))
+        on_device = (features.float(), logits.float(), *norms_and_angles(features, logits, self.vectors))
+        results = Outputs(*(tensor.to("cpu", non_blocking=True) for tensor in on_device))
+        done = None
+        if self.uploads is not None:
+            done = torch.cuda.current_stream(self.device).record_event(torch.cuda.Event(blocking=True))
+        return PendingBatch(results, done)
+
+    @torch.no_grad()
+    def inputs(self, pixels: Sequence[np.ndarray]) -> Tensor:
+        """Queue the upload of decoded images, and return the input of the network."""
         sizes = np.array([image.shape[:2] for image in pixels], np.int32)
         exact_fit = bool((sizes == self.image_size).all())
         largest = int(sizes.max())
@@ -185,12 +196,7 @@ class Model:
             x.record_stream(stream)
             geometry.record_stream(stream)
         settings = self.preprocessing.transform_settings()
-        x = clean(x[:, :largest, :largest], geometry, self.image_size, exact_fit=exact_fit, **settings)
-        features, logits = compute_outputs(self.network, x)
-        on_device = (features.float(), logits.float(), *norms_and_angles(features, logits, self.vectors))
-        results = Outputs(*(tensor.to("cpu", non_blocking=True) for tensor in on_device))
-        done = None if self.uploads is None else stream.record_event(torch.cuda.Event(blocking=True))
-        return PendingBatch(results, done)
+        return clean(x[:, :largest, :largest], geometry, self.image_size, exact_fit=exact_fit, **settings)
 
     def upload(self, pixels: Sequence[np.ndarray], largest: int) -> Tensor:
         """Copy images into slots on the device, each in the upper left corner.
