@@ -11,8 +11,12 @@ from torch import nn
 
 from aidgn import backbones
 from aidgn.algorithms import Algorithm, create
+from aidgn.analysis.label_errors import DoubtfulLabel
 from aidgn.cli.predict import predict as predict_command
+from aidgn.data import load_dataset
+from aidgn.data.cache import prepare
 from aidgn.errors import AidgnError
+from aidgn.fitting.pictures import explain_doubts
 from aidgn.inference import Ensemble, Model, load_model
 from aidgn.inference.explanation import explain, paint
 from aidgn.training import RunSpec, train
@@ -151,6 +155,19 @@ def test_a_cold_place_is_grey_and_a_hot_one_has_its_colour() -> None:
     heat[:, 4:] = 1
     painted = np.asarray(paint(picture, heat)).astype(int)
     assert (np.ptp(painted[:, 0], axis=-1) == 0).all() and painted[0, 7, 0] - painted[0, 7, 2] > 100
+
+
+def test_doubtful_pictures_show_what_speaks_for_the_other_class(patched: tuple[Path, Model]) -> None:
+    root, model = patched
+    decoded = prepare(load_dataset(root / "photos").with_image_size(SIDE))
+    file = next(file for file in decoded.dataset.files if file.startswith("site0/cat"))
+    doubt = DoubtfulLabel(file, "site0", "cat", "dog", 0.1, 0.8)
+    run = str(next((root / "runs").iterdir()))
+    found = explain_doubts([doubt], {"site0": run}, decoded, "cpu", "ERM")
+    pixels = np.asarray(Image.open(root / "photos" / file))
+    expected = paint(pixels, explain(model, [pixels], [1])[0])
+    assert list(found) == [file] and np.array_equal(np.asarray(found[file]), np.asarray(expected))
+    assert not np.array_equal(np.asarray(expected), np.asarray(paint(pixels, explain(model, [pixels], [0])[0])))
 
 
 def test_several_models_have_no_heatmap(patched: tuple[Path, Model]) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,14 @@ def test_the_confusion_counts_unseen_pictures(overview: Overview) -> None:
     wrong = expected - np.diag(np.diag(expected))
     assert count == wrong.max() == expected[int(name), int(other)] and total == expected[int(name)].sum()
     assert shade_rows(expected)[3][5] == (expected[3, 5], round(100 * expected[3, 5] / expected[3].sum()))
+
+
+def test_heatmaps_are_shown_beside_their_pictures(overview: Overview) -> None:
+    heat = {DIGITS.files[3]: Image.new("RGB", (300, 200), (10, 200, 30))}
+    overview = replace(overview, heatmaps=heat)
+    overview.load_thumbnails()
+    image = Image.open(io.BytesIO(base64.b64decode(overview.heat[DIGITS.files[3]].partition("base64,")[2])))
+    assert image.size == (112, 75) and overview.heat.keys() == heat.keys()
 
 
 def test_thumbnails_are_the_pictures_shown(overview: Overview) -> None:

@@ -1,16 +1,25 @@
 """Pictures that spoil an estimate: labels that look wrong, and copies across sites."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.label_errors import DoubtfulLabel, find_doubtful_labels
-from aidgn.analysis.near_copies import NearCopy, find_near_copies
+from aidgn.analysis.near_copies import NearCopy, find_near_copies, picture
 from aidgn.analysis.predictions import Predictions
 from aidgn.data.cache import DecodedDataset
-from aidgn.errors import plural, some
+from aidgn.errors import AidgnError, plural, some
+from aidgn.inference import load_model
+from aidgn.inference.explanation import explain, paint
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.inputs import choose_custom_algorithm
+
+log = logging.getLogger("aidgn")
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,33 @@ class DoubtfulPictures:
                 "pair; copies.csv has all."
             )
         return sentences
+
+
+def explain_doubts(
+    doubts: Sequence[DoubtfulLabel], runs: Mapping[str, str], decoded: DecodedDataset, device: str, algorithm: str
+) -> dict[str, Image.Image]:
+    """Show where pictures speak for the class that they look like: a heatmap for each file.
+
+    Args:
+        doubts: Pictures whose label looks wrong.
+        runs: Folder of a run that never saw the site, by site.
+        decoded: The pictures.
+        device: Where to compute.
+        algorithm: The algorithm of the fit, which may be a custom one.
+    """
+    numbers = {file: number for number, file in enumerate(decoded.dataset.files)}
+    heatmaps: dict[str, Image.Image] = {}
+    for site in dict.fromkeys(doubt.site for doubt in doubts):
+        model = load_model(runs[site], device, choose_custom_algorithm(RunFolder(runs[site]).metadata, algorithm))
+        shown = [doubt for doubt in doubts if doubt.site == site]
+        pixels = [picture(decoded, numbers[doubt.file]) for doubt in shown]
+        try:
+            maps = explain(model, pixels, [model.classes.index(doubt.suggestion) for doubt in shown])
+        except AidgnError as error:
+            log.warning("%s", error)
+            return {}
+        heatmaps |= {doubt.file: paint(*pair) for doubt, *pair in zip(shown, pixels, maps, strict=True)}
+    return heatmaps
 
 
 def check_pictures(

@@ -4,6 +4,7 @@ import logging
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from aidgn.fitting.expectations import describe_expectations, measure_expectatio
 from aidgn.fitting.findings import inspect
 from aidgn.fitting.forecast import describe_frozen
 from aidgn.fitting.next_steps import advise
-from aidgn.fitting.pictures import check_pictures
+from aidgn.fitting.pictures import check_pictures, explain_doubts
 from aidgn.fitting.plan import FitPlan, choose_image_size, name_of, plan_fit, plan_refit
 from aidgn.fitting.result import FitResult
 from aidgn.fitting.store import FitFolder
@@ -234,6 +235,10 @@ def fit(
         *place.describe_replaced(final, dataset),
     ]
     overview = Overview(dataset, summary, next_steps, expectations, predictions, pictures.labels, pictures.copies)
+    if report:
+        by_site = {found.targets[0]: run for found, run in zip(predictions, unseen_runs, strict=True)}
+        heatmaps = explain_doubts(overview.shown_labels, by_site, decoded, device, algorithm)
+        overview = replace(overview, heatmaps=heatmaps)
     summary = [*summary, *pictures.sentences()]
     place.page.unlink(missing_ok=True)  # of an earlier fit
     place.write(

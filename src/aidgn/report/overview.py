@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,9 @@ class Overview:
         predictions: Predictions of runs with one site unseen.
         doubtful: Pictures whose label looks wrong.
         copies: Copies across sites.
+        heatmaps: Where doubtful pictures speak for the class that they look like, by file.
+        thumbnails: The pictures that are shown as data: URIs, by file; from `load_thumbnails`.
+        heat: The same for heatmaps.
     """
 
     dataset: Dataset
@@ -45,7 +48,9 @@ class Overview:
     predictions: Sequence[Predictions] = ()
     doubtful: Sequence[DoubtfulLabel] = ()
     copies: Sequence[NearCopy] = ()
+    heatmaps: Mapping[str, Image.Image] = field(default_factory=dict)
     thumbnails: dict[str, str] = field(default_factory=dict)
+    heat: dict[str, str] = field(default_factory=dict)
 
     @property
     def shown_labels(self) -> Sequence[DoubtfulLabel]:
@@ -98,6 +103,7 @@ class Overview:
         files = [doubt.file for doubt in self.shown_labels]
         files += [file for copy in self.shown_copies for file in (copy.first, copy.second)]
         self.thumbnails.update(make_thumbnails(self.dataset, files))
+        self.heat.update({file: encode(image) for file, image in self.heatmaps.items()})
 
 
 def shade_rows(confusion: np.ndarray) -> list[list[tuple[int, int]]]:
@@ -118,8 +124,13 @@ def make_thumbnails(dataset: Dataset, files: Iterable[str]) -> dict[str, str]:
             image, _ = read_image(Path(str(dataset.root), file), at_least=SIDE)
         else:
             image = Image.fromarray(dataset.pixels[numbers[file]])
-        image.thumbnail((SIDE, SIDE))
-        buffer = io.BytesIO()
-        image.save(buffer, "WEBP", quality=80, method=4)
-        thumbnails[file] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+        thumbnails[file] = encode(image)
     return thumbnails
+
+
+def encode(image: Image.Image) -> str:
+    """Return a small picture as a data: URI."""
+    image.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=80, method=4)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
