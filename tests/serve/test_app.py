@@ -2,6 +2,7 @@
 get any."""
 
 import asyncio
+import base64
 import copy
 import io
 import time
@@ -23,6 +24,7 @@ import aidgn
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
+from aidgn.inference.explanation import explain, paint
 from aidgn.new_site import Outputs, UnseenSite, measure
 from aidgn.serve.access import Access
 from aidgn.serve.app import create_app
@@ -109,13 +111,28 @@ def test_answers_match_the_model(client: TestClient, model: Model, space: Latent
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(thumbnail.content))), DIGITS.pixels[first["index"]])
 
 
+def test_an_explained_answer_has_a_heatmap(client: TestClient, model: Model) -> None:
+    files = [("images", (f"{row}.png", digit(row))) for row in (3, 700)]
+    explained = client.post("/api/predict?explain=1", files=files).json()["images"]
+    for answer, plain, row in zip(
+        explained, client.post("/api/predict", files=files).json()["images"], (3, 700), strict=True
+    ):
+        assert plain["heatmap"] is None and plain["label"] == answer["label"]
+        found = Image.open(io.BytesIO(base64.b64decode(answer["heatmap"].removeprefix("data:image/png;base64,"))))
+        pixels = DIGITS.pixels[row]
+        assert np.array_equal(np.asarray(found), np.asarray(paint(pixels, explain(model, [pixels])[0])))
+
+
 def test_chances_and_the_site_of_the_latest_pictures(model: Model, client: TestClient) -> None:
     assert client.get("/api/site").json() == {"site": None}
     random = np.random.default_rng(0)
     outputs = Outputs(random.normal(size=(60, 10)), random.integers(10, size=60), {})
     knowing = copy.copy(model)
     knowing.expectations = measure([UnseenSite(name, 0, outputs, outputs) for name in "ab"], outputs, model.classes)
+    assert client.get("/api/model").json()["expected"] is None
     with TestClient(create_app(knowing), HOME) as other:
+        assert other.get("/api/model").json()["expected"] == knowing.expectations.accuracies.describe()
+        other.post("/api/predict?explain=1", files=[("images", digit(5))])  # was sent before, so it does not count
         pictures = [encoded(DIGITS.pixels[number]) for number in (0, 700)]
         answers = other.post("/api/predict", files=[("images", picture) for picture in pictures]).json()["images"]
         wanted = knowing.predict(list(DIGITS.pixels[[0, 700]])).chances

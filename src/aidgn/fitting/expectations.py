@@ -10,9 +10,8 @@ import numpy as np
 from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.features import Features
 from aidgn.analysis.predictions import Predictions, load_predictions
-from aidgn.errors import plural
 from aidgn.new_site.expectations import Expectations, measure
-from aidgn.new_site.interval import FEWEST_SITES, percent
+from aidgn.new_site.interval import percent
 from aidgn.new_site.outputs import Outputs, UnseenSite
 from aidgn.new_site.shift import SiteReference
 
@@ -80,21 +79,10 @@ def make_reference(
 def describe_expectations(expectations: Expectations) -> list[str]:
     """Say what to expect at a new site, a sentence each."""
     accuracies = expectations.accuracies
-    sites = len(accuracies.accuracies)
-    interval = accuracies.interval()
-    images = sum(accuracies.images.values())
-    if interval is None:
-        sentences = [
-            f"{plural(sites, 'site')} are too few for an interval around {percent(accuracies.mean)}: nothing honest "
-            f"can be said about the next one. {FEWEST_SITES} or more make one possible."
-        ]
-    else:
-        more = accuracies.interval(more_sites=3)
-        sentences = [
-            f"Expect {percent(accuracies.mean)}, at nine new sites in ten between {interval} ({plural(sites, 'site')}, "
-            f"{images} pictures), if new sites differ from these as they differ from each other. With three more sites "
-            f"like these it would be between {more}."
-        ]
+    more = accuracies.interval(more_sites=3)
+    sentences = [
+        accuracies.describe() + (f" With three more sites like these it would be between {more}." if more else "")
+    ]
     temperature = expectations.confidence.temperature
     if temperature == 1:
         calibrated = "No temperature makes the probabilities hold better at unseen sites, so they stay as they are"

@@ -7,9 +7,9 @@ logarithm of the sum of the exponentials of the others), the map is
 
 divided by its maximum. The logit alone would miss what speaks against the other classes, which is all there is for one
 of two. The layer is the last one whose positions reach the logits. For a convolutional network that averages over
-positions, this is Grad-CAM (Selvaraju et al., ICCV 2017); for heads that read positions apart, the mean
-of gradients that Grad-CAM takes would point to the wrong places (Draelos & Carin, "HiResCAM", 2020). In a transformer
-the positions are the tokens of the picture; with a class token, those that enter the last block.
+positions, this is Grad-CAM (Selvaraju et al., ICCV 2017); for heads that read positions apart, the mean of gradients
+that Grad-CAM takes would point to the wrong places (HiResCAM, arXiv:2011.08891). In a transformer the positions are the
+tokens of the picture; with a class token, those that enter the last block.
 """
 
 import math

@@ -18,6 +18,8 @@ from functools import cached_property
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from aidgn.errors import plural
+
 LEVEL = 0.9  # nine new sites in ten
 FEWEST_SITES = 3  # with two, the factor of the standard deviation is 7.7, and no accuracy is excluded
 
@@ -58,6 +60,19 @@ class SiteAccuracies:
     def mean(self) -> float:
         """The mean over sites of the mean over trials."""
         return float(np.mean([np.mean(values) for values in self.accuracies.values()]))
+
+    def describe(self) -> str:
+        """Say what to expect at a new site, or that the sites are too few."""
+        sites, interval = len(self.accuracies), self.interval()
+        if interval is None:
+            return (
+                f"{plural(sites, 'site')} are too few for an interval around {percent(self.mean)}: nothing honest can "
+                f"be said about the next one. {FEWEST_SITES} or more make one possible."
+            )
+        return (
+            f"Expect {percent(self.mean)}, at nine new sites in ten between {interval} ({plural(sites, 'site')}, "
+            f"{sum(self.images.values())} pictures), if new sites differ from these as they differ from each other."
+        )
 
     def interval(self, level: float = LEVEL, more_sites: int = 0) -> Interval | None:
         """Return the prediction interval for the accuracy at a new site; None with fewer than three sites.

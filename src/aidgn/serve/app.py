@@ -153,6 +153,7 @@ class Server:
 
     async def predict(self, request: Request) -> Response:
         began = time.monotonic()
+        explain = request.query_params.get("explain") == "1"
         images = None
         admitted = None
         try:
@@ -162,14 +163,14 @@ class Server:
                 form = await read_form(request, self.limits, admitted)
                 cleanup.push_async_callback(form.close)
                 admitted.complete = True
-                images = await self.run_until_disconnect(request, self.classify(form))
+                images = await self.run_until_disconnect(request, self.classify(form, explain))
         except TimeoutError:
             raise self.timeout_error(admitted) from None
         except ClientDisconnect:
             pass
         if images is None:
             return Response(status_code=499)  # the client has left
-        for image in images:
+        for image in [] if explain else images:  # such pictures were sent before
             self.metrics.count_picture(image)
         errors = [image["error"]["status"] for image in images if "error" in image]
         status = errors[0] if len(errors) == len(images) else 200
@@ -183,7 +184,7 @@ class Server:
             return RequestError(429, "Others took the place of this request, which arrived slowly. Try again later.")
         return RequestError(408, f"The request was not complete after {self.limits.seconds} seconds.")
 
-    async def classify(self, form: FormData) -> list[dict[str, Any]]:
+    async def classify(self, form: FormData, explain: bool) -> list[dict[str, Any]]:
         uploads = [value for key, value in form.multi_items() if isinstance(value, UploadFile)]
         if not uploads:
             raise RequestError(422, "There is no picture in the request: each is a part `images` with a file name.")
@@ -191,17 +192,17 @@ class Server:
             self.working += 1
             try:
                 turn = asyncio.Semaphore(FAST_DECODERS)
-                return await asyncio.gather(*(self.classify_file(upload, turn) for upload in uploads))
+                return await asyncio.gather(*(self.classify_file(upload, turn, explain) for upload in uploads))
             finally:
                 self.working -= 1
 
-    async def classify_file(self, upload: UploadFile, turn: asyncio.Semaphore) -> dict[str, Any]:
+    async def classify_file(self, upload: UploadFile, turn: asyncio.Semaphore, explain: bool) -> dict[str, Any]:
         """Classify an uploaded file. The name from the sender is sent back and has no other use."""
         name = upload.filename or "picture"
         with tempfile.NamedTemporaryFile(dir=self.folder) as file:
             await asyncio.to_thread(shutil.copyfileobj, upload.file, file)
             file.flush()
-            return await self.engine.classify(Path(file.name), name, turn)
+            return await self.engine.classify(Path(file.name), name, turn, explain)
 
     async def run_until_disconnect(self, request: Request, work: Any) -> list[dict[str, Any]] | None:
         """Run `work`, and cancel it and return None if the client leaves first."""
@@ -235,6 +236,7 @@ class Server:
                 "image_size": model.image_size,
                 "limits": asdict(self.limits),
                 "false_alarms": model.novelty.false_alarm_rate(model.false_alarms) if model.novelty else None,
+                "expected": model.expectations.accuracies.describe() if model.expectations else None,
                 "map": points,
                 "compared": 0 if space is None else len(space.labels),
                 "thumbnails": bool(space and space.dataset),

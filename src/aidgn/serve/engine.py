@@ -4,16 +4,21 @@ Whatever the number of requests, at most `DECODED` decoded pictures wait for the
 """
 
 import asyncio
+import base64
 import contextlib
+import io
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from aidgn.errors import AidgnError
+from aidgn.inference.explanation import explain, paint
 from aidgn.inference.model import Model
 from aidgn.serve.decoding import Decoders
 from aidgn.serve.errors import RequestError
@@ -36,6 +41,14 @@ class Limits:
     megapixels: int = 64  # of a picture
 
 
+class Waiting(NamedTuple):
+    """A decoded picture that waits for the network, and whether the answer has a heatmap."""
+
+    pixels: np.ndarray
+    explain: bool
+    future: Future[dict[str, Any]]
+
+
 class Engine:
     """One model and its training images, for any number of tasks of one event loop."""
 
@@ -44,7 +57,7 @@ class Engine:
         self.decoders = Decoders(model.slot, limits.megapixels)
         self.room = asyncio.Semaphore(DECODED)
         self.monitor = model.site_monitor(MONITORED)
-        self.queue: SimpleQueue[tuple[np.ndarray, Future[dict[str, Any]]] | None] = SimpleQueue()
+        self.queue: SimpleQueue[Waiting | None] = SimpleQueue()
         self.worker = threading.Thread(target=self.run_worker, name="model", daemon=True)
         self.worker.start()
 
@@ -52,13 +65,14 @@ class Engine:
         self.decoders.close()
         self.queue.put(None)
 
-    async def classify(self, path: Path, name: str, turn: asyncio.Semaphore) -> dict[str, Any]:
+    async def classify(self, path: Path, name: str, turn: asyncio.Semaphore, explain: bool = False) -> dict[str, Any]:
         """Classify the picture in a file, or report the error in it.
 
         Args:
             path: The file.
             name: Its name, for the answer.
             turn: Limits how many pictures of a request are decoded at a time, so that requests take turns.
+            explain: Whether to show where the picture speaks for its label.
         """
         async with contextlib.AsyncExitStack() as until_answered:
             try:
@@ -68,7 +82,7 @@ class Engine:
             except RequestError as error:
                 return {"name": name, "error": {"status": error.status, "message": error.message}}
             future: Future[dict[str, Any]] = Future()
-            self.queue.put((pixels, future))
+            self.queue.put(Waiting(pixels, explain, future))
             answer: dict[str, Any] = await asyncio.wrap_future(future)
             return {"name": name, **answer}
 
@@ -86,22 +100,24 @@ class Engine:
                         self.queue.put(None)
                         break
                     batch.append(more)
-            waiting = [(pixels, future) for pixels, future in batch if future.set_running_or_notify_cancel()]
+            waiting = [picture for picture in batch if picture.future.set_running_or_notify_cancel()]
             if not waiting:  # the clients have left
                 continue
             try:
-                answers = self.answers([pixels for pixels, _ in waiting])
+                answers = self.answers(waiting)
             except BaseException as error:
-                for _, future in waiting:
-                    future.set_exception(error)
+                for picture in waiting:
+                    picture.future.set_exception(error)
                 continue
-            for (_, future), answer in zip(waiting, answers, strict=True):
-                future.set_result(answer)
+            for picture, answer in zip(waiting, answers, strict=True):
+                picture.future.set_result(answer)
 
-    def answers(self, pictures: list[np.ndarray]) -> list[dict[str, Any]]:
-        prediction = self.model.prediction(self.model.forward(pictures))
+    def answers(self, pictures: Sequence[Waiting]) -> list[dict[str, Any]]:
+        prediction = self.model.prediction(self.model.forward([picture.pixels for picture in pictures]))
         if self.monitor is not None and prediction.chances is not None:
-            self.monitor.add(prediction.features.numpy(), prediction.logits.numpy(), prediction.chances)
+            new = [not picture.explain for picture in pictures]  # the others were sent before
+            features, logits = prediction.features.numpy(), prediction.logits.numpy()
+            self.monitor.add(features[new], logits[new], prediction.chances[new])
         answers = []
         for i, probabilities in enumerate(prediction.probabilities.tolist()):
             answer: dict[str, Any] = {
@@ -112,6 +128,7 @@ class Engine:
                 "warning": prediction.warnings[i] if prediction.warnings else None,
                 "position": None,
                 "nearest": [],
+                "heatmap": self.draw_heatmap(pictures[i].pixels) if pictures[i].explain else None,
             }
             if self.space is not None:
                 answer["position"], near = self.space.locate(prediction.features[i].numpy())
@@ -127,3 +144,13 @@ class Engine:
                 ]
             answers.append(answer)
         return answers
+
+    def draw_heatmap(self, pixels: np.ndarray) -> str | None:
+        """Return where a picture speaks for its label as a data: URI; None if the network has no positions."""
+        try:
+            (heat,) = explain(self.model, [pixels])
+        except AidgnError:
+            return None
+        file = io.BytesIO()
+        paint(pixels, heat).save(file, "PNG")
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -95,6 +95,15 @@ def describe_predict(limits: Limits) -> dict[str, Any]:
     damaged = f"No file, a malformed request, or a damaged picture{per_file}"
     return {
         "summary": "Classify pictures",
+        "parameters": [
+            {
+                "name": "explain",
+                "in": "query",
+                "required": False,
+                "schema": {"type": "string", "enum": ["0", "1"]},
+                "description": "1: answer with heatmaps, and count the pictures neither for /api/site nor /metrics.",
+            }
+        ],
         "requestBody": {"required": True, "content": form},
         "responses": {
             "200": json_content("At least one picture was classified.", IMAGES),
@@ -159,6 +168,11 @@ PICTURE = json_object(
             "minItems": 2,
             "maxItems": 2,
             "description": "Position on the map of training images, x and y from 0 to 1.",
+        },
+        "heatmap": {
+            "type": ["string", "null"],
+            "description": "The picture in grey, the places that speak for its label in colour: a data: URI of PNG; "
+            "null without ?explain=1, or if the network has no places.",
         },
         "nearest": {"type": "array", "description": "The nearest training images, nearest first.", "items": NEIGHBOR},
     },
