@@ -1,6 +1,8 @@
 """The published results equal those of the records in the same folder."""
 
+import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,13 @@ def test_tables_are_what_their_commands_print(command: list[str]) -> None:
     table = printed[printed.index("| Algorithm") :].split("\n\n")[0].strip()
     assert len(table.splitlines()) >= 4
     assert table in page
+
+
+@pytest.mark.parametrize("name", ["pacs-lite0", "digits"])
+def test_promises_are_those_of_the_experiment(name: str) -> None:
+    rows = json.loads((ROOT / f"docs/results/new-site-{name}.json").read_text())
+    table = runpy.run_path(str(ROOT / "experiments/new_site.py"))["table_of"](rows)
+    assert len(rows) == 4 and table in (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
 
 
 def test_comparison_is_what_its_command_prints() -> None:
