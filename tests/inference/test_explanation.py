@@ -88,13 +88,21 @@ def test_tokens_of_a_transformer_have_positions(pool: str) -> None:
     np.testing.assert_allclose(heat, enlarge(expected, 64), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "efficientnet_lite0", "convnext_atto", "swin_tiny_patch4_window7_224"])
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", "efficientnet_lite0", "torchvision/mobilenet_v3_small", "swin_tiny_patch4_window7_224"],
+)
 def test_families_of_networks_have_a_map(name: str) -> None:
     torch.manual_seed(0)
     size = 224 if name.startswith("swin") else 64
-    network = backbones.create(name, weights="none", in_channels=3, freeze_bn=False, image_size=size)
-    maps = explain(model_of(network, size), [noise(0, size), noise(1, size)])
+    network = backbones.create(name, weights="none", in_channels=3, freeze_bn=True, image_size=size)
+    model = model_of(network, size)
+    pictures = [noise(0, size), noise(1, size)]
+    maps = explain(model, pictures)
     assert maps.shape == (2, size, size) and np.isfinite(maps).all() and (maps.max(axis=(1, 2)) > 0.5).all()
+    if backbones.fold(network):  # as in models that `load_model` gives, on a GPU with constant weights
+        backbones.freeze_folded(network, torch.float32)
+        np.testing.assert_allclose(explain(model, pictures), maps, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -49,16 +49,27 @@ def explain(model: Model, pixels: Sequence[NDArray[np.uint8]], labels: Sequence[
         labels: The class to explain for each picture; by default the predicted one.
     """
     check_explainable(model)
+    network = model.network.featurizer.network
+    assert isinstance(network, nn.Module)
     x = model.inputs(pixels).requires_grad_()
+    for layers in (list_layers(network), [name for name, _ in network.named_modules()]):
+        maps = layer_maps(model, network, layers, x, labels)
+        if maps:
+            return upscale(maps[-1], model.image_size)
+    raise AidgnError(f"No heatmap: the network of this {model.algorithm} model has no layer with positions.")
+
+
+def layer_maps(
+    model: Model, network: nn.Module, layers: Iterable[str], x: Tensor, labels: Sequence[int] | None
+) -> list[Tensor]:
+    """Return the maps of those layers that have positions which reach the logits, in the order of computation."""
     outputs: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor) and len(output) == len(x):
             outputs.append(output)
 
-    network = model.network.featurizer.network
-    assert isinstance(network, nn.Module)
-    hooks = [network.get_submodule(name).register_forward_hook(keep) for name in list_layers(network)]
+    hooks = [network.get_submodule(name).register_forward_hook(keep) for name in layers]
     try:
         with torch.enable_grad():
             logits = model.network.predict(x)
@@ -70,10 +81,7 @@ def explain(model: Model, pixels: Sequence[NDArray[np.uint8]], labels: Sequence[
         for hook in hooks:
             hook.remove()
     maps = [position_map(output.detach(), gradient) for output, gradient in zip(outputs, gradients, strict=True)]
-    found = [positions for positions in maps if positions is not None]
-    if not found:
-        raise AidgnError(f"No heatmap: the network of this {model.algorithm} model has no layer with positions.")
-    return upscale(found[-1], model.image_size)
+    return [positions for positions in maps if positions is not None]
 
 
 def check_explainable(model: Model) -> None:
