@@ -60,6 +60,10 @@ class UnknownNameError(AidgnError):
         self.known = names
 
 
+class FormatError(AidgnError):
+    """A picture's format cannot be read here; the message goes on after the name of the file."""
+
+
 class Interrupted(AidgnError):
     """Ctrl-C or SIGTERM stopped the training after it was saved; the same command continues it."""
 

@@ -47,6 +47,7 @@ UNITS = {
     "looking inside": "runs",
     "making thumbnails": "images",
     "verifying": "files",
+    "writing pages": "files",
     "measuring runs": "runs",
     "adding runs": "runs",
 }

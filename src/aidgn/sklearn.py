@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from aidgn.algorithms import Algorithm, find
 from aidgn.algorithms.optimization import Optimization
-from aidgn.data import Dataset
+from aidgn.data import Dataset, read_image
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.registry import DatasetInfo, short_names
 from aidgn.devices import choose_device
@@ -258,7 +258,8 @@ def save_pictures(pictures: Sequence[Any], folder: Path) -> list[str]:
     for number, picture in enumerate(pictures):
         file = folder / f"{number:08}.png"
         try:
-            (Image.open(picture) if isinstance(picture, str | Path) else upright(picture)).save(file, compress_level=1)
+            image = read_image(picture)[0] if isinstance(picture, str | Path) else upright(picture)
+            image.save(file, compress_level=1)
         except AidgnError as error:
             raise InputError(f"Picture {number} of X cannot be used: {error}") from None
         files.append(str(file))

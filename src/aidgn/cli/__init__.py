@@ -35,7 +35,7 @@ COMMANDS = {
     "push": "Upload a model to the Hugging Face Hub.",
     "serve": "Serve a model on a local page and a JSON endpoint.",
     "algorithms": "List the algorithms and their hyper-parameters.",
-    "data": "List, check, download and prepare data sets.",
+    "data": "List, check, download and prepare data sets; split pages.",
 }
 CONTINUED = ("demo", "train", "sweep", "adapt", "fit", "data download", "data prepare")  # others start from scratch
 PIPE_CLOSED = 128 + signal.SIGPIPE  # exit code of a process that SIGPIPE ended

@@ -1,4 +1,4 @@
-"""aidgn data list | check | download | prepare"""
+"""aidgn data list | check | download | prepare | pages"""
 
 from pathlib import Path
 
@@ -148,3 +148,32 @@ def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken:
         f"{len(prepared.rows)} images of {prepared.dataset.name} are ready"
         + (f"; {len(prepared.skipped)} broken files left out." if prepared.skipped else ".")
     )
+
+
+@data.command(
+    short_help="Write the pages of multi-page TIFF and DICOM files as pictures.",
+    epilog="""\b
+Examples:
+  aidgn data pages scans/ --out pages
+  aidgn fit pages --layout "{domain}/{class}/{group}" --quick""",
+)
+@click.argument("folder")
+@click.option("--out", required=True, metavar="DIR", help="Folder to write to.")
+def pages(folder: str, out: str) -> None:
+    """Write each page of the TIFF and DICOM files in FOLDER, and its other pictures, as a PNG file.
+
+    The folders stay the same, and each file becomes a folder of its pages, a group in splits. Without this command the
+    first page of a file is used."""
+    from aidgn.cli.display import RunDisplay
+    from aidgn.data.pages import PAGE_LAYOUT, split_pages
+
+    with RunDisplay() as display:
+        count = split_pages(
+            folder,
+            out,
+            lambda done, total: display.update("writing pages", done, total),
+            lambda error: click.echo(f"left out: {error}", err=True),
+        )
+    if not count:
+        raise AidgnError(f"{folder} has no picture that can be read.")
+    click.echo(f'{count} pages are in {out}. Keep the pages of a file on one side of splits: --layout "{PAGE_LAYOUT}"')

@@ -31,7 +31,7 @@ from PIL import ImageFile
 
 from aidgn.data.cache_index import LARGER, CacheEntry, reliable, slot_bytes, stamp_of
 from aidgn.data.images import open_image, read_shrunk
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, FormatError
 from aidgn.files import open_no_link, write_at
 
 CHUNK = 16  # images handed to a worker at a time
@@ -120,7 +120,9 @@ def decode_file(root: str, file: str, slot: int, limit: int, store: IO[bytes], r
         image, (height, width) = read_shrunk(path, slot)
     except AidgnError as error:
         reason, cause = str(error).removeprefix(path).strip(), error.__context__
-        if isinstance(cause, MemoryError) or getattr(cause, "errno", None):  # not the file's fault: try again next time
+        if isinstance(cause, MemoryError | FormatError) or getattr(
+            cause, "errno", None
+        ):  # not the file's fault: try again
             return CacheEntry(file, [], "", reason=reason)
         return CacheEntry(file, stamp, digest, reason=reason)
     if max(height, width) > slot and slot < limit:

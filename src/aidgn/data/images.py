@@ -3,33 +3,75 @@
 import io
 import os
 import warnings
+from contextlib import nullcontext
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from re import Pattern, compile
 from stat import S_ISDIR, S_ISREG
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFile
 
-from aidgn.errors import AidgnError
+from aidgn.errors import AidgnError, FormatError
 
-# Pillow's names of formats and the suffixes of their files. No other format is tried, whatever a file's suffix: some
-# of Pillow's decoders start other programs.
+
+class ImageFormat(NamedTuple):
+    """A format of image files.
+
+    Args:
+        name: Name for people.
+        suffixes: Suffixes of its files.
+        paged: Whether a file may hold several pictures that are no animation.
+        module: Reads it, where Pillow alone does not.
+        install: The command that installs this module.
+        start: How the content starts, where Pillow alone does not read it.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    paged: bool = False
+    module: str = ""
+    install: str = ""
+    start: Pattern[bytes] | None = None
+
+
+# By Pillow's names. No other format is tried, whatever a file's suffix: some of Pillow's decoders start other programs.
 IMAGE_FORMATS = {
-    "JPEG": (".jpg", ".jpeg", ".jfif"),
-    "PNG": (".png",),
-    "WEBP": (".webp",),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "GIF": (".gif",),
-    "PPM": (".ppm", ".pgm"),
+    "JPEG": ImageFormat("JPEG", (".jpg", ".jpeg", ".jfif")),
+    "PNG": ImageFormat("PNG", (".png",)),
+    "WEBP": ImageFormat("WebP", (".webp",)),
+    "BMP": ImageFormat("BMP", (".bmp",)),
+    "TIFF": ImageFormat("TIFF", (".tif", ".tiff"), paged=True),
+    "GIF": ImageFormat("GIF", (".gif",)),
+    "PPM": ImageFormat("PPM", (".ppm", ".pgm")),
+    "AVIF": ImageFormat(
+        "AVIF", (".avif",), False, "PIL._avif", 'pip install "pillow>=11.3"', compile(rb"(?s).{4}ftypavi[fs]")
+    ),
+    "HEIF": ImageFormat(
+        "HEIC",
+        (".heic", ".heif"),
+        False,
+        "pillow_heif",
+        'pip install "aidgn[heic]"',
+        compile(rb"(?s).{4}ftyp(he[iv][cmsx]|m[is]f1)"),
+    ),
+    "DICOM": ImageFormat(
+        "DICOM", (".dcm", ".dicom"), True, "pydicom", 'pip install "aidgn[dicom]"', compile(rb"(?s).{128}DICM")
+    ),
 }
-IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
-FORMAT_NAMES = "JPEG, PNG, WebP, BMP, TIFF, GIF or PPM"  # for messages
+IMAGE_SUFFIXES = frozenset(suffix for known in IMAGE_FORMATS.values() for suffix in known.suffixes)
+PAGED_SUFFIXES = tuple(suffix for known in IMAGE_FORMATS.values() if known.paged for suffix in known.suffixes)
+BUILT_IN = tuple(name for name, known in IMAGE_FORMATS.items() if not known.module)
+_names = [known.name for known in IMAGE_FORMATS.values()]
+FORMAT_NAMES = f"{', '.join(_names[:-1])} or {_names[-1]}"  # for messages
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for decompression bombs: 512 MiB of RGB
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # large, but below MAX_PIXELS
 
 ORIENTATION = 0x0112  # EXIF tag
+NEW_SUBFILE_TYPE = 0x00FE  # TIFF tag; bit 0 marks a smaller copy of another page
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -43,15 +85,46 @@ TURNS_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange height and width
 
 
 def open_image(file: str | Path | IO[bytes]) -> Image.Image:
-    """Read the header of an image file with Pillow, in one of `IMAGE_FORMATS`."""
-    return Image.open(file, formats=tuple(IMAGE_FORMATS))
+    """Read the header of an image file with Pillow, in one of `IMAGE_FORMATS`.
+
+    Raises:
+        FormatError: The module that reads the format is not installed; the message goes on after the file's name.
+    """
+    try:
+        return Image.open(file, formats=BUILT_IN)
+    except Image.UnidentifiedImageError:
+        with open(file, "rb") if isinstance(file, str | Path) else nullcontext(file) as content:  # noqa: PTH123
+            content.seek(0)
+            start = content.read(132)
+            content.seek(0)
+        for name, known in IMAGE_FORMATS.items():
+            if known.start is not None and known.start.match(start):
+                add_format(name)
+                return Image.open(file, formats=(name,))
+        raise
+
+
+@cache
+def add_format(name: str) -> None:
+    """Have Pillow read one of `IMAGE_FORMATS` with its module."""
+    known = IMAGE_FORMATS[name]
+    try:
+        module = import_module(known.module)
+    except ImportError as error:
+        package = known.module.partition(".")[0]
+        needed = "a newer Pillow" if package == "PIL" else f"{package.replace('_', '-')}, which is not installed"
+        raise FormatError(f"is {known.name}, which needs {needed}: {known.install}") from error
+    if name == "HEIF":
+        module.register_heif_opener(thumbnails=False)
+    if name == "DICOM":
+        import_module("aidgn.data.dicom").register()
 
 
 def suffix_of(content: bytes) -> str | None:
     """Return the suffix that suits the content of an image file; None if it is not an image."""
     try:
         with open_image(io.BytesIO(content)) as image:
-            return IMAGE_FORMATS[str(image.format)][0]
+            return IMAGE_FORMATS[str(image.format)].suffixes[0]
     except Exception:  # decoders fail on damaged files with exceptions of all kinds
         return None
 
@@ -59,7 +132,7 @@ def suffix_of(content: bytes) -> str | None:
 def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
     """Decode an image file to mode RGB, turned upright as its EXIF data say.
 
-    Transparent pixels are laid on white. Of an animation the first frame is read.
+    Transparent pixels are laid on white. Of an animation or a file with several pages the first is read.
 
     Args:
         path: The file.
@@ -88,6 +161,8 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
             elif orientation(image) in TURNS_SIDEWAYS:
                 width, height = height, width
             return upright, (height, width)
+    except FormatError as error:
+        raise AidgnError(f"{path} {error}") from error
     except AidgnError:
         raise
     except FileNotFoundError:
@@ -108,8 +183,29 @@ def read_image(path: str | Path, at_least: int | None = None) -> tuple[Image.Ima
     except Exception as error:  # decoders fail on damaged files with exceptions of all kinds
         if isinstance(error, OSError) and error.strerror:  # a link to itself, a fault of the disk
             raise AidgnError(f"{path} cannot be read: {error.strerror}.") from error
-        reason = str(error) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise AidgnError(f"{path} is damaged: {reason}. Get the file again or remove it.") from error
+
+
+def count_pages(path: str | Path) -> int:
+    """Count the pages of a file; 1 if it cannot be read."""
+    try:
+        with open_image(path) as image:
+            return len(list_pages(image))
+    except Exception:  # decoding will say what is wrong
+        return 1
+
+
+def list_pages(image: Image.Image) -> list[int]:
+    """List the frames of an open TIFF or DICOM file that are pages, not smaller copies of one; [0] of other formats."""
+    if not IMAGE_FORMATS[str(image.format)].paged:
+        return [0]
+    pages = []
+    for frame in range(getattr(image, "n_frames", 1)):
+        image.seek(frame)
+        if not getattr(image, "tag_v2", {}).get(NEW_SUBFILE_TYPE, 0) & 1:
+            pages.append(frame)
+    return pages
 
 
 def orientation(image: Image.Image) -> int:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.dataset import Dataset
-from aidgn.data.images import read_image
+from aidgn.data.images import PAGED_SUFFIXES, count_pages, read_image
 from aidgn.data.registry import DATASETS, DatasetInfo
 from aidgn.errors import AidgnError, plural, some
 
@@ -41,6 +41,7 @@ class Inspection:
         published: The published copy that `counts` were compared with; None if no counts are published.
         differences: Differences from the published copy.
         refusals: Why `fit` would not train on the data set.
+        paged: Files with several pages, of which the first is used.
     """
 
     dataset: Dataset
@@ -52,7 +53,8 @@ class Inspection:
     within_domains: Groups
     published: str | None = None
     differences: Sequence[str] = ()
-    refusals: Sequence[str] = field(default_factory=list)
+    refusals: Sequence[str] = ()
+    paged: Sequence[str] = ()
 
     @property
     def fine(self) -> bool:
@@ -86,6 +88,11 @@ class Inspection:
         ]
         if empty:
             sentences.append(f"no images in {some(empty, 10)}: if that is intended, there is nothing to do")
+        if self.paged:
+            sentences.append(
+                f"{plural(len(self.paged), 'file')} with several pages, of which the first is used (`aidgn data pages` "
+                f"makes a picture of each): {some(self.paged, 5)}"
+            )
         if self.dataset.ignored:
             ignored = some(self.dataset.ignored, 5)
             sentences.append(f"{plural(len(self.dataset.ignored), 'other file')} ignored: {ignored}")
@@ -138,7 +145,9 @@ def inspect_dataset(dataset: Dataset, on_progress: Callable[[int, int], None] | 
     published, differences = compare_counts(dataset, DATASETS.get(dataset.name))
     copies = group_copies(dataset, digests)
     refusals = [*dataset.problems, *dataset.without(unreadable).find_shortages()]
-    return Inspection(dataset, dataset.count_images(), broken, *copies, published, differences, refusals)
+    paged = [file for file in dataset.files if file.lower().endswith(PAGED_SUFFIXES)]
+    paged = [file for file in paged if count_pages(Path(dataset.root or "", file)) > 1]
+    return Inspection(dataset, dataset.count_images(), broken, *copies, published, differences, refusals, paged)
 
 
 def inspect_decoded(decoded: DecodedDataset) -> Inspection:

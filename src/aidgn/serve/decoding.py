@@ -186,6 +186,8 @@ def check_header(header: list, path: Path, megapixels: float) -> int:
             raise RequestError(
                 415, f"This is not a picture: its content is not {FORMAT_NAMES}, whatever its name says."
             )
+        case ["FormatError", reason]:
+            raise RequestError(415, f"This picture {reason}")
         case ["DecompressionBombError", *_]:
             pixels, lean, size = 1 << 62, True, "by far"
         case [name, reason]:
