@@ -139,20 +139,20 @@ class SweepResult:
         """The records of the finished runs, one dictionary after the other."""
         return read_runs(*self.folders) if self.folders else Records([])
 
-    def tables(self, selection: str = "training", spread: str = "sd", metric: str = "accuracy") -> "list[Table]":
+    def tables(self, selection: str = "training", spread: str = "sd", metric: str | None = None) -> "list[Table]":
         """Return a table for each data set and, of several, one over all of them.
 
         Args:
             selection: Selection method: training, leave-one-out or oracle.
             spread: "sd" for the standard deviation over trials, "se" for the standard error.
-            metric: accuracy, balanced_accuracy, macro_f1, nll or ece.
+            metric: accuracy, balanced_accuracy, macro_f1, nll or ece; by default that of the data set.
         """
         from aidgn.report.table import tables
 
         return tables(self.records, selection, spread, metric=metric)
 
     def table(
-        self, dataset: str | None = None, selection: str = "training", spread: str = "sd", metric: str = "accuracy"
+        self, dataset: str | None = None, selection: str = "training", spread: str = "sd", metric: str | None = None
     ) -> "Table":
         """Return a table of results on unseen domains, which `str` formats as Markdown.
 
@@ -160,7 +160,7 @@ class SweepResult:
             dataset: Name of a data set; by default the only one, or the table over all of several.
             selection: Selection method: training, leave-one-out or oracle.
             spread: "sd" for the standard deviation over trials, "se" for the standard error.
-            metric: accuracy, balanced_accuracy, macro_f1, nll or ece.
+            metric: accuracy, balanced_accuracy, macro_f1, nll or ece; by default that of the data set.
         """
         made = self.tables(selection, spread, metric)
         if dataset is None:

@@ -17,11 +17,16 @@ PUBLISHED = {  # images, classes, domains
     "RotatedMNIST": (70000, 10, 6),
     "ColoredMNIST": (70000, 2, 3),
     "digits": (1797, 10, 4),
+    "Camelyon17": (455954, 2, 5),
+    "Camelyon17-official": (421050, 2, 4),
 }
+UNCOUNTED = {"iWildCam-official": 182, "FMoW": 62, "FMoW-official": 62, "SVIRO": 7}  # classes
+UNCOUNTED |= {f"Spawrious{kind}_{level}": 4 for kind in ("O2O", "M2M") for level in ("easy", "medium", "hard")}
 
 
 def test_all_data_sets_are_there():
-    assert set(DATASETS) == set(PUBLISHED)
+    assert set(DATASETS) == {*PUBLISHED, *UNCOUNTED}
+    assert {name: DATASETS[name].num_classes for name in UNCOUNTED} == UNCOUNTED
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -49,7 +54,7 @@ def test_second_copy_of_terra_incognita():
 
 
 def test_settings_of_the_protocol():
-    assert {name: info.eval_every for name, info in DATASETS.items() if name != "digits"} == {
+    assert {name: info.eval_every for name, info in DATASETS.items() if not info.page and name != "digits"} == {
         "PACS": 50,
         "VLCS": 50,
         "OfficeHome": 100,
@@ -65,8 +70,8 @@ def test_settings_of_the_protocol():
         "digits",
     }
     for info in DATASETS.values():
-        assert info.image_size in (28, 224)
-        assert info.augment == (info.image_size == 224)
+        assert info.image_size in (28, 96, 224)
+        assert info.augment == (info.image_size > 28)
     assert DATASETS["DomainNet"].steps == 15000
     assert DATASETS["PACS"].steps == 5000
 

@@ -37,10 +37,9 @@ The command also reads folders that DomainBed wrote.""",
 )
 @click.option(
     "--metric",
-    default="accuracy",
-    show_default=True,
     metavar="accuracy|balanced_accuracy|macro_f1|nll|ece",
-    help="Metric to show: nll is the negative log-likelihood, ece the expected calibration error.",
+    help="Metric to show: nll is the negative log-likelihood, ece the expected calibration error  [default: accuracy, "
+    "for iWildCam macro_f1].",
 )
 @click.option(
     "--adaptation", is_flag=True, help="Show each algorithm as trained and with each method of `aidgn adapt`."
@@ -70,7 +69,7 @@ The command also reads folders that DomainBed wrote.""",
 def table(
     folders: tuple[str, ...],
     selection: str,
-    metric: str,
+    metric: str | None,
     adaptation: bool,
     spread: str,
     paper: bool,
@@ -100,7 +99,7 @@ def table(
             f"--selection {selection} does not go with --adaptation: the runs to adapt are selected by "
             "training-domain validation."
         )
-    if adaptation and metric != "accuracy":
+    if adaptation and metric not in (None, "accuracy"):
         raise AidgnError(f"--metric {metric} does not go with --adaptation, which measures accuracies.")
     from aidgn.report.table_formats import FORMATS
 
@@ -126,7 +125,9 @@ def table(
         made += shown
         made += paper_ablation(shown) if paper else []
         if compare:
-            made += _compare(records, method, metric, [*files, *([Path(json)] if json else [])], figures)
+            made += _compare(
+                records, method, metric or shown[0].metric, [*files, *([Path(json)] if json else [])], figures
+            )
         for file in [] if compare else files:
             all_records_csv(records, file)
             click.echo(f"{len(records)} records in {file}", err=True)

@@ -33,6 +33,8 @@ class Dataset:
             None if there are no groups.
         source: The table, or the folder with its layout, that the images were found by; None for folders
             ROOT/<domain>/<class>/<image>.
+        held_out: 1 for images that validate, 0 for those that train and -1 for neither, int8 [N], where these are
+            published; domains without such images are split as others. None where none are published.
         problems: What is wrong with the folder or table; empty unless it was loaded to be checked.
     """
 
@@ -46,6 +48,7 @@ class Dataset:
     ignored: list[str] = field(default_factory=list)
     groups: np.ndarray | None = None
     source: DataSource | None = None
+    held_out: np.ndarray | None = None
     problems: Sequence[str] = ()
 
     def __len__(self) -> int:
@@ -87,6 +90,11 @@ class Dataset:
         indices = self.indices(domain)
         groups = None if self.groups is None else np.where(self.in_several_domains, -1, self.groups)[indices]
         train, validation = train_val_indices(len(indices), trial, domain, groups)
+        if self.held_out is not None:
+            order = indices[np.concatenate([train, validation])]
+            published = [order[self.held_out[order] == part] for part in (0, 1)]
+            if all(map(len, published)):
+                return published[0], published[1]
         return indices[train], indices[validation]
 
     def find_shortages(self, least: int = MIN_DOMAIN_IMAGES) -> list[str]:
@@ -156,6 +164,7 @@ class Dataset:
             domain_of=self.domain_of[kept],
             pixels=None if self.pixels is None else self.pixels[kept],
             groups=None if self.groups is None else self.groups[kept],
+            held_out=None if self.held_out is None else self.held_out[kept],
         )
 
     def with_image_size(self, image_size: int) -> "Dataset":

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from aidgn.data.benchmarks import load_benchmark
 from aidgn.data.dataset import Dataset, describe_own, find_name_clashes, refuse
 from aidgn.data.digits import load_digits
 from aidgn.data.folders import list_class_folders, list_folders, walk_images
 from aidgn.data.images import IMAGE_SUFFIXES
 from aidgn.data.layout import DEFAULT, load_layout
-from aidgn.data.registry import DatasetInfo, get_info, lookup, normalize_name
+from aidgn.data.registry import DATASETS, DatasetInfo, get_info, lookup, normalize_name
 from aidgn.data.source import DataSource
 from aidgn.data.table import load_table
 from aidgn.data.table_reader import convert_frame, is_frame
@@ -68,7 +69,7 @@ def load_dataset(
     parents = [Path(parent) for parent in (data_dir, os.environ.get("AIDGN_DATA"), "data") if parent]
     for parent in parents:
         for folder in list_folders(parent, "", []) if parent.is_dir() else ():
-            if normalize_name(folder) == normalize_name(info.name):
+            if normalize_name(folder) in (normalize_name(info.name), normalize_name(info.folder)):
                 return load_folder(parent / folder, info, tolerant)
     if Path(given).is_dir():
         return load_folder(Path(given), info, tolerant)
@@ -90,11 +91,13 @@ def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = Fa
     if not root.is_dir():
         problem = "is not a folder" if root.exists() else "does not exist"
         raise AidgnError(f"{root} {problem}. {LAYOUT}")
+    info = info or recognize(root)
+    if info and info.marker:
+        return load_benchmark(root, info, tolerant)
     ignored: list[str] = []
     folders = list_folders(root, "", ignored)
     if not folders:
         raise AidgnError(f"{root} has no folders, so no domains. {LAYOUT}")
-    info = info or recognize(root, folders)
     if info:
         ordered = info.order_folders(folders)
         if ordered is None:
@@ -132,10 +135,11 @@ def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = Fa
     return refuse(dataset, problems, tolerant)
 
 
-def recognize(root: Path, folders: Sequence[str]) -> DatasetInfo | None:
-    """Find the data set in `DATASETS` whose name and domains this folder has."""
-    info = lookup(root.resolve().name)
-    return info if info and info.order_folders(folders) else None
+def recognize(root: Path) -> DatasetInfo | None:
+    """Find the data set in `DATASETS` whose name and content this folder has."""
+    name = normalize_name(root.resolve().name)
+    named = [info for info in DATASETS.values() if name in (normalize_name(info.name), normalize_name(info.folder))]
+    return next((info for info in named if info.matches(root)), None)
 
 
 def describe_classes(root: Path, folders: Sequence[str], classes: Sequence[str], ignored: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from aidgn.errors import UnknownNameError
 
@@ -31,6 +32,9 @@ class DatasetInfo:
         eval_every: Steps between evaluations.
         steps: Training steps.
         lr_milestones: Steps at which the learning rate is halved.
+        marker: File or folder by which its folder is known, if that is not ROOT/<domain>/<class>.
+        page: Where people get it, if `aidgn data download` cannot.
+        metric: The metric of its tables.
     """
 
     name: str
@@ -48,6 +52,19 @@ class DatasetInfo:
     eval_every: int = 300
     steps: int = 5000
     lr_milestones: tuple[int, ...] = ()
+    marker: str = ""
+    page: str = ""
+    metric: str = "accuracy"
+
+    def matches(self, folder: str | Path) -> bool:
+        """Whether a folder looks like this data set."""
+        path = Path(folder)
+        if self.marker:
+            return (path / self.marker).exists()
+        if not path.is_dir():
+            return False
+        names = [entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        return self.order_folders(names) is not None
 
     def order_folders(self, folders: Iterable[str]) -> list[str] | None:
         """Put domain folders in the order of the domains; None unless they are exactly these domains.
@@ -102,6 +119,27 @@ Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneake
 Telephone ToothBrush Toys Trash_Can Webcam
 """
 TEN_DIGITS = tuple("0123456789")
+SPAWRIOUS_CLASSES = ("bulldog", "dachshund", "labrador", "corgi")  # in the order of the backgrounds in benchmarks.py
+SVIRO_CARS = ("aclass", "escape", "hilux", "i3", "lexus", "tesla", "tiguan", "tucson", "x5", "zoe")
+HOSPITALS = tuple(f"hospital{number}" for number in range(5))
+REGIONS = ("Africa", "Americas", "Asia", "Europe", "Oceania", "Other")
+WILDS = "https://wilds.stanford.edu/get_started"
+CAMELYON = DatasetInfo(
+    "Camelyon17",
+    HOSPITALS,
+    tuple(f"H{number}" for number in range(5)),
+    num_classes=2,
+    folder="camelyon17_v1.0",
+    counts=dict(zip(HOSPITALS, (59436, 34904, 85054, 129838, 146722), strict=True)),
+    classes=("normal", "tumor"),
+    image_size=96,
+    marker="metadata.csv",
+    page=WILDS,
+)
+FMOW = DatasetInfo(
+    "FMoW", REGIONS, REGIONS, 62, "fmow_v1.1", marker="rgb_metadata.csv", page=WILDS, eval_every=1000, steps=15000
+)
+CAMERAS = (*(f"train{number}" for number in range(8)), "test")
 
 DATASETS: dict[str, DatasetInfo] = {
     info.name: info
@@ -195,6 +233,44 @@ DATASETS: dict[str, DatasetInfo] = {
             classes=("0", "1"),
             image_size=28,
             augment=False,
+        ),
+        # As benchmarks.py reads them.
+        CAMELYON,
+        replace(
+            CAMELYON,
+            name="Camelyon17-official",
+            domains=tuple(name for name in HOSPITALS if name != "hospital1"),
+            letters=("H0", "H2", "H3", "H4"),
+            counts={name: count for name, count in CAMELYON.counts.items() if name != "hospital1"},
+        ),
+        DatasetInfo(
+            "iWildCam-official",
+            CAMERAS,
+            CAMERAS,
+            num_classes=182,
+            folder="iwildcam_v2.0",
+            marker="metadata.csv",
+            page=WILDS,
+            metric="macro_f1",
+            eval_every=1000,
+            steps=15000,
+        ),
+        FMOW,
+        replace(FMOW, name="FMoW-official", domains=(*REGIONS, "test"), letters=(*REGIONS, "test")),
+        DatasetInfo("SVIRO", SVIRO_CARS, SVIRO_CARS, 7, folder="sviro", page="https://sviro.kl.dfki.de"),
+        *(
+            DatasetInfo(
+                f"Spawrious{kind}_{level}",
+                ("Test", "SC_group_1", "SC_group_2"),
+                ("T", "G1", "G2"),
+                num_classes=4,
+                folder="spawrious224",
+                classes=tuple(sorted(SPAWRIOUS_CLASSES)),
+                marker="0",
+                page="https://github.com/aengusl/spawrious",
+            )
+            for kind in ("O2O", "M2M")
+            for level in ("easy", "medium", "hard")
         ),
         # Part of the package (digits.py).
         DatasetInfo(

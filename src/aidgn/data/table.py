@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aidgn.data.dataset import Dataset, describe_own, find_name_clashes, refuse
-from aidgn.data.registry import normalize_unicode
+from aidgn.data.registry import DatasetInfo, normalize_unicode
 from aidgn.data.source import DataSource
 from aidgn.data.table_reader import Table, convert_frame, is_frame, read_table
 from aidgn.errors import AidgnError, plural, some
@@ -66,6 +66,8 @@ def arrange(
     ignored: Iterable[str] = (),
     problems: Sequence[str] = (),
     tolerant: bool = False,
+    info: DatasetInfo | None = None,
+    held_out: Sequence[bool | None] | None = None,
 ) -> Dataset:
     """Make a data set of files with their classes, domains and groups, sorted by domain, class and file.
 
@@ -81,8 +83,10 @@ def arrange(
         ignored: Other files.
         problems: What is wrong so far.
         tolerant: See `load_dataset`.
+        info: Name and domains of the data set. By default the source's name and the domains, sorted.
+        held_out: Whether each file is for validation, None for those that do not train either; None if not known.
     """
-    names, classes = sorted(set(domains)), sorted(set(labels))
+    names, classes = list(info.domains) if info else sorted(set(domains)), sorted(set(labels))
     members = {
         domain: sorted({label for label, where in zip(labels, domains, strict=True) if where == domain})
         for domain in names
@@ -98,8 +102,11 @@ def arrange(
     if groups is not None:
         numbers = {name: number for number, name in enumerate(sorted(set(groups)))}
         group_of = np.array([numbers[groups[row]] for *_, row in rows], np.int64)
+    marks = None
+    if held_out is not None:
+        marks = np.array([-1 if held_out[row] is None else int(bool(held_out[row])) for *_, row in rows], np.int8)
     dataset = Dataset(
-        describe_own(source.name, names, len(classes)),
+        info or describe_own(source.name, names, len(classes)),
         classes,
         [file for _, _, file, _ in rows],
         labels=np.array([label for _, label, _, _ in rows], np.int64),
@@ -108,6 +115,7 @@ def arrange(
         ignored=sorted(ignored),
         groups=group_of,
         source=source,
+        held_out=marks,
     )
     return refuse(dataset, problems, tolerant)
 

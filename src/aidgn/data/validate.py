@@ -160,7 +160,7 @@ def inspect_decoded(decoded: DecodedDataset) -> Inspection:
 
 def compare_counts(dataset: Dataset, info: DatasetInfo | None) -> tuple[str | None, list[str]]:
     """Name the published copy that the data set resembles most, and its differences from that copy."""
-    if info is None:
+    if info is None or not info.counts:
         return None, []
     counts = dataset.count_images()
     totals = dict(zip(dataset.domains, counts.sum(1).tolist(), strict=True))

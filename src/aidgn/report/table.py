@@ -33,7 +33,7 @@ def tables(
     method: str = "training",
     spread: str = "sd",
     paper: bool = False,
-    metric: str = "accuracy",
+    metric: str | None = None,
 ) -> list[Table]:
     """Tabulate the results that a selection method selects, by accuracy whatever the metric.
 
@@ -42,17 +42,22 @@ def tables(
         method: Selection method, a name in `aidgn.selection.METHODS`.
         spread: Number after the plus-minus: "sd" (standard deviation) or "se" (standard error).
         paper: Add the paper's numbers, which are accuracies, and the difference below each row.
-        metric: A key of `aidgn.metrics.METRICS`.
+        metric: A key of `aidgn.metrics.METRICS`; by default that of each data set, which is the accuracy for most.
 
     Returns:
         One table per data set (algorithms x targets) and, if there are several data sets, one over all of them
         (algorithms x data sets).
     """
+    loaded = as_records(records)
+    if metric is None:
+        by_metric = group_by_metric(loaded)
+        if len(by_metric) > 1:
+            return [made for name, some in by_metric.items() for made in tables(some, method, spread, paper, name)]
+        metric = next(iter(by_metric), "accuracy")
     if metric not in METRICS:
         raise UnknownNameError("metric", metric, METRICS)
     if paper and metric != "accuracy":
         raise AidgnError(f"The paper prints accuracies, so it has no {METRICS[metric].noun} to compare with.")
-    loaded = as_records(records)
     finished = loaded.finished()
     results: dict[str, dict[RowName, Trials]] = {}
     selected = select(finished, method)
@@ -94,6 +99,15 @@ def tables(
         table.notes += paper_notes(table.rows, method) if paper else []
         table.notes += reading_notes
     return made
+
+
+def group_by_metric(records: Records) -> dict[str, Records]:
+    """Group runs by the metric of their data sets."""
+    groups: dict[str, list[RunRecords]] = {}
+    for run in records.runs:
+        known = DATASETS.get(str(run.args.get("dataset")))
+        groups.setdefault(known.metric if known else "accuracy", []).append(run)
+    return {metric: Records(runs, records.cut, records.twice, records.empty) for metric, runs in sorted(groups.items())}
 
 
 def keep_algorithms(records: Records, algorithms: Collection[str]) -> Records:

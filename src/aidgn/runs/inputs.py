@@ -82,7 +82,7 @@ def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str |
         dataset = load_dataset(name)
     elif source is not None and (source.options_given or source.is_table) and (data is not None or source.exists):
         dataset = load_dataset(source if data is None else source.moved(data))
-    elif data is not None and (info is None or info.order_folders(_subfolders(Path(data)))):
+    elif data is not None and (info is None or info.matches(data)):
         dataset = load_folder(Path(data), info)
     elif data is None and root is not None and Path(root).is_dir():
         dataset = load_folder(Path(root), info)
@@ -97,9 +97,3 @@ def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str |
             f"The images of {metadata.path.parent} were not found: {reason}. Give the folder of {name} with --data DIR."
         )
     return dataset.with_image_size(metadata.image_size)
-
-
-def _subfolders(path: Path) -> list[str]:
-    if not path.is_dir():
-        return []
-    return [entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != "."]

@@ -107,6 +107,11 @@ def find_source(name: str, sources: Mapping[str, Source] | None) -> Source:
         if normalize_name(source.info.name) == normalize_name(name):
             return source
     info = get_info(name)  # an error if there is none
+    if info.page:
+        raise AidgnError(
+            f"aidgn does not download {info.name}: get it from {info.page} and put its folder {info.folder} into the "
+            "folder of data sets."
+        )
     raise AidgnError(f"{info.name} comes with the package: there is nothing to download.")
 
 
