@@ -76,7 +76,10 @@ with written_at_last(Path(sys.argv[1])) as file:
     assert [*tmp_path.iterdir()] == [path] and path.read_text() == "before"
 
 
-def test_written_at_last_holds_every_byte(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_written_at_last_holds_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool) -> None:
+    if not unnamed:  # a file system without files that have no name
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     path, text = tmp_path / "folder" / "labels.csv", '"a\r\nb"\n\udcff\r' * 9999
     with written_at_last(path) as file:
         file.write(text)

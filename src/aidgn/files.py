@@ -129,12 +129,24 @@ def written_at_last(path: Path) -> Iterator[IO[str]]:
             with path.open("w", **normalize_unicode) as file:
                 yield file
             return
-        with target.open("w+", **normalize_unicode) as file:
-            target.unlink()
+        with open(_open_unnamed(target), "w+", **normalize_unicode) as file:
             yield file
-            file.seek(0)
-            with target.open("w", **normalize_unicode) as whole:
-                shutil.copyfileobj(file, whole)
+            file.flush()
+            try:
+                os.link(f"/proc/self/fd/{file.fileno()}", target, follow_symlinks=True)
+            except OSError:  # this system cannot give it a name
+                file.seek(0)
+                with target.open("w", **normalize_unicode) as whole:
+                    shutil.copyfileobj(file, whole)
+
+
+def _open_unnamed(path: Path) -> int:
+    """Open a new file without a name, on the file system of `path`."""
+    with suppress(AttributeError, OSError):  # not all systems can
+        return os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    path.unlink()
+    return descriptor
 
 
 def write_text(path: Path, text: str) -> None:

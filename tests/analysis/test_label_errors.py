@@ -1,9 +1,14 @@
 """Doubtful labels: the rule against a naive loop, and wrong labels that are put in."""
 
-import numpy as np
+import csv
+from pathlib import Path
 
-from aidgn.analysis.label_errors import find_doubtful_labels, suggest
+import numpy as np
+import pytest
+
+from aidgn.analysis.label_errors import find_doubtful_labels, pool_out_of_site, suggest
 from aidgn.analysis.predictions import Predictions
+from aidgn.report.export import write_rows
 
 SITES = ["north", "south", "west"]
 CLASSES = ["cat", "dog", "bird", "fish"]
@@ -63,7 +68,7 @@ def test_wrong_labels_come_first() -> None:
     labels = true.copy()
     flipped = rng.permutation(600)[:20]
     labels[flipped] = (true[flipped] + 1) % len(CLASSES)
-    found = find_doubtful_labels([*predictions(labels, true, 0), *predictions(labels, true, 1)])
+    found = find_doubtful_labels(pool_out_of_site([*predictions(labels, true, 0), *predictions(labels, true, 1)]))
     assert len(found) == len({doubt.file for doubt in found})  # one entry per picture, over trials
     wrong = {f"{SITES[i % 3]}/{i}.png": (CLASSES[labels[i]], CLASSES[true[i]]) for i in flipped}
     first = found[:20]
@@ -73,5 +78,26 @@ def test_wrong_labels_come_first() -> None:
     assert all(doubt.file.startswith(doubt.site) for doubt in found)
 
 
-def test_no_runs_no_doubts() -> None:
-    assert find_doubtful_labels([]) == []
+def test_the_table_of_all_predictions(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    true = np.random.default_rng(1).integers(0, len(CLASSES), size=60)
+    runs = [*predictions(true, true, 0), *predictions(true, true, 1)]
+    pooled = pool_out_of_site(runs)
+    write_rows(tmp_path / "all.csv", pooled.header, pooled.rows())
+    write_rows(tmp_path / "all.parquet", pooled.header, pooled.rows())
+    with (tmp_path / "all.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [*rows[0]] == ["file", "site", "label", "predicted", "confidence", *(f"p_{name}" for name in CLASSES)]
+    assert len(rows) == len({row["file"] for row in rows}) == 60
+    for row in rows:
+        values = {name: float(row[f"p_{name}"]) for name in CLASSES}
+        assert sum(values.values()) == pytest.approx(1, abs=1e-5)
+        assert values[row["predicted"]] == max(values.values()) == float(row["confidence"])
+        assert row["file"].startswith(row["site"])
+        number = int(row["file"].split("/")[1][:-4])
+        assert row["label"] == CLASSES[true[number]]
+        logits = [run.logits[number] for run in runs if run.unseen[number]]
+        assert len(logits) == 2  # one of each trial
+    table = pyarrow.read_table(tmp_path / "all.parquet")
+    assert table.column("file").to_pylist() == [row["file"] for row in rows]
+    assert str(table.schema.field("label").type) == "string" and str(table.schema.field("confidence").type) == "double"

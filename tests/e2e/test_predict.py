@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from aidgn.data import load_dataset
+from aidgn.data.table_reader import read_table
 from aidgn.inference import load_model, output
 from aidgn.training import RunSpec, train
 
@@ -174,6 +175,14 @@ def test_killed_process_leaves_no_temporary_csv(place: Path, here: Aidgn, monkey
     assert not beside and len((place / "alone" / "labels.csv").read_text().splitlines()) == 41
 
 
+def test_a_csv_file_that_excel_reads_as_utf_8(place: Path, here: Aidgn) -> None:
+    here("run", "pictures/ink", "--csv", "excel.csv", "--bom")
+    content = (place / "excel.csv").read_bytes()
+    here("run", "pictures/ink", "--csv", "plain.csv")
+    assert content == b"\xef\xbb\xbf" + (place / "plain.csv").read_bytes()
+    assert len(read_table(place / "excel.csv").files("file")) == 40
+
+
 def test_ignored_files_are_named(place: Path, here: Aidgn) -> None:
     folder = place / "mixed"
     folder.mkdir()
@@ -195,6 +204,7 @@ def test_ignored_files_are_named(place: Path, here: Aidgn) -> None:
         (("run", "-"), "No image found"),
         (("nowhere", "pictures"), "nowhere"),
         (("run", "pictures", "--csv", "-", "--json"), "choose one"),
+        (("run", "pictures", "--csv", "-", "--bom"), "--bom is for --csv FILE"),
         (("run",), "IMAGES"),
     ],
 )

@@ -6,8 +6,9 @@ have its label. A label is doubtful if another class reaches its threshold and i
 Doubtful labels are ranked by the difference between both probabilities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -36,15 +37,46 @@ class DoubtfulLabel:
     suggestion_probability: float
 
 
-def find_doubtful_labels(runs: Sequence[Predictions]) -> list[DoubtfulLabel]:
-    """Find the pictures whose label looks wrong, the most doubtful first.
+@dataclass(frozen=True, eq=False)
+class OutOfSite:
+    """The calibrated probabilities of pictures by networks that never saw their site, means over trials.
 
     Args:
-        runs: Predictions of runs on the same pictures, each with one site unseen, in one or several trials.
+        files: Paths relative to the data set's folder.
+        sites: Site of each picture, index into `site_names`.
+        labels: Class of each picture as labelled, index into `class_names`.
+        probabilities: [N, C].
+        site_names: Names of the sites.
+        class_names: Names of the classes.
+    """
+
+    files: list[str]
+    sites: np.ndarray
+    labels: np.ndarray
+    probabilities: np.ndarray
+    site_names: list[str]
+    class_names: list[str]
+
+    @property
+    def header(self) -> list[str]:
+        """Names of the columns of `rows`."""
+        return ["file", "site", "label", "predicted", "confidence", *(f"p_{name}" for name in self.class_names)]
+
+    def rows(self) -> Iterator[list[Any]]:
+        """Yield a row for each picture: file, site, label, predicted class, its probability, those of all classes."""
+        for file, site, label, values in zip(self.files, self.sites, self.labels, self.probabilities, strict=True):
+            best = int(values.argmax())
+            shown = [round(value, 6) for value in values.tolist()]
+            yield [file, self.site_names[site], self.class_names[label], self.class_names[best], shown[best], *shown]
+
+
+def pool_out_of_site(runs: Sequence[Predictions]) -> OutOfSite:
+    """Average the predictions for the pictures of unseen sites over trials.
+
+    Args:
+        runs: Predictions of runs on the same pictures, each with one site unseen; at least one.
     """
     unseen = [run.out_of_site for run in runs]
-    if not unseen:
-        return []
     by_site: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for run in unseen:
         by_site.setdefault(run.targets[0], []).append((run.logits, run.labels))
@@ -62,15 +94,19 @@ def find_doubtful_labels(runs: Sequence[Predictions]) -> list[DoubtfulLabel]:
         trials[places] += 1
         labels[places] = run.labels
         sites[places] = run.domains
-    probabilities = sums / trials[:, None]
+    return OutOfSite(list(numbers), sites, labels, sums / trials[:, None], unseen[0].domain_names, classes)
+
+
+def find_doubtful_labels(pictures: OutOfSite) -> list[DoubtfulLabel]:
+    """Find the pictures whose label looks wrong, the most doubtful first."""
+    probabilities, labels, classes = pictures.probabilities, pictures.labels, pictures.class_names
     suggestions = suggest(probabilities, labels)
     given, suggested = (np.take_along_axis(probabilities, c[:, None], 1)[:, 0] for c in (labels, suggestions))
-    files = list(numbers)
     doubtful = np.flatnonzero(suggestions != labels)
     return [
         DoubtfulLabel(
-            files[i],
-            unseen[0].domain_names[sites[i]],
+            pictures.files[i],
+            pictures.site_names[pictures.sites[i]],
             classes[labels[i]],
             classes[suggestions[i]],
             float(given[i]),

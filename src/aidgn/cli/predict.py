@@ -46,6 +46,7 @@ right. Models of `aidgn fit` also compare all images with those of the training 
     help="Print the K most probable classes.",
 )
 @click.option("--csv", metavar="FILE", help="Write CSV to FILE; - is standard output.")
+@click.option("--bom", is_flag=True, help="Begin the CSV file with a byte-order mark, by which Excel knows UTF-8.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option(
     "--false-alarms",
@@ -83,6 +84,7 @@ def predict(
     others: tuple[str, ...],
     top: int,
     csv: str | None,
+    bom: bool,
     as_json: bool,
     false_alarms: float,
     abstain_below: float | None,
@@ -97,6 +99,8 @@ def predict(
     JSON Lines, Parquet) with a row per picture, whose order and columns the output keeps."""
     if csv == "-" and as_json:
         raise AidgnError("--csv - and --json both print to standard output: choose one, or give --csv a file.")
+    if bom and csv in (None, "-"):
+        raise AidgnError("--bom is for --csv FILE.")
     if csv and Path(csv).is_dir():
         raise AidgnError(f"--csv {csv} is a folder: name a file in it.")
 
@@ -156,7 +160,9 @@ def predict(
         if csv == "-":
             outputs.append((stdout, format_csv))
         elif csv:
-            outputs.append((stack.enter_context(written_at_last(Path(csv))), format_csv))
+            csv_file = stack.enter_context(written_at_last(Path(csv)))
+            csv_file.write("\ufeff" if bom else "")
+            outputs.append((csv_file, format_csv))
         if not outputs:
             file_width, label_width = column_widths(files, loaded.classes)
             outputs.append((stdout, partial(format_text, file_width=file_width, label_width=label_width)))

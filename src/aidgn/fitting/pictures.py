@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from aidgn.analysis.extraction import extract_features
-from aidgn.analysis.label_errors import DoubtfulLabel, find_doubtful_labels
+from aidgn.analysis.label_errors import DoubtfulLabel, OutOfSite, find_doubtful_labels, pool_out_of_site
 from aidgn.analysis.near_copies import NearCopy, find_near_copies, picture
 from aidgn.analysis.predictions import Predictions
 from aidgn.data.cache import DecodedDataset
@@ -29,10 +29,12 @@ class DoubtfulPictures:
     Args:
         labels: Pictures whose label looks wrong, the most doubtful first.
         copies: Pairs of resized, recompressed or cropped copies across sites, the most similar first.
+        out_of_site: Predictions for all pictures; None with a single site.
     """
 
     labels: Sequence[DoubtfulLabel] = ()
     copies: Sequence[NearCopy] = ()
+    out_of_site: OutOfSite | None = None
 
     def sentences(self) -> list[str]:
         """Describe the pictures, a sentence or two for each kind."""
@@ -96,4 +98,5 @@ def check_pictures(
         return DoubtfulPictures()
     features = extract_features(final, **options)
     copies = find_near_copies(decoded, features.features, options.get("on_progress"))
-    return DoubtfulPictures(find_doubtful_labels(runs), copies)
+    out_of_site = pool_out_of_site(runs)
+    return DoubtfulPictures(find_doubtful_labels(out_of_site), copies, out_of_site)

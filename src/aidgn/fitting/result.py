@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from aidgn.algorithms.custom import is_custom
 from aidgn.analysis.predictions import Predictions
+from aidgn.errors import AidgnError
 from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.fitting.plan import name_of
 from aidgn.fitting.store import FitFolder
 from aidgn.inference import load_model
 from aidgn.new_site.expectations import Expectations
+from aidgn.report.export import write_rows
 from aidgn.results import html_table
 from aidgn.runs.spec import RunSpec
 
@@ -74,6 +76,15 @@ class FitResult:
         return load_model(
             self.model_folder, algorithm=self.final.algorithm if is_custom(self.final.algorithm) else None
         )
+
+    def save_predictions(self, path: str | Path) -> None:
+        """Write what runs that never saw a picture's site predict for it, a row for each, as CSV or .parquet.
+
+        The columns are file, site, label, predicted, confidence, and p_CLASS for each class.
+        """
+        if self.pictures.out_of_site is None:
+            raise AidgnError("There are no such predictions: they take two domains or more.")
+        write_rows(path, self.pictures.out_of_site.header, self.pictures.out_of_site.rows())
 
     @property
     def predict_command(self) -> str:

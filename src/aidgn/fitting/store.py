@@ -19,6 +19,7 @@ from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.fitting.plan import name_of
 from aidgn.new_site.expectations import Expectations
+from aidgn.report.export import write_rows
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.spec import RunSpec
@@ -40,6 +41,7 @@ class FitFolder:
         self.page = self.path / "report.html"
         self.doubtful = self.path / "doubtful.csv"
         self.copies = self.path / "copies.csv"
+        self.out_of_site = self.path / "out_of_site.csv"
 
     def read_summary(self) -> dict[str, Any]:
         """Read summary.json of an earlier fit; {} if there is none."""
@@ -157,7 +159,10 @@ class FitFolder:
         write_text(self.report, report)
 
     def _write_pictures(self, pictures: DoubtfulPictures) -> None:
-        """Write a CSV file for each kind of doubtful pictures; remove that of an earlier fit if there are none."""
+        """Write a CSV file of all predictions and one for each kind of doubtful pictures, and remove earlier ones."""
+        self.out_of_site.unlink(missing_ok=True)
+        if pictures.out_of_site:
+            write_rows(self.out_of_site, pictures.out_of_site.header, pictures.out_of_site.rows())
         for path, rows in ((self.doubtful, pictures.labels), (self.copies, pictures.copies)):
             if not rows:
                 path.unlink(missing_ok=True)

@@ -99,6 +99,8 @@ def _to_parquet(path: Path) -> None:
         raise AidgnError(
             "Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or write CSV with --csv FILE."
         ) from None
-    texts = {name: pyarrow.string() for name in ("dataset", "algorithm", "target")}
+    texts = {
+        name: pyarrow.string() for name in ("dataset", "algorithm", "target", "file", "site", "label", "predicted")
+    }
     table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=texts))
     parquet.write_table(table, path)
