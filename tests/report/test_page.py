@@ -10,7 +10,7 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,10 @@ from aidgn.report import reproduce as rerun
 from aidgn.report.latent_view import packed
 from aidgn.report.page import as_json, write_report
 from aidgn.report.paper import paper
+from aidgn.runs.folder import RunFolder
+from aidgn.runs.run_id import sweep_key
 from aidgn.selection import read_runs
+from aidgn.sweeps.plan import SweepPlan
 from aidgn.sweeps.plan_file import read_plans
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -551,66 +554,43 @@ def test_adaptation_beside_the_papers_and_of_these_weights_only(tmp_path: Path) 
     assert f"{87.5 - printed:+.1f}" in html.unescape(section).replace("−", "-")
 
 
-def test_commands_group_runs_as_they_were_swept(tmp_path: Path, images: Path) -> None:
-    sweep = tmp_path / "sweep"
-    defaults = {"weight_decay": 0.0, "resnet_dropout": 0.0}
-    for trial in (0, 1):
-        for target in range(3):
-            make_run(sweep, images, "ERM", target, trial, with_features=False, **defaults)
-    make_run(sweep, images, "ERM", 1, 0, draw=3, with_features=False, **defaults)
-    own = make_run(sweep, images, "Own", 0, 0, with_features=False, tau=0.123456789)
-    about = json.loads((own / "run.json").read_text())
-    about["identity"] |= {"augment_validation": True, "schedule": "cosine", "warmup": 3}
-    (own / "run.json").write_text(json.dumps(about))
-    commands = [shlex.split(line) for line in rerun.commands(read_runs(sweep).runs, "my runs")]
-    assert [command[1:3] for command in commands] == [["sweep", "photos"], ["train", "photos"], ["train", "photos"]]
-    swept, drawn, single = commands
-    assert swept[3:7] == ["--algorithm", "ERM", "--trials", "2"]  # every domain: no --target
-    assert drawn[3:11] == ["--algorithm", "ERM", "--target", "dusk", "--trial", "0", "--draw", "3"]
-    assert swept[-2:] == ["--out", "my runs"] and "--steps" in swept
-    assert {swept[i + 1] for i, part in enumerate(swept) if part == "--set"} == {"batch_size=4"}
-    assert single[3:9] == ["--algorithm", "Own", "--target", "day", "--trial", "0"]
-    assert "tau=0.123456789" in single and "--augment-validation" in single and "--augment-validation" not in swept
-    assert "--schedule cosine --warmup 3" in " ".join(single) and "--schedule" not in swept
+def plans_of(lines: list[str], tmp_path: Path) -> dict[str, list[SweepPlan]]:
+    """The plans that a script writes and sweeps, by the folder of the sweep."""
+    script = "\n".join(line for line in lines if not line.startswith("aidgn report"))
+    subprocess.run(["sh", "-e"], input=f"aidgn() {{ :; }}\n{script}", text=True, check=True, cwd=tmp_path)
+    sweeps = [shlex.split(line) for line in lines if line.startswith("aidgn sweep ")]
+    assert all(words[3] == "--out" for words in sweeps)
+    return {place: read_plans(tmp_path / file)[0] for _, _, file, _, place in sweeps}
 
 
-def test_commands_train_exactly_the_runs_of_the_page(tmp_path: Path, images: Path) -> None:
-    def runs_of(command: list[str]) -> set[tuple[str, int]]:
-        targets = [value for option, value in pairwise(command) if option == "--target"] or DOMAINS
-        if command[1] == "train":
-            return {(targets[0], int(command[command.index("--trial") + 1]))}
-        return set(product(targets, range(int(command[command.index("--trials") + 1]))))
-
-    whole = [*product(range(3), (0, 1))]
-    for number, (places, kinds) in enumerate(
-        [
-            (whole, ["sweep"]),
-            (whole[1:], ["sweep", "train"]),
-            ([*product(range(3), (1, 3))], ["train"] * 6),
-            ([*product(range(3), (0, 2))], ["sweep"] + ["train"] * 3),
-            ([(0, 1), (1, 2)], ["train"] * 2),
-        ]
-    ):
-        sweep = tmp_path / str(number)
-        for target, trial in places:
-            make_run(sweep, images, "ERM", target, trial, with_features=False)
-        commands = [shlex.split(line) for line in rerun.commands(read_runs(sweep).runs, "runs")]
-        assert [command[1] for command in commands] == kinds
-        trained = [run for command in commands for run in runs_of(command)]
-        assert sorted(trained) == sorted((DOMAINS[target], trial) for target, trial in places)
+def test_the_plans_train_exactly_these_runs(tmp_path: Path, digits_run: Callable[..., Path]) -> None:
+    runs = [
+        digits_run(tmp_path / "runs", "ERM", target, trial=trial) for target in ("ink", "chalk") for trial in (0, 1)
+    ]
+    values = {"batch_size": 8, "lr": 1.23456789e-4}
+    runs += [digits_run(tmp_path / "runs", "ERM", "ink", hyper_parameters=values, trial=trial) for trial in (0, 2)]
+    runs.append(digits_run(tmp_path / "runs", "ERM", "ink", hyper_parameters=values, draw=3))
+    runs.append(digits_run(tmp_path / "runs", "AIDGN", ("ink", "poster"), average="sma:2"))
+    runs.append(digits_run(tmp_path / "runs", "AIDGN", ()))
+    runs.append(digits_run(tmp_path / "runs", "CORAL", "chalk", schedule="cosine", warmup=1))
+    lines = rerun.commands(read_runs(tmp_path / "runs").runs, "my runs")
+    plans = plans_of(lines, tmp_path)
+    assert list(plans) == ["my runs", "my runs-2"]  # a sweep has one schedule
+    keys = [spec.key() for members in plans.values() for plan in members for spec in plan.expand()]
+    assert sorted(keys) == sorted(sweep_key(RunFolder(run).identity) for run in runs)
 
 
-def test_commands_sweep_an_algorithm_once_per_folder(tmp_path: Path, images: Path) -> None:
-    """A sweep refuses a folder with a sweep of other settings."""
-    for settings in ({"tau": 1.0}, {"rho": 2.0}):
-        for target in range(3):
-            folder = make_run(tmp_path / "runs", images, "ERM", target, with_features=False, **settings)
-            folder.rename(f"{folder}-{settings}")
-    commands = [shlex.split(line) for line in rerun.commands(read_runs(tmp_path / "runs").runs, "runs")]
-    assert [command[1] for command in commands] == ["sweep", "train", "train", "train"]
-    swept = next(name for name in ("tau=1", "rho=2") if name in commands[0])
-    assert all(("rho=2" if swept == "tau=1" else "tau=1") in command for command in commands[1:])
-    assert all(swept not in command for command in commands[1:])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_runs_of_a_full_grid_are_not_listed_one_by_one(missing: int, tmp_path: Path, images: Path) -> None:
+    places = [*product(("CORAL", "ERM"), range(3), range(2))][missing:]
+    for algorithm, target, trial in places:
+        make_run(tmp_path / "runs", images, algorithm, target, trial, with_features=False)
+    (plans,) = plans_of(rerun.commands(read_runs(tmp_path / "runs").runs, "runs"), tmp_path).values()
+    full = plans[-1]
+    assert (full.targets, full.trials, full.draws, full.runs) == (("day", "dusk", "night"), 2, 1, ())
+    assert full.algorithms == (("CORAL", "ERM") if not missing else ("ERM",))
+    listed = [(0, 0, "dusk"), (0, 0, "night"), (1, 0, "day"), (1, 0, "dusk"), (1, 0, "night")]
+    assert [plan.runs for plan in plans[:-1]] == [tuple(listed)] * missing
 
 
 def test_commands_of_one_run_make_the_page_of_that_run(
@@ -627,9 +607,10 @@ def test_commands_of_one_run_make_the_page_of_that_run(
         monkeypatch.chdir(place)
         text = write_report([given], tmp_path / "page.html", points=50, permutations=19).read_text()
         text = text.partition('aria-label="Commands">')[2].partition("</pre>")[0]
-        commands = [shlex.split(line) for line in html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()]
-        assert [command[1] for command in commands] == ["train", "report"]
-        assert commands[0][-2:] == ["--out", "runs"] and commands[1][2:] == [f"runs/{run.name}", "--points", "50"]
+        lines = html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()
+        (plan,) = plans_of(lines, tmp_path)["runs"]
+        assert [spec.key() for spec in plan.expand()] == [sweep_key(RunFolder(renamed).identity)]
+        assert lines[-1] == f"aidgn report runs/{run.name} --points 50"
 
 
 def test_commands_of_runs_in_several_folders(tmp_path: Path, images: Path) -> None:
@@ -638,83 +619,22 @@ def test_commands_of_runs_in_several_folders(tmp_path: Path, images: Path) -> No
             make_run(tmp_path / place, images, algorithm, target, with_features=False)
     text = report(tmp_path, tmp_path / "first", tmp_path / "second").read_text()
     text = text.partition('aria-label="Commands">')[2].partition("</pre>")[0]
-    commands = [shlex.split(line) for line in html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()]
-    assert [(line[1], line[line.index("--algorithm") + 1], line[-2:]) for line in commands[:2]] == [
-        ("sweep", "ERM", ["--out", "first"]),
-        ("sweep", "AIDGN", ["--out", "second"]),
-    ]
-    assert commands[2:] == [["aidgn", "report", "first", "second", "--points", "50"]]
+    lines = html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()
+    plans = {place: plan.algorithms for place, (plan,) in plans_of(lines, tmp_path).items()}
+    assert plans == {"first": ("ERM",), "second": ("AIDGN",)}
+    assert lines[-1] == "aidgn report first second --points 50"
 
 
-def test_commands_of_last_stages_file_weights_and_data_sets(tmp_path: Path, images: Path) -> None:
-    def change(folder: Path, **changes: object) -> None:
-        about = json.loads((folder / "run.json").read_text())
-        about["identity"] |= changes
-        (folder / "run.json").write_text(json.dumps({**about, "skipped": ["a.jpg"]}))
-
-    place = tmp_path / "fit-photos" / "runs"
-    for algorithm in ("AIDGN", "ERM"):
-        for target in range(3):
-            change(
-                make_run(place, images, algorithm, target, 0, with_features=False),
-                train_only="last-stage",
-                backbone="resnet18",
-                weights="r18-0123abcd",
-            )
-    single = make_run(tmp_path / "single", images, "ERM", 0, with_features=False)
-    change(single, train_only="last-stage", backbone="resnet18", weights="r18-0123abcd")
-    note, *swept = rerun.commands(read_runs(place).runs, "fit-photos/runs")
+def test_a_plan_names_files_that_the_runs_needed(tmp_path: Path, images: Path) -> None:
+    run = make_run(tmp_path / "runs", images, "ERM", 0, with_features=False)
+    about = json.loads((run / "run.json").read_text())
+    about["identity"] |= {"train_only": "last-stage", "weights": "r18-0123abcd", "source": "0" * 16}
+    (run / "run.json").write_text(json.dumps({**about, "skipped": ["a.jpg"]}))
+    note, *lines = rerun.commands(read_runs(tmp_path / "runs").runs, "runs")
     assert note == "# r18.safetensors: the initial weights, in a file whose sha256 begins with 0123abcd"
-    assert sorted(shlex.split(line)[1:5] for line in swept) == [
-        ["sweep", "photos", "--algorithm", name] for name in ("AIDGN", "ERM")
-    ]
-    (trained,) = rerun.commands(read_runs(tmp_path / "single").runs, "runs")[1:]
-    assert trained.startswith("aidgn train photos --algorithm ERM --target day --trial 0 ")
-    for command in (*swept, trained):
-        assert "--weights r18.safetensors" in command and "--train last-stage" in command
-        assert "--eval-every 2" in command and "--skip-broken" in command
-
-    for dataset in ("photos", "scans"):
-        for target in range(3):
-            change(
-                make_run(tmp_path / dataset, images, "ERM", target, 0, with_features=False),
-                dataset=dataset,
-                source="0" * 16,
-            )
-    lines = [shlex.split(line) for line in rerun.commands(read_runs(tmp_path / "photos", tmp_path / "scans").runs, "x")]
-    assert [line[1:5] for line in lines] == [
-        ["sweep", name, "--algorithm", "path/to/file.py:ERM"] for name in ("photos", "scans")
-    ]
-    assert all("--skip-broken" in line for line in lines)
-
-
-def test_commands_of_values_tried_one_at_a_time_are_one_sweep(
-    tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for settings in ({}, {"tau": 5.0}, {"tau": 2e-5}, {"rho": "wide"}):
-        for target in range(3):
-            folder = make_run(
-                tmp_path / "runs",
-                images,
-                "ERM",
-                target,
-                0,
-                with_features=False,
-                weight_decay=0.0,
-                resnet_dropout=0.0,
-                **settings,
-            )
-            folder.rename(f"{folder}-{settings}")
-    plan, sweep = rerun.commands(read_runs(tmp_path / "runs").runs, "runs")
-    assert plan.startswith("echo ") and plan.endswith(" > values.yaml")
-    monkeypatch.chdir(tmp_path)
-    subprocess.run(plan, shell=True, check=True)
-    (read,), _ = read_plans(Path("values.yaml"))
-    assert (read.datasets, read.algorithms) == (("photos",), ("ERM",))
-    found = {name: sorted(values, key=str) for name, values in read.hyper_parameters.items()}
-    assert found == {"tau": ["2e-05", 5], "rho": ["wide"]}
-    assert sweep.startswith("aidgn sweep photos --algorithm ERM ") and sweep.endswith(" --plan values.yaml")
-    assert "tau" not in sweep and "batch_size=4" in sweep
+    (plan,) = plans_of(lines, tmp_path)["runs"]
+    assert (plan.algorithms, plan.weights) == (("path/to/file.py:ERM",), "r18.safetensors")
+    assert plan.train_only == "last-stage" and plan.skip_broken and plan.eval_every == 2
 
 
 def test_an_own_algorithm_is_looked_into_where_it_is_given(

@@ -207,6 +207,8 @@ def find_plans(
         places.setdefault("out", str(path.parent))
     if names:
         options["datasets"] = names
+    if options.keys() & {"targets", "leave_one_out", "trials", "draws"}:
+        options["runs"] = ()  # of the plan, which these replace
     return [
         replace(plan, **options, hyper_parameters={**plan.hyper_parameters, **hyper_parameters}) for plan in plans
     ], places

@@ -1,16 +1,12 @@
-"""What it takes to repeat runs: commands, versions, hyper-parameters, data."""
+"""What it takes to repeat runs: plans and commands, versions, hyper-parameters, data."""
 
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from aidgn.data.registry import DATASETS, SMALL_SIDE
+from aidgn.data.registry import SMALL_SIDE
 from aidgn.errors import short
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
@@ -18,70 +14,8 @@ from aidgn.runs.options import HEAD, run_options
 from aidgn.runs.records import RunRecords
 from aidgn.runs.run_id import folder_name
 
-Settings = tuple[tuple[str, str], ...]  # of --set, name and value
-RunKey = tuple[tuple[str, ...], int, int]  # targets, trial, draw
-
-
-@dataclass(frozen=True)
-class Grid:
-    """All trials and draws with each of the targets unseen; with leave-one-out, also with pairs of targets."""
-
-    targets: tuple[str, ...] = ()
-    trials: int = 0
-    draws: int = 0
-    leave_one_out: bool = False
-
-    def runs(self, domains: Sequence[str]) -> set[RunKey]:
-        """Return the runs of the grid."""
-        unseen: set[tuple[str, ...]] = {(target,) for target in self.targets}
-        if self.leave_one_out:
-            for target, other in product(self.targets, domains):
-                unseen.add(tuple(name for name in domains if name in (target, other)))
-        return set(product(unseen, range(self.trials), range(self.draws)))
-
-
-@dataclass
-class RunGroup:
-    """Runs of one algorithm with the same options and hyper-parameters: they differ in target, trial and draw.
-
-    Args:
-        dataset: Name of the data set.
-        algorithm: Value of --algorithm.
-        options: Options other than --set.
-        settings: Hyper-parameters that differ from the defaults.
-        domains: Domains of the data set.
-        runs: The runs.
-        values: Further values of single hyper-parameters, each tried in as many runs.
-    """
-
-    dataset: str
-    algorithm: str
-    options: tuple[str, ...]
-    settings: Settings
-    domains: Sequence[str]
-    runs: set[RunKey] = field(default_factory=set)
-    values: dict[str, list[Any]] = field(default_factory=dict)
-
-    def accepts(self, draw: int, settings: Settings, hyper_parameters: Mapping[str, Any]) -> bool:
-        """Return whether a run belongs to the group. --set replaces the values of every draw."""
-        if draw == 0:
-            return self.settings == settings
-        return all(_exact(hyper_parameters.get(name)) == value for name, value in self.settings)
-
-    def largest_grid(self) -> Grid:
-        """Return the largest full grid among the runs."""
-        best, size = Grid(), 0
-        numbers = {(1 + trial, 1 + draw) for _, trial, draw in self.runs}
-        for trials, draws in product({trials for trials, _ in numbers}, {draws for _, draws in numbers}):
-            if trials * draws > len(self.runs):
-                continue
-            cells = list(product(range(trials), range(draws)))
-            targets = tuple(name for name in self.domains if all(((name,), *cell) in self.runs for cell in cells))
-            if len(targets) * len(cells) > size:
-                size = len(targets) * len(cells)
-                best = Grid(targets, trials, draws)
-        with_pairs = replace(best, leave_one_out=True)
-        return with_pairs if with_pairs.runs(self.domains) <= self.runs else best
+if TYPE_CHECKING:
+    from aidgn.sweeps.plan import SweepPlan
 
 
 def folder(path: Path) -> str:
@@ -91,113 +25,73 @@ def folder(path: Path) -> str:
 
 
 def commands(runs: Iterable[RunRecords], out: str) -> list[str]:
-    """Return the commands that train exactly these runs below the folder `out`.
+    """Return the lines of a shell script that trains exactly these runs below the folder `out`.
 
-    One `aidgn sweep` trains the largest full grid of targets, trials and draws of a group, `aidgn train` every other
-    run. A sweep refuses a folder with a sweep of other settings, so a data set has one set of options that is swept and
-    each algorithm one group.
+    The script writes a plan, the stored specifications of the runs, and sweeps it. All runs of a sweep on a data set
+    share their settings, so runs with other settings go to another folder.
     """
-    described = [run for run in runs if run.metadata.is_described]
-    weights = {_weights(run.metadata.identity): str(run.metadata.identity.get("weights")) for run in described}
+    from aidgn.sweeps.plan_file import write_plans
+
+    described = [run.metadata for run in runs if run.metadata.is_described]
+    files: list[list[SweepPlan]] = []  # plans that one sweep can train
+    for plan in _plans(described):
+        for plans in files:
+            if plan.precision == plans[0].precision and not any(map(plan.conflicts_with, plans)):
+                plans.append(plan)
+                break
+        else:
+            files.append([plan])
+    weights = {_weights(run.identity): str(run.identity.get("weights")) for run in described}
     lines = [
         f"# {file}: the initial weights, in a file whose sha256 begins with {known.rpartition('-')[2]}"
         for file, known in weights.items()
         if file != known
     ]
-    alike: dict[Any, list[RunGroup]] = {}  # groups that one sweep can train
-    for group in _group(described):
-        plan = (group.algorithm, json.dumps(group.values)) if group.values else ()
-        key = group.largest_grid(), group.dataset, group.options, group.settings, tuple(group.domains), plan
-        alike.setdefault(key, []).append(group)
-    singles: list[str] = []
-    options_swept: dict[str, tuple[str, ...]] = {}
-    swept: set[tuple[str, str]] = set()
-    for (grid, dataset, options, *_), groups in sorted(alike.items(), key=lambda item: -len(item[1][0].runs)):
-        algorithms = [group.algorithm for group in groups]
-        keys = {(dataset, algorithm) for algorithm in algorithms}
-        runs_swept = grid.runs(groups[0].domains)
-        if len(runs_swept) * len(groups) < 2 or options_swept.get(dataset, options) != options or keys & swept:
-            runs_swept = set()
-        else:
-            options_swept[dataset] = options
-            swept |= keys
-            lines += _sweep(groups[0], algorithms, grid, out)
-        singles += [_train(group, run, out) for group in groups for run in sorted(group.runs - runs_swept)]
-    return lines + singles
+    for number, plans in enumerate(files, 1):
+        place = out if number == 1 else f"{out}-{number}"
+        file = f"{Path(place).name}.yaml"
+        lines += [f"cat > {shlex.quote(file)} <<'END'", *write_plans(plans, [], None).splitlines(), "END"]
+        lines.append(shlex.join(["aidgn", "sweep", file, "--out", place]))
+    return lines
 
 
-def _group(runs: Sequence[RunRecords]) -> list[RunGroup]:
-    """Group runs by data set, algorithm, options and hyper-parameters."""
-    groups: dict[tuple[Any, ...], list[RunGroup]] = {}
-    for run in sorted(runs, key=lambda run: run.args["hparams_seed"]):
-        metadata, draw = run.metadata, run.args["hparams_seed"]
-        identity = metadata.identity
-        key = str(identity["dataset"]), _name(metadata), _options(metadata)
-        settings = _settings(identity, key[1]) if draw == 0 else ()
-        members = groups.setdefault(key, [])
-        group = next((group for group in members if group.accepts(draw, settings, identity["hyper_parameters"])), None)
-        if group is None:
-            group = RunGroup(*key, settings, metadata.domains)
-            members.append(group)
-        group.runs.add((tuple(identity["target"]), int(identity["trial"]), draw))
-    return [group for members in groups.values() for group in _merge_values(members)]
+def _plans(runs: Sequence[RunMetadata]) -> "list[SweepPlan]":
+    """Return a plan for all runs that differ in nothing but the algorithm, the unseen domains, trial and draw."""
+    from aidgn.sweeps.plan import SweepPlan
+
+    groups: dict[tuple[str, str, str, str], set[tuple[Any, ...]]] = {}  # data set, algorithm, options, settings
+    for run in sorted(runs, key=lambda run: int(run.identity["draw"])):
+        identity = run.identity
+        key = str(identity["dataset"]).removeprefix("own-"), _name(run), json.dumps(_options(run))
+        settings = json.dumps(_settings(identity, key[1]) if identity["draw"] == 0 else {})
+        if identity["draw"]:  # settings replace the values of every draw, also of the first
+            given = identity["hyper_parameters"]
+            known = [other for *group, other in groups if tuple(group) == key]
+            known = [other for other in known if json.loads(other).items() <= given.items()]
+            settings = max(known, key=len, default=settings)
+        place = int(identity["trial"]), int(identity["draw"]), *identity["target"]
+        groups.setdefault((*key, settings), set()).add(place)
+    alike: dict[tuple[Any, ...], list[str]] = {}  # algorithms with the same runs
+    for (dataset, algorithm, options, settings), places in groups.items():
+        alike.setdefault((dataset, options, settings, tuple(sorted(places))), []).append(algorithm)
+    plans = []
+    for (dataset, options, settings, runs_of_plan), algorithms in alike.items():
+        values = {"hyper_parameters": json.loads(settings), **json.loads(options)}
+        plans.append(SweepPlan(datasets=(dataset,), algorithms=tuple(algorithms), **_grid(runs_of_plan), **values))
+    return plans
 
 
-def _merge_values(groups: list[RunGroup]) -> list[RunGroup]:
-    """Merge groups that differ from one of them in one hyper-parameter each: a plan lists the values."""
-    for base in sorted(groups, key=lambda group: len(group.settings)):
-        values: dict[str, list[Any]] = {}
-        for group in groups:
-            changes = {*group.settings} - {*base.settings}
-            if (
-                len(changes) == 1
-                and group.runs == base.runs
-                and {**dict(base.settings), **dict(changes)} == dict(group.settings)
-            ):
-                ((name, value),) = changes
-                values.setdefault(name, []).append(yaml.safe_load(value))
-        if len(base.runs) > 1 and values and sum(map(len, values.values())) == len(groups) - 1:
-            return [replace(base, values=values)]
-    return groups
-
-
-def _sweep(group: RunGroup, algorithms: Sequence[str], grid: Grid, out: str) -> list[str]:
-    words = ["aidgn", "sweep", group.dataset.removeprefix("own-")]
-    for algorithm in algorithms:
-        words += ["--algorithm", algorithm]
-    if list(grid.targets) != list(group.domains):
-        for name in grid.targets:
-            words += ["--target", name]
-    if grid.leave_one_out:
-        words.append("--leave-one-out")
-    words += ["--trials", str(grid.trials)]
-    if grid.draws > 1:
-        words += ["--draws", str(grid.draws)]
-    words += _last_words(group, out)
-    if not group.values:
-        return [shlex.join(words)]
-    plan = {"datasets": [words[2]], "algorithms": list(algorithms), "hyper_parameters": group.values}
-    return [f"{shlex.join(['echo', json.dumps(plan)])} > values.yaml", shlex.join([*words, "--plan", "values.yaml"])]
-
-
-def _train(group: RunGroup, run: RunKey, out: str) -> str:
-    targets, trial, draw = run
-    words = ["aidgn", "train", group.dataset.removeprefix("own-"), "--algorithm", group.algorithm]
-    for name in targets or ("none",):
-        words += ["--target", name]
-    words += ["--trial", str(trial)]
-    if draw:
-        words += ["--draw", str(draw)]
-    return shlex.join(words + _last_words(group, out))
-
-
-def _last_words(group: RunGroup, out: str) -> list[str]:
-    settings = [word for name, value in group.settings for word in ("--set", f"{name}={value}")]
-    return [*group.options, *settings, "--out", out]
+def _grid(places: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return targets, trials and draws if the runs are all of their combinations; otherwise the runs one by one."""
+    targets = tuple(dict.fromkeys(names for _, _, *names in places for names in names))
+    trials, draws = (1 + max(place[part] for place in places) for part in (0, 1))
+    if all(len(place) == 3 for place in places) and len(places) == len(targets) * trials * draws:
+        return {"targets": targets, "trials": trials, "draws": draws}
+    return {"runs": tuple(places)}
 
 
 def _name(metadata: RunMetadata) -> str:
-    """Return the value of --algorithm; custom algorithms are in a file."""
+    """Return the algorithm of a plan; custom algorithms are in a file."""
     return f"path/to/file.py:{metadata.label.name}" if "source" in metadata.identity else metadata.label.name
 
 
@@ -208,34 +102,18 @@ def _weights(identity: Mapping[str, Any]) -> str:
     return f"{stem}.safetensors" if stem and len(digest) == 8 else known
 
 
-def _options(metadata: RunMetadata) -> tuple[str, ...]:
-    """Return command-line options other than --set whose values differ from those of the data set and the device."""
-    from aidgn import backbones
-
-    identity = metadata.identity
-    info = DATASETS.get(identity["dataset"])
-    small = (identity.get("image_size") or 224) <= SMALL_SIDE
-    defaults = {
-        "eval_every": info.eval_every if info else None,
-        "image_size": info.image_size if info else 224,
-        "backbone": backbones.SMALL if small else backbones.DEFAULT,
-        "weights": "none" if identity.get("backbone") == backbones.SMALL else "hub",
-    }
-    values = {**identity, "skip_broken": bool(metadata.skipped)}
-    if identity.get("weights"):
-        values["weights"] = _weights(identity)
-    options = []
-    for option in run_options():
-        value = values.get(option.name)
-        if value is not None and value != defaults.get(option.name, option.default):
-            options += [option.command_line] if option.type is bool else [option.command_line, str(value)]
-    precision = identity.get("precision")
-    if precision not in (None, "float32" if metadata.device.endswith("CPU") else "bfloat16"):
-        options += ["--precision", str(precision)]
-    return tuple(options)
+def _options(metadata: RunMetadata) -> dict[str, Any]:
+    """Return the options of a run, and its precision, as a plan has them."""
+    values = {**metadata.identity, "skip_broken": bool(metadata.skipped)}
+    if values.get("weights"):
+        values["weights"] = _weights(metadata.identity)
+    options = {option.name: values.get(option.name) for option in run_options()}
+    defaults = {option.name: option.default for option in run_options()}
+    given = {name: value for name, value in options.items() if value not in (None, defaults[name])}
+    return {**given, "precision": values.get("precision") or "auto"}
 
 
-def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
+def _settings(identity: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """Return the hyper-parameters of draw 0 that differ from the defaults; all of a custom algorithm."""
     from aidgn.algorithms import ALGORITHMS
 
@@ -245,16 +123,7 @@ def _settings(identity: Mapping[str, Any], algorithm: str) -> Settings:
         head = identity.get("train_only") == HEAD
         trial = int(identity["trial"])
         defaults = ALGORITHMS[algorithm].sample(identity["dataset"], trial, 0, small=small, head=head)
-    return tuple(
-        (name, _exact(value))
-        for name, value in sorted(given.items())
-        if name not in defaults or _exact(defaults[name]) != _exact(value)
-    )
-
-
-def _exact(value: Any) -> str:
-    """Format a value as shortly as possible without changing the run."""
-    return repr(value) if isinstance(value, float) and float(_text(value)) != value else _text(value)
+    return {name: value for name, value in sorted(given.items()) if name not in defaults or defaults[name] != value}
 
 
 def _text(value: Any) -> str:

@@ -36,6 +36,8 @@ class SweepPlan(RunOptions):
         hyper_parameters: Values by name, for the algorithms that have the hyper-parameter. A list is varied, one value
             at a time. {algorithm: {name: value}} is for that algorithm alone.
         precision: Arithmetic of all runs.
+        runs: The runs one by one, in place of `targets`, `leave_one_out`, `trials` and `draws`: trial, draw and the
+            unseen domains of each.
     """
 
     datasets: tuple[str, ...]
@@ -46,6 +48,7 @@ class SweepPlan(RunOptions):
     draws: int = 1
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "auto"
+    runs: tuple[tuple[Any, ...], ...] = ()
 
     def expand(self, load: Load | None = None) -> list[RunSpec]:
         """Return the resolved runs in order of priority: data set, algorithm, value varied, draw, trial, target.
@@ -71,7 +74,8 @@ class SweepPlan(RunOptions):
                 )
             names[dataset.name] = dataset_name
             targets = self._targets(dataset)
-            number = sum(map(len, points.values())) * self.draws * self.trials * len(targets)
+            repeats = len(self.runs) or self.draws * self.trials * len(targets)
+            number = sum(map(len, points.values())) * repeats
             if number > MAX_RUNS:
                 raise AidgnError(
                     f"The plan has {number:,} runs on {dataset.name}; a sweep has at most {MAX_RUNS:,}. Give fewer "
@@ -80,9 +84,9 @@ class SweepPlan(RunOptions):
             _check_all_sources(algorithms, dataset, max(targets, key=len))
             for algorithm in algorithms:
                 keys = set()  # a varied value may be the default, which is planned already
-                for values, draw, trial in product(points[algorithm], range(self.draws), range(self.trials)):
+                for values, (draw, trial, groups) in product(points[algorithm], list(self._repeats(targets))):
                     spec = replace(blank, algorithm=algorithm, trial=trial, draw=draw, hyper_parameters=values)
-                    for run in _resolve(spec, targets, dataset):
+                    for run in _resolve(spec, groups, dataset):
                         key = repr((draw, trial, run.target, run.hyper_parameters))
                         if key not in keys:
                             runs.append(run)
@@ -91,6 +95,9 @@ class SweepPlan(RunOptions):
 
     def _targets(self, dataset: Dataset) -> list[tuple[str, ...]]:
         """The unseen domains of each run: the targets, then pairs of a target and another domain if asked for."""
+        if self.runs:
+            numbers = [sorted({dataset.find_domain(str(name)) for name in names}) for _, _, *names in self.runs]
+            return [tuple(dataset.domains[number] for number in group) for group in numbers]
         targets = list(dict.fromkeys(dataset.find_domain(str(target)) for target in self.targets))
         targets = targets or list(range(len(dataset.domains)))
         groups: list[tuple[int, ...]] = [(target,) for target in targets]
@@ -98,6 +105,13 @@ class SweepPlan(RunOptions):
             pairs = (tuple(sorted(pair)) for pair in product(targets, range(len(dataset.domains))))
             groups += dict.fromkeys(pair for pair in pairs if pair[0] != pair[1])
         return [tuple(dataset.domains[number] for number in group) for group in groups]
+
+    def _repeats(self, targets: list[tuple[str, ...]]) -> Iterator[tuple[int, int, list[tuple[str, ...]]]]:
+        """Draw, trial and groups of unseen domains; of runs listed one by one, those at the same place in `targets`."""
+        if not self.runs:
+            yield from ((draw, trial, targets) for draw, trial in product(range(self.draws), range(self.trials)))
+        for (trial, draw, *_), group in zip(self.runs, targets, strict=False):
+            yield draw, trial, [group]
 
     def _grid(self, algorithm: str, algorithms: Sequence[str]) -> list[dict[str, Any]]:
         """The hyper-parameters given for an algorithm, then one variant for every value of every list."""
@@ -157,12 +171,14 @@ class SweepPlan(RunOptions):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, without options at their defaults."""
-        always = ("datasets", "algorithms", "trials", "draws")
+        always = ("datasets", "algorithms") if self.runs else ("datasets", "algorithms", "trials", "draws")
         values = {
             entry.name: getattr(self, entry.name)
             for entry in sorted(fields(self), key=lambda entry: entry.name in RUN_OPTIONS)
             if entry.name in always or getattr(self, entry.name) not in (entry.default, None, (), {})
         }
+        if self.runs:
+            values["runs"] = list(map(list, self.runs))
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from aidgn.devices import PRECISION_NAMES
 from aidgn.errors import AidgnError, ParameterError, amount, clip, did_you_mean
+from aidgn.runs.metadata import Number
 from aidgn.runs.options import Option, run_options, without_aliases
 from aidgn.sweeps.plan import SweepPlan
 
@@ -139,6 +141,14 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
+def _runs(key: str, value: Any) -> tuple[tuple[Any, ...], ...]:
+    try:
+        runs = msgspec.convert(value, list[list[Number | str]])
+        return tuple((*msgspec.convert(run[:2], tuple[Number, Number]), *run[2:]) for run in runs)
+    except ValueError:
+        raise ParameterError(key, value, "a list of lists: trial, draw, unseen domains") from None
+
+
 def _number(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
         raise ParameterError(key, value, "a whole number of at least 1")
@@ -189,6 +199,7 @@ CHECKS = {
     "leave_one_out": _flag,
     "trials": _number,
     "draws": _number,
+    "runs": _runs,
     "hyper_parameters": _hyper_parameters,
     **{option.name: _option_check(option) for option in run_options()},
     "precision": _precision,
