@@ -144,3 +144,18 @@ def calibration_error(confidences: Floats, right: NDArray[np.bool_], bins: int =
     confidences = confidences.astype(np.float64)
     places = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
     return float(np.abs(np.bincount(places, right - confidences, bins)).sum() / len(right))
+
+
+def count_confusions(labels: NDArray[np.integer], predicted: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
+    """Count images by class and predicted class, [classes, classes]."""
+    counts = np.zeros((classes, classes), np.int64)
+    np.add.at(counts, (labels, predicted), 1)
+    return counts
+
+
+def list_mistakes(counts: NDArray[np.int64], most: int) -> list[tuple[int, int, int, int]]:
+    """List the most frequent mistakes: class, predicted class, their images, images of the class."""
+    wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
+    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+    pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)
+    return [(int(i), int(j), int(wrong[i, j]), int(counts[i].sum())) for i, j in pairs if wrong[i, j]]

@@ -235,7 +235,7 @@ def test_bars_are_means_over_data_sets_of_means_over_targets() -> None:
     figure = run_figures.adaptation_bars(rows)
     labels = [text.get_text() for text in figure.axes[0].texts]
     # ERM: targets 0.70 and 0.80, trials +0 and +0.02, the other data set 0.2 lower: 0.66; AIDGN 0.01 above.
-    assert labels == ["66.0"] * 5 + ["67.0"] * 5
+    assert labels == ["66.0", "67.0"] * 5
     with pytest.raises(AidgnError, match="aidgn adapt"):
         run_figures.adaptation_bars([row for row in rows if not row["selected"]])
 

@@ -56,7 +56,8 @@ def adaptation_tables(
             "Runs selected by training-domain validation, settings of a method by accuracy on source validation data. "
             "The target's labels select nothing."
         )
-        table.notes += [*(paper_notes(table.rows, "training") if paper else []), *notes]
+        table.notes += notes
+        table.paper_notes = paper_notes(table.rows, "training") if paper else []
     return tables
 
 

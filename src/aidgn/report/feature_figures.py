@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
+from aidgn.metrics import count_confusions
 from aidgn.report.figures import (
     CLASS_COLOURS,
     LEGEND_LINES,
@@ -161,8 +162,7 @@ def confusion_matrix(features: Features) -> Figure:
     if not where.any():
         raise AidgnError(f"{features.algorithm} on {features.dataset} has no unseen domain for a confusion matrix.")
     number = len(features.class_names)
-    counts = np.zeros((number, number))
-    np.add.at(counts, (features.labels[where], features.logits[where].argmax(1)), 1)
+    counts = count_confusions(features.labels[where], features.logits[where].argmax(1), number)
     totals = counts.sum(1, keepdims=True)
     shares = counts / np.maximum(totals, 1)
     side = float(np.clip(1.6 + 0.3 * number, 3.0, 11.0))

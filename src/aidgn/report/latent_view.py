@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import io
 import json
 import os
 import zipfile
@@ -24,9 +23,10 @@ from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.features import Features
 from aidgn.analysis.summary import sentences
 from aidgn.data import Dataset
-from aidgn.data.images import read_image
 from aidgn.errors import AidgnError, some
 from aidgn.files import atomic_write
+from aidgn.metrics import count_confusions, list_mistakes
+from aidgn.report.overview import read_picture, to_uri
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import find_dataset
 
@@ -182,18 +182,10 @@ def _angles(features: Features, indices: np.ndarray) -> str | None:
 def _confusions(features: Features, predicted: np.ndarray, target: np.ndarray) -> dict[str, Any]:
     """Count the target's images by true and predicted class; list the most frequent mistakes if classes are many."""
     number = len(features.class_names)
-    counts = np.zeros((number, number), dtype=np.int64)
-    np.add.at(counts, (features.labels[target], predicted[target]), 1)
+    counts = count_confusions(features.labels[target], predicted[target], number)
     if number <= FULL_MATRIX:
         return {"confusion": counts.tolist() if target.any() else None, "mistakes": None}
-    wrong = counts * (1 - np.eye(number, dtype=np.int64))
-    order = np.argsort(-wrong, axis=None, kind="stable")[:15]
-    pairs = [
-        (int(i), int(j), int(wrong[i, j]), int(counts[i].sum()))
-        for i, j in zip(*np.unravel_index(order, wrong.shape), strict=True)
-        if wrong[i, j]
-    ]
-    return {"confusion": None, "mistakes": pairs}
+    return {"confusion": None, "mistakes": list_mistakes(counts, 15)}
 
 
 def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndarray:
@@ -248,15 +240,10 @@ def _thumbnails(dataset: Dataset, files: Sequence[str], side: int, report: Progr
             report("making thumbnails", start + place, len(files))
             if file not in numbers:  # anybody may have made the file of features: show no other picture
                 raise AidgnError(f"{dataset.name} has no image {file}.")
-            if dataset.pixels is None:
-                image, _ = read_image(Path(str(dataset.root), file), at_least=side)
-            else:
-                image = Image.fromarray(dataset.pixels[numbers[file]])
+            image = read_picture(dataset, numbers[file], side)
             fitted = image if image.size == (side, side) else ImageOps.fit(image, (side, side))
             sheet.paste(fitted, (place % SHEET * side, place // SHEET * side))
-        buffer = io.BytesIO()
-        sheet.save(buffer, "WEBP", quality=90 if side < min(SIDES) else 60, method=4)
-        sheets.append("data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode())
+        sheets.append(to_uri(sheet, 90 if side < min(SIDES) else 60))
     report("making thumbnails", len(files), len(files))
     return sheets
 

@@ -14,7 +14,7 @@ from aidgn.analysis.near_copies import NearCopy
 from aidgn.analysis.predictions import Predictions
 from aidgn.data import Dataset
 from aidgn.data.images import read_image
-from aidgn.metrics import ClassMetrics, measure_classes
+from aidgn.metrics import ClassMetrics, count_confusions, list_mistakes, measure_classes
 from aidgn.new_site.expectations import Expectations
 from aidgn.new_site.interval import SiteAccuracies
 
@@ -77,7 +77,7 @@ class Overview:
         for run in self.predictions:
             if run.trial == min(other.trial for other in self.predictions):
                 unseen = run.where(run.unseen & ~run.validation)
-                np.add.at(counts, (unseen.labels, unseen.predicted), 1)
+                counts += count_confusions(unseen.labels, unseen.predicted, size)
         return counts
 
     @property
@@ -88,15 +88,9 @@ class Overview:
     @property
     def mistakes(self) -> list[tuple[str, str, int, int]]:
         """The most frequent confusions: class, taken for, pictures, pictures of the class."""
-        counts = self.confusion
-        wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
-        order = np.argsort(-wrong, axis=None, kind="stable")[:SHOWN_CONFUSIONS]
         names = self.dataset.classes
-        return [
-            (names[i], names[j], int(wrong[i, j]), int(counts[i].sum()))
-            for i, j in zip(*np.unravel_index(order, wrong.shape), strict=True)
-            if wrong[i, j]
-        ]
+        found = list_mistakes(self.confusion, SHOWN_CONFUSIONS)
+        return [(names[i], names[j], wrong, total) for i, j, wrong, total in found]
 
     def load_thumbnails(self) -> None:
         """Read the pictures that are shown."""
@@ -120,17 +114,26 @@ def make_thumbnails(dataset: Dataset, files: Iterable[str]) -> dict[str, str]:
     numbers = {name: number for number, name in enumerate(dataset.files)}
     thumbnails = {}
     for file in dict.fromkeys(files):
-        if dataset.pixels is None:
-            image, _ = read_image(Path(str(dataset.root), file), at_least=SIDE)
-        else:
-            image = Image.fromarray(dataset.pixels[numbers[file]])
-        thumbnails[file] = encode(image)
+        thumbnails[file] = encode(read_picture(dataset, numbers[file], SIDE))
     return thumbnails
+
+
+def read_picture(dataset: Dataset, number: int, at_least: int) -> Image.Image:
+    """Read a picture of a data set; a file may be decoded smaller, with sides of at least so many pixels."""
+    if dataset.pixels is not None:
+        return Image.fromarray(dataset.pixels[number])
+    image, _ = read_image(Path(str(dataset.root), dataset.files[number]), at_least=at_least)
+    return image
 
 
 def encode(image: Image.Image) -> str:
     """Return a small picture as a data: URI."""
     image.thumbnail((SIDE, SIDE))
+    return to_uri(image, 80)
+
+
+def to_uri(image: Image.Image, quality: int) -> str:
+    """Return an image as a data: URI."""
     buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=80, method=4)
+    image.save(buffer, "WEBP", quality=quality, method=4)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

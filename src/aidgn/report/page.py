@@ -114,7 +114,7 @@ def write_report(
         method: {place(row): row for row in select(finished, method)}
         for method in [result.method for result in results]
     }
-    adapted, adaptation_paper, adaptation_notes = adaptation(finished)
+    adapted, adaptation_notes = adaptation(finished)
     places: dict[str, list[Path]] = {}
     given: dict[str, None] = {}  # the folders that the commands on the page make
     for folder in map(Path, folders):
@@ -153,7 +153,6 @@ def write_report(
         told=latent.told,
         latent_notes=latent.notes,
         adaptation=adapted,
-        adaptation_paper=adaptation_paper,
         adaptation_notes=adaptation_notes,
         many=len(records.runs) > MANY_RUNS,
         commands=[

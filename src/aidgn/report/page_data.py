@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,29 +39,16 @@ def datasets_of(records: Records) -> list[dict[str, Any]]:
     return list(datasets.values())
 
 
-def drop_untargeted(table: Table, records: Records) -> None:
-    """Drop the columns of domains that no run targets, as in a report of one run."""
-    tried = targets_of(records, table.dataset) if table.dataset else []
-    if tried and len(tried) < len(table.columns) - 1:
-        table.keep_columns(tried)
-
-
-def with_paper(make: Callable[[bool], list[Table]]) -> tuple[list[Table], list[list[str]]]:
-    """Make tables, with the paper's numbers if it has some, and list per table the notes about these numbers.
-
-    Args:
-        make: Makes the tables without (False) or with (True) the paper's numbers.
-    """
-    shown, notes = [], []
-    for plain, compared in zip(make(False), make(True), strict=True):
-        if any(row.kind == "paper" for row in compared.rows):
-            notes.append([note for note in compared.notes if note not in plain.notes])
-            compared.notes = [note for note in compared.notes if note in plain.notes]
-            shown.append(compared)
-        else:
-            notes.append([])
-            shown.append(plain)
-    return shown, notes
+def for_page(tables: list[Table], records: Records) -> list[Table]:
+    """Prepare tables with the paper's numbers for the page: drop columns of domains that no run targets, as in a report
+    of one run, and the note that the paper has no numbers."""
+    for table in tables:
+        tried = targets_of(records, table.dataset) if table.dataset else []
+        if tried and len(tried) < len(table.columns) - 1:
+            table.keep_columns(tried)
+        if len(table.ours) == len(table.rows):
+            table.paper_notes = []
+    return tables
 
 
 def targets_of(records: Records, dataset: str) -> list[int]:
@@ -232,11 +218,11 @@ def search(finished: Records) -> list[dict[str, Any]]:
 # Adaptation -----------------------------------------------------------------------------------------------------------
 
 
-def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[str]]:
+def adaptation(finished: Records) -> tuple[list[Table], list[str]]:
     """Tabulate the adaptation of the runs that training-domain validation selects.
 
     Returns:
-        The tables, with the paper's numbers if it has some; per table, notes about these numbers; and problems.
+        The tables, with the paper's numbers if it has some; and problems.
     """
     selected = {place(row) for row in select(finished, "training")}
     lines, notes = [], []
@@ -252,7 +238,4 @@ def adaptation(finished: Records) -> tuple[list[Table], list[list[str]], list[st
                     )
             except AidgnError as error:
                 notes.append(str(error).replace(str(run.path.parent), run.path.parent.name))
-    tables, paper_notes = with_paper(partial(adaptation_tables, lines, "sd")) if lines else ([], [])
-    for table in tables:
-        drop_untargeted(table, finished)
-    return tables, paper_notes, notes
+    return for_page(adaptation_tables(lines, paper=True), finished) if lines else [], notes

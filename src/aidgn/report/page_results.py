@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from markupsafe import Markup
@@ -12,7 +11,7 @@ from aidgn.errors import AidgnError
 from aidgn.metrics import METRICS
 from aidgn.report.comparison import format_comparisons
 from aidgn.report.page_answer import Answer, make_answer
-from aidgn.report.page_data import datasets_of, drop_untargeted, with_paper
+from aidgn.report.page_data import datasets_of, for_page
 from aidgn.report.rank_figure import draw_ranks, to_svg
 from aidgn.report.table import Trials, tables
 from aidgn.report.table_formats import RowName, Table, TextTable
@@ -39,7 +38,6 @@ class Result:
 
     method: str
     tables: list[Table]
-    paper_notes: list[list[str]]  # per table, [] where the paper has no numbers for it
     accuracies: dict[str, dict[RowName, Trials]]  # by data set
     answers: dict[str, Answer | None] = field(default_factory=dict)  # by data set
     metric_tables: list[Table] = field(default_factory=list)  # of the metrics other than accuracy
@@ -65,7 +63,7 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
     results, notes = [], []
     for method in METHODS if finished.runs else ():
         try:
-            shown, extra = with_paper(partial(tables, finished, method, "sd"))
+            shown = tables(finished, method, paper=True)
             rows = select(finished, method)
         except AidgnError as error:
             if method == "training":  # what the others need, most sweeps are not made for
@@ -79,19 +77,16 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
             table
             for metric in METRICS
             if metric != "accuracy" and any(metric in row for row in rows)
-            for table in tables(finished, method, "sd", metric=metric)
+            for table in tables(finished, method, metric=metric)
         ]
-        for table in [*shown, *metric_tables]:
-            drop_untargeted(table, records)
         by_class = average_classes(rows, _class_names(finished))
         comparisons = compare(finished, method)
         figures = [(found.dataset or "", draw_ranks(found)) for found in comparisons]
         result = Result(
             method,
-            shown,
-            extra,
+            for_page(shown, records),
             accuracies,
-            metric_tables=metric_tables,
+            metric_tables=for_page(metric_tables, records),
             class_accuracies=by_class,
             comparisons=format_comparisons(comparisons, finished, method),
             rank_figures={

@@ -13,8 +13,6 @@ from aidgn.errors import AidgnError
 from aidgn.report.figures import (
     CLASS_COLOURS,
     PAGE,
-    SOURCE_COLOURS,
-    TARGET_COLOURS,
     WIDTH,
     colours_of,
     domain_label,
@@ -25,7 +23,6 @@ from aidgn.report.figures import (
 from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 
 METHOD_COLOURS = {"none": "#888888", "T3A": "#D55E00", "Tent-BN": "#0072B2", "Tent-C": "#56B4E9", "Tent": "#E69F00"}
-SIDE_BY_SIDE = 3  # algorithms whose bars fit next to each other in two columns of a paper
 
 
 @styled
@@ -102,7 +99,7 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the paper's figure 3: accuracy on unseen domains under each adaptation method, from selected settings.
 
     Targets are averaged within a trial and data set, then data sets. A bar is the mean over trials, its whisker their
-    standard deviation. Many algorithms are drawn one below the other."""
+    standard deviation. Algorithms are one below the other; bars have numbers if they are high enough."""
     chosen: dict[tuple[str, str], dict[int, dict[str, list[float]]]] = {}
     for row in rows:
         if row["selected"]:
@@ -120,54 +117,6 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     spreads = {key: float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for key, each in values.items()}
     lowest = min(means[key] - spreads[key] for key in means)
     base = max(0.0, 5 * np.floor((lowest - 5) / 5))
-    unit = "accuracy on unseen domains (%)"
-    if len(algorithms) > SIDE_BY_SIDE:
-        return _many_bars(algorithms, methods, means, spreads, base, unit)
-    width = 0.8 / len(algorithms)
-    figure, axes = grid(1, 1, max(3.4, 1.2 + 0.42 * len(methods) * len(algorithms)), 2.4)
-    axis = axes[0, 0]
-    for number, algorithm in enumerate(algorithms):
-        here = [(x, (algorithm, method)) for x, method in enumerate(methods) if (algorithm, method) in means]
-        places = [x + (number - (len(algorithms) - 1) / 2) * width for x, _ in here]
-        heights, errors = [means[key] for _, key in here], [spreads[key] for _, key in here]
-        colour = "#888888" if algorithm == "ERM" else (TARGET_COLOURS[0], *SOURCE_COLOURS)[number % 6]
-        axis.bar(
-            places,
-            [height - base for height in heights],
-            width * 0.92,
-            bottom=base,
-            color=colour,
-            label=algorithm,
-            yerr=errors if any(errors) else None,
-            error_kw={"linewidth": 0.8},
-            capsize=2,
-        )
-        for x, height, error in zip(places, heights, errors, strict=True):
-            axis.annotate(
-                f"{height:.1f}",
-                (x, height + error),
-                (0, 1.5),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                fontsize=6,
-            )
-    axis.set_xticks(range(len(methods)), ["no\nadaptation" if method == "none" else method for method in methods])
-    axis.set_ylabel(unit + (f",\naxis from {base:.0f}" if base else ""))
-    axis.margins(y=0.12)
-    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    return figure
-
-
-def _many_bars(
-    algorithms: Sequence[str],
-    methods: Sequence[str],
-    means: Mapping[tuple[str, str], float],
-    spreads: Mapping[tuple[str, str], float],
-    base: float,
-    unit: str,
-) -> Figure:
-    """Draw many algorithms one below the other, with a colour per method, and numbers if the bars are high enough."""
     room = min(0.13 * (len(methods) + 1), (PAGE - 0.8) / len(algorithms))  # inches for an algorithm
     figure, axes = grid(1, 1, WIDTH, 0.8 + room * len(algorithms))
     axis, height = axes[0, 0], 1 / (len(methods) + 1)
@@ -192,7 +141,7 @@ def _many_bars(
             )
     axis.set_yticks(range(len(algorithms)), [shorten(name) for name in algorithms])
     axis.set_ylim(len(algorithms) - 0.5, -0.5)
-    axis.set_xlabel(unit + (f", axis from {base:.0f}" if base else ""))
+    axis.set_xlabel("accuracy on unseen domains (%)" + (f", axis from {base:.0f}" if base else ""))
     axis.margins(x=0.08)
     axis.grid(axis="x", linewidth=0.3, alpha=0.6)
     axis.set_axisbelow(True)

@@ -96,8 +96,8 @@ def tables(
         if len(measured) < len(selected):
             lacking = plural(len(selected) - len(measured), "selected run")
             table.notes.append(f"Left out, because an earlier version or DomainBed did not record it: {lacking}.")
-        table.notes += paper_notes(table.rows, method) if paper else []
         table.notes += reading_notes
+        table.paper_notes = paper_notes(table.rows, method) if paper else []
     return made
 
 
@@ -136,12 +136,19 @@ def make_tables(
         raise UnknownNameError("spread", spread, SPREADS, "Choose sd or se.")
     if metric != "accuracy":
         title = f"{METRICS[metric].noun}, {title}"
-    made = [
-        _dataset_table(
-            f"{dataset}, {title}", dataset, columns[dataset], names, results.get(dataset, {}), spread, paper, metric
-        )
-        for dataset, names in rows.items()
-    ]
+    made = []
+    for dataset, names in rows.items():
+        by_row = {name: results.get(dataset, {}).get(name, {}) for name in names}
+        empty = Table(f"{dataset}, {title}", columns[dataset].names, [], [], dataset, spread, metric)
+        made.append(_fill(empty, by_row, paper))
+        averaged = [name for row, name in zip(made[-1].ours, names, strict=True) if row.cells[-1]]
+        uneven = [str(name) for name in averaged if not have_same_trials(by_row[name])]
+        if uneven:
+            made[-1].notes.append(
+                "Avg is the mean of the target means. If these are of different trials, the ± of Avg and its number in "
+                f"brackets are of the trials that have every target: {', '.join(uneven)}."
+            )
+        made[-1].notes += columns[dataset].notes
     if len(rows) > 1:
         everyone = dict.fromkeys(name for names in rows.values() for name in names)
         order = in_order({name.algorithm for name in everyone}, paper_order())
@@ -150,41 +157,24 @@ def make_tables(
     return made
 
 
-def _dataset_table(
-    title: str,
-    dataset: str,
-    columns: Columns,
-    names: Sequence[RowName],
-    results: Mapping[RowName, Trials],
-    spread: str,
-    paper: bool,
-    metric: str,
-) -> Table:
-    """Algorithms x targets. Avg is the mean of the target means; its spread is that of the trials' averages."""
-    rows: list[Row] = []
-    uneven: list[str] = []
-    for name in names:
-        trials = results.get(name, {})
-        cells = [_cell(list(trials.get(target, {}).values()), spread, metric) for target in range(len(columns.names))]
+def _fill(table: Table, results: Mapping[RowName, Trials], paper: bool) -> Table:
+    """Add the rows of results by column, and the column Avg.
+
+    Avg is the mean of the column means; in the table of a data set its spread is that of the trials' averages.
+    """
+    factor = METRICS[table.metric].factor
+    for name, trials in results.items():
+        cells = [_cell(trials.get(column, {}).values(), table) for column in range(len(table.columns))]
         known = [cell.mean for cell in cells if cell is not None]
         average = None
         if len(known) == len(cells):
-            averages = list(average_over_targets(trials, sorted(trials)).values())
-            average = Cell(
-                sum(known) / len(known), _spread(METRICS[metric].factor * np.array(averages), spread), len(averages)
-            )
-            if not have_same_trials(trials):
-                uneven.append(str(name))
-        rows.append(Row(str(name), [*cells, average], name=name))
+            averages = average_over_targets(trials, sorted(trials)) if table.dataset else {}
+            spread = _spread(factor * np.array(list(averages.values())), str(table.spread))
+            average = Cell(sum(known) / len(known), spread, len(averages))
+        table.rows.append(Row(str(name), [*cells, average], name=name))
         if paper:
-            rows += paper_rows(name, dataset, columns.names, rows[-1].cells)
-    table = Table(title, [*columns.names, "Avg"], rows, [], dataset, spread, metric)
-    if uneven:
-        table.notes.append(
-            "Avg is the mean of the target means. If these are of different trials, the ± of Avg and its number in "
-            f"brackets are of the trials that have every target: {', '.join(uneven)}."
-        )
-    table.notes += columns.notes
+            table.rows += paper_rows(name, table.dataset or "benchmark", table.columns, table.rows[-1].cells)
+    table.columns = [*table.columns, "Avg"]
     return table
 
 
@@ -198,27 +188,20 @@ def _benchmark_table(
     metric: str,
 ) -> Table:
     """Algorithms x data sets: targets are averaged within a trial first, as DomainBed does."""
-    rows: list[Row] = []
+    averaged: dict[RowName, Trials] = {name: {} for name in names}
     partial: list[str] = []
-    for name in names:
-        cells = []
-        for dataset in datasets:
-            trials = results.get(dataset, {}).get(name, {})
-            by_trial: dict[int, list[float]] = {}
-            for target in sorted(trials):
-                for trial, accuracy in trials[target].items():
-                    by_trial.setdefault(trial, []).append(accuracy)
-            cells.append(_cell([float(np.mean(by_trial[trial])) for trial in sorted(by_trial)], spread, metric))
-            targets = {target for other in names for target in results.get(dataset, {}).get(other, {})}
-            if any(len(accuracies) < len(targets) for accuracies in by_trial.values()):
-                partial.append(f"{name} on {dataset}")
-        known = [cell.mean for cell in cells if cell is not None]
-        average = Cell(sum(known) / len(known)) if len(known) == len(cells) else None
-        rows.append(Row(str(name), [*cells, average], name=name))
-        if paper:
-            rows += paper_rows(name, "benchmark", datasets, rows[-1].cells)
+    for name, (number, dataset) in product(names, enumerate(datasets)):
+        by_row = results.get(dataset, {})
+        by_trial: dict[int, list[float]] = {}
+        for _, trials in sorted(by_row.get(name, {}).items()):
+            for trial, value in trials.items():
+                by_trial.setdefault(trial, []).append(value)
+        averaged[name][number] = {trial: float(np.mean(by_trial[trial])) for trial in sorted(by_trial)}
+        targets = {target for trials in by_row.values() for target in trials}
+        if any(len(values) < len(targets) for values in by_trial.values()):
+            partial.append(f"{name} on {dataset}")
     notes = [f"Some trials lack a target and average the others: {', '.join(partial)}."] if partial else []
-    return Table(title, [*datasets, "Avg"], rows, notes, None, spread, metric)
+    return _fill(Table(title, list(datasets), [], notes, None, spread, metric), averaged, paper)
 
 
 def average_over_targets(trials: Trials, targets: Sequence[int]) -> dict[int, float]:
@@ -232,11 +215,9 @@ def have_same_trials(*results: Trials) -> bool:
     return len({frozenset(trials) for targets in results for trials in targets.values()}) < 2
 
 
-def _cell(values: Sequence[float], spread: str, metric: str) -> Cell | None:
-    if not values:
-        return None
-    shown = METRICS[metric].factor * np.array(values)
-    return Cell(float(shown.mean()), _spread(shown, spread), len(values))
+def _cell(values: Iterable[float], table: Table) -> Cell | None:
+    shown = METRICS[table.metric].factor * np.array(list(values))
+    return Cell(float(shown.mean()), _spread(shown, str(table.spread)), len(shown)) if len(shown) else None
 
 
 def _spread(values: NDArray[np.float64], spread: str) -> float | None:

@@ -60,7 +60,8 @@ class Row:
 
 @dataclass
 class Table:
-    """Rows of cells. `notes` follow the caption, which says what the numbers are."""
+    """Rows of cells. `notes` follow the caption, which says what the numbers are; `paper_notes`, about the paper's
+    numbers, come last."""
 
     title: str
     columns: list[str]
@@ -70,6 +71,7 @@ class Table:
     spread: str | None = None  # a key of SPREADS; None: no caption
     metric: str = "accuracy"  # a key of METRICS
     head: str = "Algorithm"  # title of the column of names
+    paper_notes: list[str] = field(default_factory=list)
 
     @property
     def ours(self) -> list[Row]:
@@ -83,7 +85,8 @@ class Table:
     @property
     def footnotes(self) -> list[str]:
         """The caption and the notes."""
-        return self.notes if self.spread is None else [self.caption(self.spread), *self.notes]
+        caption = [] if self.spread is None else [self.caption(self.spread)]
+        return [*caption, *self.notes, *self.paper_notes]
 
     def caption(self, spread: str) -> str:
         trials = sorted(self.trials)
@@ -153,6 +156,7 @@ class TextTable:
     texts: list[list[CellText]]
     footnotes: list[str] = field(default_factory=list)
     dataset: str | None = None  # None: over several data sets
+    paper_notes: tuple[str, ...] = ()  # there are none
 
     def body(self) -> Iterator[tuple[Row, list[CellText]]]:
         yield from zip(self.rows, self.texts, strict=True)
