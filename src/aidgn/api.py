@@ -1,6 +1,6 @@
 """The functions at the top of the package that train."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from aidgn.algorithms import ALGORITHMS, find
 from aidgn.data.table import find_source
 from aidgn.devices import choose_device, choose_precision
-from aidgn.errors import UnknownNameError
+from aidgn.errors import AidgnError, ParameterError, UnknownNameError
 from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.results import RunResult, SweepResult
 from aidgn.runs.options import without_aliases
@@ -19,6 +19,7 @@ from aidgn.sweeps.launchers.local import LocalLauncher
 from aidgn.sweeps.plan import SweepPlan
 from aidgn.sweeps.sweep import Sweep
 from aidgn.training import train as train_run
+from aidgn.training.trackers import find_tracker
 
 
 def list_algorithms() -> list[str]:
@@ -159,10 +160,6 @@ def sweep(
     settings, hyper_parameters = split_options(options, SweepPlan, algorithms)
     settings["targets"] = tuple(settings.get("targets", ()))
     columns = {"file": file, "label": label, "domain": domain, "group": group, "layout": layout}
-    launcher = launcher or LocalLauncher(workers)
-    launcher.check()
-    if isinstance(launcher, LocalLauncher):
-        precision = choose_precision(precision, choose_device(device))
     plan = SweepPlan(
         datasets=tuple(str(find_source(data, out, **columns)) for data in datasets),
         algorithms=tuple(algorithms),
@@ -170,28 +167,18 @@ def sweep(
         precision=precision,
         **settings,
     )
-    with RunDisplay(progress) as decoding:
-        runs = Sweep.prepare(
-            [plan],
-            out,
-            data_dir=data_dir,
-            precision=None if precision == "auto" else precision,
-            on_prepare=lambda done, total: decoding.update("decoding images", done, total),
-        )
-    runs.check()
-    runs.refresh(retries)
-    numbers = runs.numbers("left", "running", *(["failed"] if retry_failed else []))
-    with SweepDisplay([runs.specs[number] for number in numbers], runs.count("done"), progress) as display:
-        runs.train(
-            launcher,
-            retries=retries,
-            retry_failed=retry_failed,
-            data_dir=data_dir,
-            on_event=display.update,
-            device=device,
-            precision=precision,
-            trackers=trackers,
-        )
+    runs = train_plans(
+        [plan],
+        out,
+        launcher or LocalLauncher(workers),
+        retries=retries,
+        retry_failed=retry_failed,
+        data_dir=data_dir,
+        device=device,
+        trackers=trackers,
+        progress=progress,
+    )
+    assert runs is not None
     keys = {runs.runs[number].key for number in runs.numbers("done")}
     names = [name for name in runs.folder.run_folders() if sweep_key(runs.folder.identity(name)) in keys]
     return SweepResult(
@@ -199,6 +186,79 @@ def sweep(
         [runs.folder.path / name for name in names],
         {str(run): error for run, error in runs.errors()},
     )
+
+
+def train_plans(
+    plans: Sequence[SweepPlan],
+    out: str | Path,
+    launcher: Launcher,
+    *,
+    retries: int = RETRIES,
+    retry_failed: bool = False,
+    data_dir: str | None = None,
+    device: str = "auto",
+    trackers: Sequence[str] = (),
+    progress: bool = True,
+    dry_run: bool = False,
+    confirm: Callable[[Sweep, list[int]], bool] = lambda *_: True,
+) -> Sweep | None:
+    """Train the runs of plans that are not done; see `sweep`.
+
+    Args:
+        plans: What to train.
+        out: Folder of the sweep.
+        launcher: Where to train.
+        retries: How often a run that fails is tried again before it is set aside.
+        retry_failed: Whether to try again the runs that an earlier call set aside.
+        data_dir: Where data sets are.
+        device: cuda, cuda:1, mps or cpu.
+        trackers: Names of trackers that show the records.
+        progress: Whether to show progress.
+        dry_run: Plan the runs without writing or training anything.
+        confirm: Called with the sweep and the numbers of the runs to train, before they are trained.
+
+    Returns:
+        The sweep; None if `confirm` refused.
+    """
+    if retries < 0:
+        raise ParameterError("retries", retries, "a whole number of at least 0")
+    for tracker in trackers:
+        find_tracker(tracker)
+    if not dry_run:
+        launcher.check()
+    precision = plans[0].precision
+    if any(plan.precision != precision for plan in plans):
+        raise AidgnError(f"The plans have different precisions, {precision} and others; a sweep has one.")
+    if isinstance(launcher, LocalLauncher) and not dry_run:
+        precision = choose_precision(precision, choose_device(device))
+    with RunDisplay(progress) as decoding:
+        runs = Sweep.prepare(
+            plans,
+            out,
+            data_dir=data_dir,
+            precision=None if precision == "auto" else precision,
+            dry_run=dry_run,
+            on_prepare=lambda done, total: decoding.update("decoding images", done, total),
+        )
+    if not dry_run or not any(plan.skip_broken for plan in plans):  # decoding shows which images are left out
+        runs.check()
+    runs.refresh(retries)
+    numbers = runs.numbers("left", "running", *(["failed"] if retry_failed else []))
+    if not confirm(runs, numbers):
+        return None
+    if numbers and not dry_run:
+        with SweepDisplay([runs.specs[number] for number in numbers], runs.count("done"), progress) as display:
+            runs.train(
+                launcher,
+                retries=retries,
+                retry_failed=retry_failed,
+                data_dir=data_dir,
+                on_event=display.update,
+                device=device,
+                precision=precision,
+                trackers=trackers,
+            )
+    return runs
 
 
 def split_options(

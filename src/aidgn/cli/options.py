@@ -70,6 +70,13 @@ def run_options(*names: str, **defaults: str) -> Callable[[Command], Command]:
     return add_options(_click_option(option, defaults.get(option.name, option.default_help)) for option in chosen)
 
 
+def plan_options(function: Command) -> Command:
+    """Add the options of a plan, which reach the command as keyword arguments named as the fields of `SweepPlan`."""
+    from aidgn.sweeps.plan import plan_options as declared
+
+    return add_options(_click_option(option, option.default_help) for option in declared())(function)
+
+
 def _click_option(option: runs_options.Option, default_help: str) -> Callable[[Command], Command]:
     help_text = f"{option.help.rstrip('.')}  [default: {default_help}]." if default_help else option.help
     if option.type is bool:

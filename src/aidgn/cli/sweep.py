@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aidgn.cli.options import hyper_parameter_options, launcher_options, machine_options, run_options, source_options
-from aidgn.errors import AidgnError, ParameterError, plural
+from aidgn.cli.options import (
+    SOURCE_HELP,
+    hyper_parameter_options,
+    launcher_options,
+    machine_options,
+    plan_options,
+    run_options,
+    source_options,
+)
+from aidgn.errors import AidgnError, plural
 
 if TYPE_CHECKING:
     from aidgn.report.table_formats import Table
@@ -31,34 +39,7 @@ The same command continues the sweep and skips finished runs. More draws, trials
 @click.argument("data", nargs=-1, metavar="[DATA...|PLAN.yaml]")
 @source_options()
 @click.option("--plan", "plan_file", metavar="FILE", help="Read the plan from a YAML file; options replace its values.")
-@click.option(
-    "--algorithm",
-    "algorithms",
-    multiple=True,
-    metavar="NAME",
-    help="A name that `aidgn algorithms` lists, or path/to/file.py:Class for your own; repeatable.",
-)
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    metavar="NAME",
-    help="Leave out this domain, by name or letter; repeatable  [default: each domain in turn].",
-)
-@click.option(
-    "--leave-one-out",
-    is_flag=True,
-    help="Add the runs with two unseen domains that `aidgn table --selection leave-one-out` needs.",
-)
-@click.option(
-    "--trials", type=int, metavar="N", help="Repeat each run with N different splits and seeds  [default: 3]."
-)
-@click.option(
-    "--draws",
-    type=int,
-    metavar="N",
-    help="Train N draws of the hyper-parameters; the first uses the defaults  [default: 1].",
-)
+@plan_options
 @click.option(
     "--retries",
     type=int,
@@ -78,19 +59,14 @@ The same command continues the sweep and skips finished runs. More draws, trials
 def sweep(
     ctx: click.Context,
     data: tuple[str, ...],
-    file: str | None,
-    label: str | None,
-    domain: str | None,
-    group: str | None,
-    layout: str | None,
     plan_file: str | None,
-    retries: int,
-    retry_failed: bool,
     launcher: Any,
+    retries: int,
     dry_run: bool,
     yes: bool,
     out: str,
     data_dir: str | None,
+    retry_failed: bool,
     device: str,
     trackers: tuple[str, ...],
     **values: Any,
@@ -98,70 +74,42 @@ def sweep(
     """Train every algorithm on every data set DATA, with each domain unseen in turn and several trials.
 
     PLAN.yaml has the same settings as the options. Without DATA, the command continues the sweep in --out."""
-    from aidgn.cli.display import RunDisplay, SweepDisplay
+    from aidgn.api import train_plans
     from aidgn.data.source import DataSource
-    from aidgn.devices import choose_device, choose_precision
-    from aidgn.sweeps.launchers.local import LocalLauncher
-    from aidgn.sweeps.sweep import Sweep
-    from aidgn.training.trackers import find_tracker
 
-    if retries < 0:
-        raise ParameterError("retries", retries, "a whole number of at least 0")
+    columns = {name: values.pop(name) for name in SOURCE_HELP}
     given = {name: value for name, value in values.items() if is_given(ctx, name)}
-    columns = {"file": file, "label": label, "domain": domain, "group": group, "layout": layout}
     if any(columns.values()):
         data = tuple(str(DataSource.parse(name, **columns)) for name in data)
     plans, places = find_plans(data, plan_file, out if is_given(ctx, "out") else None, given)
     out = out if is_given(ctx, "out") else places.get("out", out)
-    data_dir = data_dir or places.get("data_dir")
-    if not dry_run:
-        launcher.check()
-    for tracker in trackers:
-        find_tracker(tracker)
-    precision = plans[0].precision
-    if any(plan.precision != precision for plan in plans):
-        raise AidgnError(f"The plans have different precisions, {precision} and others; a sweep has one.")
-    if isinstance(launcher, LocalLauncher) and not dry_run:
-        precision = choose_precision(precision, choose_device(device))
-    with RunDisplay() as display:
-        todo = Sweep.prepare(
-            plans,
-            out,
-            data_dir=data_dir,
-            precision=None if precision == "auto" else precision,
-            dry_run=dry_run,
-            on_prepare=lambda done, total: display.update("decoding images", done, total),
-        )
-    if not dry_run:
-        todo.check()
-    todo.refresh(retries)
-    numbers = todo.numbers("left", "running", *(["failed"] if retry_failed else []))
-    specs = [todo.specs[number] for number in numbers]
-    workers = launcher.workers_here(specs, device) if specs else 1
-    seconds = todo.seconds(numbers)
-    seconds = None if seconds is None else seconds / workers
-    print_plan(todo, len(numbers), workers, seconds, err=not dry_run)
+
+    def confirm(todo: "Sweep", numbers: list[int]) -> bool:
+        workers = launcher.workers_here([todo.specs[number] for number in numbers], device) if numbers else 1
+        seconds = todo.seconds(numbers)
+        seconds = None if seconds is None else seconds / workers
+        print_plan(todo, len(numbers), workers, seconds, err=not dry_run)
+        is_long = len(numbers) > CONFIRM_RUNS if seconds is None else seconds > CONFIRM_SECONDS
+        asks = is_long and not yes and not dry_run and sys.stdin.isatty() and sys.stderr.isatty()
+        return not asks or click.confirm("Start?", default=True, err=True)
+
+    todo = train_plans(
+        plans,
+        out,
+        launcher,
+        retries=retries,
+        retry_failed=retry_failed,
+        data_dir=data_dir or places.get("data_dir"),
+        device=device,
+        trackers=trackers,
+        dry_run=dry_run,
+        confirm=confirm,
+    )
     if dry_run:
-        if not any(plan.skip_broken for plan in plans):  # decoding shows which images are left out
-            todo.check()
         return
-    is_long = len(numbers) > CONFIRM_RUNS if seconds is None else seconds > CONFIRM_SECONDS
-    asks = is_long and not yes and sys.stdin.isatty() and sys.stderr.isatty()
-    if asks and not click.confirm("Start?", default=True, err=True):
+    if todo is None:
         click.echo("Nothing was started.", err=True)
         return
-    if numbers:
-        with SweepDisplay(specs, done_before=todo.count("done")) as progress:
-            todo.train(
-                launcher,
-                retries=retries,
-                retry_failed=retry_failed,
-                data_dir=data_dir,
-                on_event=progress.update,
-                device=device,
-                precision=precision,
-                trackers=trackers,
-            )
     print_end(todo, out)
     if todo.count("failed"):
         raise AidgnError(describe_failures(todo, out))

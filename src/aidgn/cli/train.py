@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from aidgn.cli.options import hyper_parameter_options, machine_options, run_options, source_options
+from aidgn.cli.options import SOURCE_HELP, hyper_parameter_options, machine_options, run_options, source_options
 from aidgn.errors import AidgnError, plural
 
 
@@ -48,11 +48,6 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @machine_options
 def train(
     data: str,
-    file: str | None,
-    label: str | None,
-    domain: str | None,
-    group: str | None,
-    layout: str | None,
     algorithm: str,
     targets: tuple[str, ...],
     trial: int,
@@ -64,7 +59,7 @@ def train(
     device: str,
     precision: str,
     trackers: tuple[str, ...],
-    **run_options: Any,
+    **options: Any,
 ) -> None:
     """Train one run on DATA, a data set from `aidgn data list`, a folder ROOT/<domain>/<class>/<image>, or a table."""
     from aidgn.algorithms import find
@@ -79,8 +74,8 @@ def train(
     for tracker in trackers:
         find_tracker(tracker)
     unseen_names = () if targets == ("none",) else targets
-    source = DataSource.parse(data, file=file, label=label, domain=domain, group=group, layout=layout)
-    spec = RunSpec(str(source), algorithm, unseen_names, trial, draw, hyper_parameters, **run_options)
+    source = DataSource.parse(data, **{name: options.pop(name) for name in SOURCE_HELP})
+    spec = RunSpec(str(source), algorithm, unseen_names, trial, draw, hyper_parameters, **options)
     dataset = spec.load_dataset(data_dir)
     if not targets:
         raise AidgnError(

@@ -272,7 +272,7 @@ def without_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
 def declared_options(declaring_class: Any) -> Iterator[Option]:
     """List the options that a dataclass declares with `option`."""
     hints = get_type_hints(declaring_class)
-    for entry in fields(declaring_class):
+    for entry in (entry for entry in fields(declaring_class) if entry.metadata):
         hint = hints[entry.name]
         value_type = get_origin(hint) if get_origin(hint) is tuple else (*get_args(hint), hint)[0]
         yield Option(name=entry.name, type=value_type, default=entry.default, **entry.metadata)

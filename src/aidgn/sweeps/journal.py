@@ -178,27 +178,29 @@ class History:
         return next(alive, None)
 
     @property
+    def recent(self) -> list[Attempt]:
+        """The attempts after the last that was done or forgiven."""
+        resets = [number for number, attempt in enumerate(self.attempts, 1) if attempt.kind in ("forgiven", "done")]
+        return self.attempts[max(resets, default=0) :]
+
+    @property
     def failures(self) -> int:
         """Attempts that failed, or deaths of processes without progress between them, whichever is more.
 
         Deaths with progress between them do not add up: a run is not broken because its processes are killed.
         """
-        failed = 0
-        for attempt in self.attempts:
-            if attempt.kind in ("forgiven", "done"):
-                failed = 0
-            elif attempt.kind in ("failed", "crashed"):
-                failed += 1
-        return max(failed, self._count_without_progress("died"))
+        return max(len(self._errors), self._count_without_progress("died"))
+
+    @property
+    def _errors(self) -> list[str]:
+        return [last_line(attempt.what) for attempt in self.recent if attempt.kind in ("failed", "crashed")]
 
     def _count_without_progress(self, kind: str) -> int:
         """Count the last attempts that ended so and began no further than those before them."""
         count = 0
         furthest = -1
-        for attempt in self.attempts:
-            if attempt.kind in ("forgiven", "done"):
-                count, furthest = 0, -1
-            elif attempt.kind == kind:
+        for attempt in self.recent:
+            if attempt.kind == kind:
                 first = attempt.first or 0
                 count = count + 1 if first <= furthest else 1
                 furthest = max(furthest, first)
@@ -207,13 +209,7 @@ class History:
     @property
     def repeats(self) -> bool:
         """Whether the last two attempts that failed ended with the same error."""
-        errors: list[str] = []
-        for attempt in self.attempts:
-            if attempt.kind in ("forgiven", "done"):
-                errors = []
-            elif attempt.kind in ("failed", "crashed"):
-                errors.append(last_line(attempt.what))
-        return len(errors) > 1 and errors[-1] == errors[-2]
+        return len(self._errors) > 1 and len(set(self._errors[-2:])) == 1
 
     def given_up(self, retries: int) -> bool:
         """Return whether the run is set aside: it failed more than `retries` times, or with the same error again, or

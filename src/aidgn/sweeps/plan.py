@@ -13,7 +13,7 @@ from aidgn.data.cache import prepare
 from aidgn.data.registry import is_registered
 from aidgn.data.source import DataSource
 from aidgn.errors import AidgnError, ParameterError, UnknownNameError
-from aidgn.runs.options import RunOptions, run_options
+from aidgn.runs.options import Option, RunOptions, declared_options, option, run_options
 from aidgn.runs.spec import RunSpec, check_sources
 
 Load = Callable[[RunSpec], Dataset]
@@ -28,11 +28,6 @@ class SweepPlan(RunOptions):
 
     Args:
         datasets: Names of data sets, or folders.
-        algorithms: Names of algorithms, or path/to/file.py:Class.
-        targets: Unseen domains by name or letter; () takes each domain in turn.
-        leave_one_out: Add the runs with two unseen domains that selection by leave-one-domain-out needs.
-        trials: Repetitions with other splits and seeds.
-        draws: Draws of the hyper-parameter search; the first is the defaults.
         hyper_parameters: Values by name, for the algorithms that have the hyper-parameter. A list is varied, one value
             at a time. {algorithm: {name: value}} is for that algorithm alone.
         precision: Arithmetic of all runs.
@@ -41,11 +36,32 @@ class SweepPlan(RunOptions):
     """
 
     datasets: tuple[str, ...]
-    algorithms: tuple[str, ...]
-    targets: tuple[str, ...] = ()
-    leave_one_out: bool = False
-    trials: int = 3
-    draws: int = 1
+    algorithms: tuple[str, ...] = option(
+        (),
+        "A name that `aidgn algorithms` lists, or path/to/file.py:Class for your own; repeatable.",
+        metavar="NAME",
+        flag="--algorithm",
+    )
+    targets: tuple[str, ...] = option(
+        (),
+        "Leave out this domain, by name or letter; repeatable",
+        default_help="each domain in turn",
+        metavar="NAME",
+        flag="--target",
+    )
+    leave_one_out: bool = option(
+        False, "Add the runs with two unseen domains that `aidgn table --selection leave-one-out` needs."
+    )
+    trials: int = option(
+        3, "Repeat each run with N different splits and seeds", default_help="3", minimum=1, maximum=MAX_RUNS
+    )
+    draws: int = option(
+        1,
+        "Train N draws of the hyper-parameters; the first uses the defaults",
+        default_help="1",
+        minimum=1,
+        maximum=MAX_RUNS,
+    )
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "auto"
     runs: tuple[tuple[Any, ...], ...] = ()
@@ -56,9 +72,8 @@ class SweepPlan(RunOptions):
         Args:
             load: Gives the data set of a run, by default from the disk.
         """
-        for name in ("trials", "draws"):
-            if not 1 <= getattr(self, name) <= MAX_RUNS:
-                raise ParameterError(name, getattr(self, name), f"a whole number from 1 to {MAX_RUNS}")
+        for entry in plan_options():
+            entry.convert(getattr(self, entry.name))
         algorithms = list(dict.fromkeys(map(canonical, self.algorithms)))
         points = {algorithm: self._grid(algorithm, algorithms) for algorithm in algorithms}
         shared = {name: getattr(self, name) for name in RUN_OPTIONS}
@@ -180,6 +195,11 @@ class SweepPlan(RunOptions):
         if self.runs:
             values["runs"] = list(map(list, self.runs))
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def plan_options() -> list[Option]:
+    """List the options of a plan that are no options of a run."""
+    return [entry for entry in declared_options(SweepPlan) if entry.name not in RUN_OPTIONS]
 
 
 def plan_runs(datasets: Sequence[str], algorithms: Sequence[str], **options: Any) -> list[RunSpec]:

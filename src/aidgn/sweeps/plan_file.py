@@ -11,7 +11,7 @@ from aidgn.devices import PRECISION_NAMES
 from aidgn.errors import AidgnError, ParameterError, amount, clip, did_you_mean
 from aidgn.runs.metadata import Number
 from aidgn.runs.options import Option, run_options, without_aliases
-from aidgn.sweeps.plan import SweepPlan
+from aidgn.sweeps.plan import SweepPlan, plan_options
 
 PLACES = ("out", "data_dir")  # keys that say where things are
 MAX_BYTES = 1 << 20
@@ -149,18 +149,6 @@ def _runs(key: str, value: Any) -> tuple[tuple[Any, ...], ...]:
         raise ParameterError(key, value, "a list of lists: trial, draw, unseen domains") from None
 
 
-def _number(key: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ParameterError(key, value, "a whole number of at least 1")
-    return value
-
-
-def _flag(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ParameterError(key, value, "true or false")
-    return value
-
-
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ParameterError(key, value, "a text")
@@ -194,11 +182,7 @@ def _option_check(option: Option) -> Callable[[str, Any], Any]:
 
 CHECKS = {
     "datasets": _names,
-    "algorithms": _names,
-    "targets": _names,
-    "leave_one_out": _flag,
-    "trials": _number,
-    "draws": _number,
+    **{option.name: _names if option.type is tuple else _option_check(option) for option in plan_options()},
     "runs": _runs,
     "hyper_parameters": _hyper_parameters,
     **{option.name: _option_check(option) for option in run_options()},
