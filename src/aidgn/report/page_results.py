@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from markupsafe import Markup
 
-from aidgn.analysis.comparison import compare
+from aidgn.analysis.comparison import Comparison, Difference, compare
 from aidgn.errors import AidgnError
 from aidgn.metrics import METRICS
 from aidgn.report.comparison import format_comparisons
-from aidgn.report.page_answer import Answer, make_answer
 from aidgn.report.page_data import datasets_of, for_page
 from aidgn.report.rank_figure import draw_ranks, to_svg
-from aidgn.report.table import Trials, tables
+from aidgn.report.table import Trials, have_same_trials, tables
 from aidgn.report.table_formats import RowName, Table, TextTable
 from aidgn.runs.records import Record, Records
 from aidgn.selection import METHODS, select
@@ -30,6 +29,62 @@ class ClassAccuracies:
 
     algorithms: list[str]
     rows: list[tuple[str, list[float | None]]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The algorithm with the highest average accuracy on a data set.
+
+    Args:
+        best: The algorithm.
+        mean: Its average accuracy in percent.
+        targets: Its accuracy by unseen domain.
+        trials: Number of trials; None if targets have different trials.
+        second: The next in the table, "" if no other algorithm has an average.
+        difference: The comparison of both, if there is one.
+        without_average: Algorithms that lack a target.
+    """
+
+    best: str
+    mean: float
+    targets: dict[str, float]
+    trials: int | None
+    second: str
+    difference: Difference | None
+    without_average: list[str]
+
+    @property
+    def points(self) -> float:
+        """How far the best algorithm is ahead in the trials that both have."""
+        assert self.difference is not None
+        return self.difference.mean * (1 if self.difference.first == self.best else -1)
+
+    @property
+    def wins(self) -> int:
+        """Pairs of domain and trial in which the best algorithm is ahead."""
+        assert self.difference is not None
+        return self.difference.wins if self.difference.first == self.best else self.difference.losses
+
+
+def make_answer(
+    table: Table, domains: Sequence[str], trials: Mapping[RowName, Trials], found: Comparison
+) -> Answer | None:
+    """Find the best algorithm of a data set's table and its comparison with the next; None if there is no average."""
+    means = {row.head: row.cells[-1].mean for row in table.ours if row.cells[-1] is not None}
+    if not means:
+        return None
+    best, *others = sorted(means, key=lambda name: -means[name])
+    second = others[0] if others else ""
+    of_best = trials[RowName(best)]
+    return Answer(
+        best,
+        means[best],
+        {domains[target]: 100 * float(np.mean(list(values.values()))) for target, values in sorted(of_best.items())},
+        len(next(iter(of_best.values()))) if have_same_trials(of_best) else None,
+        second,
+        next((each for each in found.differences if {each.first, each.second} == {best, second}), None),
+        [row.head for row in table.ours if row.head not in means],
+    )
 
 
 @dataclass
@@ -95,10 +150,11 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
                 if figure
             },
         )
-        for entry in datasets_of(finished):
-            by_row = accuracies.get(entry["name"], {})
-            by_algorithm = {name: by_row[RowName(name)] for name in entry["algorithms"] if RowName(name) in by_row}
-            result.answers[entry["name"]] = make_answer(entry["domains"], by_algorithm)
+        by_name = {found.dataset: found for found in comparisons}
+        domains = {entry["name"]: entry["domains"] for entry in datasets_of(finished)}
+        for table in shown:
+            if name := table.dataset:
+                result.answers[name] = make_answer(table, domains[name], accuracies.get(name, {}), by_name[name])
         results.append(result)
     return results, notes
 
