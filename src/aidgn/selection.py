@@ -29,6 +29,7 @@ __all__ = [
     "load_records",
     "read_runs",
     "select",
+    "select_runs",
 ]
 
 
@@ -153,6 +154,52 @@ def choose(target: int, runs: list[RunRecords], method: str = "training") -> Can
     return max(candidates, key=lambda candidate: candidate[:2], default=None)
 
 
+class Selected(NamedTuple):
+    """The run and record that a method selects for a data set, algorithm, target and trial."""
+
+    dataset: str
+    algorithm: str
+    target: int
+    trial: int
+    best: Candidate
+
+    def to_row(self) -> Record:
+        """Return the accuracy on the target's *in* split, and the other metrics that the record has."""
+        run, record = self.best.run, self.best.run.record(self.best.record)
+        row = {
+            **self._asdict(),
+            "accuracy": run.number(record, accuracy_key(self.target, "in")),
+            "step": record["step"],
+            "hparams_seed": self.best.hparams_seed,
+        }
+        del row["best"]
+        for metric in METRICS:
+            name = metric_key(self.target, "in", metric)
+            if name in run.keys:
+                row[metric] = run.number(record, name)
+        by_class = record.get(class_accuracies_key(self.target, "in"))
+        if isinstance(by_class, list):
+            row["class_accuracies"] = by_class
+        names = domain_names(run.args)
+        return row | ({"target_name": names[self.target]} if self.target < len(names) else {})
+
+
+def select_runs(records: Iterable[Record], method: str = "training") -> list[Selected]:
+    """Choose a run and a record for every data set, algorithm, target and trial; sorted."""
+    find_method(method)
+    groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
+    for run in as_records(records).runs:
+        for target in run.targets:
+            key = run.args["dataset"], run.args["algorithm"], target, run.args["trial_seed"]
+            groups.setdefault(key, []).append(run)
+    selected = []
+    for place, runs in sorted(groups.items(), key=lambda group: group[0]):
+        check_same_images(runs)
+        if best := choose(place[2], runs, method):
+            selected.append(Selected(*place, best))
+    return selected
+
+
 def select(records: Iterable[Record], method: str = "training") -> list[Record]:
     """Choose a run and a step for every data set, algorithm, target and trial.
 
@@ -164,38 +211,5 @@ def select(records: Iterable[Record], method: str = "training") -> list[Record]:
         Rows with the accuracy on the target's *in* split and the other metrics that the record has, sorted. `target` is
         the number of the domain.
     """
-    find_method(method)
-    groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
-    for run in as_records(records).runs:
-        for target in run.targets:
-            key = run.args["dataset"], run.args["algorithm"], target, run.args["trial_seed"]
-            groups.setdefault(key, []).append(run)
-    rows = []
-    for (dataset, algorithm, target, trial), runs in sorted(groups.items(), key=lambda group: group[0]):
-        check_same_images(runs)
-        best = choose(target, runs, method)
-        if best is None:
-            continue
-        record = best.run.record(best.record)
-        accuracy = best.run.number(record, accuracy_key(target, "in"))
-        if np.isnan(accuracy):
-            continue
-        row = {
-            "dataset": dataset,
-            "algorithm": algorithm,
-            "target": target,
-            "trial": trial,
-            "accuracy": accuracy,
-            "step": record["step"],
-            "hparams_seed": best.hparams_seed,
-        }
-        for metric in METRICS:
-            name = metric_key(target, "in", metric)
-            if name in best.run.keys:
-                row[metric] = best.run.number(record, name)
-        by_class = record.get(class_accuracies_key(target, "in"))
-        if isinstance(by_class, list):
-            row["class_accuracies"] = by_class
-        names = domain_names(runs[0].args)
-        rows.append(row | ({"target_name": names[target]} if target < len(names) else {}))
-    return rows
+    rows = [selected.to_row() for selected in select_runs(records, method)]
+    return [row for row in rows if not np.isnan(row["accuracy"])]

@@ -15,7 +15,7 @@ from aidgn.runs.differences import check_same_images, differences
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.reader import Adapted, read_adaptation
 from aidgn.runs.records import Records, RunRecords
-from aidgn.selection import choose, read_runs
+from aidgn.selection import read_runs, select_runs
 
 Line = dict[str, Any]  # of adaptation.jsonl, with the names of the data set's domains as "domains"
 
@@ -161,27 +161,17 @@ def _select_runs(records: Records, adapted: bool) -> tuple[list[RunRecords], lis
             f"Unfinished runs left out: {len(records.unfinished)}. The command that started them continues them: "
             f"{some(records.unfinished)}."
         )
-    finished = records.finished().runs
-    groups: dict[tuple[str, str, int, int], list[RunRecords]] = {}
-    by_algorithm: dict[tuple[str, str], list[RunRecords]] = {}
-    for run in finished:
-        if len(run.targets) == 1:
-            row = run.args["dataset"], run.args["algorithm"]
-            groups.setdefault((*row, run.targets[0], run.args["trial_seed"]), []).append(run)
-            by_algorithm.setdefault(row, []).append(run)
-    for members in by_algorithm.values():
-        check_same_images(members)
-    selected = []
-    without_model = []
-    for (_, _, target, _), members in sorted(groups.items(), key=lambda group: group[0]):
-        best = choose(target, members)
-        if best is None or best.run.path is None:
-            continue
-        folder = RunFolder(best.run.path.parent)
-        if folder.model.is_file() or (adapted and folder.adaptation.is_file()):
-            selected.append(best.run)
-        else:
-            without_model.append(str(best.run))
+    finished = [run for run in records.finished().runs if len(run.targets) == 1]
+    for row in {(run.args["dataset"], run.args["algorithm"]) for run in finished}:
+        check_same_images(run for run in finished if (run.args["dataset"], run.args["algorithm"]) == row)
+    selected: list[RunRecords] = []
+    without_model: list[RunRecords] = []
+    for entry in select_runs(Records(finished)):
+        run = entry.best.run
+        if run.path is not None:
+            folder = RunFolder(run.path.parent)
+            has_results = adapted and folder.adaptation.is_file()
+            (selected if folder.model.is_file() or has_results else without_model).append(run)
     if without_model:
         notes.append(
             f"{len(without_model)} runs have records but no model, so they cannot be adapted: {some(without_model)}."

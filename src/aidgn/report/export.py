@@ -13,7 +13,7 @@ from aidgn.escape import for_csv
 from aidgn.files import atomic_write
 from aidgn.metrics import METRICS
 from aidgn.runs.records import Record, Records, as_records
-from aidgn.selection import domain_names, select
+from aidgn.selection import domain_names, select_runs
 
 
 def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
@@ -54,23 +54,18 @@ def write_tidy(records: Iterable[Record], method: str, path: str | Path) -> int:
         The number of lines.
     """
     finished = as_records(records).finished()
-    chosen = {_place(row): row for row in select(finished, method)}
+    chosen = {(selected.best.run, selected.target): selected for selected in select_runs(finished, method)}
     header = ["dataset", "algorithm", "target", "trial", "draw", "step", "selected", "metric", "value"]
     lines: list[list[Any]] = []
     for run in finished.runs:
-        for row in select(Records([run])):
-            best = chosen.get(_place(row))
-            selected = best is not None and best["hparams_seed"] == row["hparams_seed"]
-            row = best if selected and best else row
+        for at_best in select_runs(Records([run])):
+            selected = chosen.get((run, at_best.target))
+            row = (selected or at_best).to_row()
             front = [row["dataset"], row["algorithm"], row.get("target_name", row["target"]), row["trial"]]
-            front += [row["hparams_seed"], row["step"], selected]
+            front += [row["hparams_seed"], row["step"], selected is not None]
             lines += [[*front, metric, row[metric]] for metric in METRICS if not np.isnan(row.get(metric, np.nan))]
     write_rows(path, header, lines)
     return len(lines)
-
-
-def _place(row: Record) -> tuple[Any, ...]:
-    return row["dataset"], row["algorithm"], row["target"], row["trial"]
 
 
 def write_rows(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

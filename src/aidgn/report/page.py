@@ -27,7 +27,6 @@ from aidgn.report.page_data import (
     curves,
     datasets_of,
     names_of,
-    place,
     representatives,
     search,
 )
@@ -38,7 +37,7 @@ from aidgn.report.table_formats import Table
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.packed import SUFFIX as PACKED
 from aidgn.runs.records import Records
-from aidgn.selection import read_runs, select
+from aidgn.selection import read_runs, select_runs
 
 log = logging.getLogger("aidgn")
 
@@ -110,10 +109,7 @@ def write_report(
     )
     if latent.notes:
         log.warning("The page cannot show everything: %s", some(latent.notes, 1))
-    chosen = {
-        method: {place(row): row for row in select(finished, method)}
-        for method in [result.method for result in results]
-    }
+    chosen = {result.method: select_runs(finished, result.method) for result in results}
     adapted, adaptation_notes = adaptation(finished)
     places: dict[str, list[Path]] = {}
     given: dict[str, None] = {}  # the folders that the commands on the page make

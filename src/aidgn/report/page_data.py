@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 from aidgn.runs.differences import differences
 from aidgn.runs.folder import RunFolder
-from aidgn.runs.records import Record, Records, RunRecords
-from aidgn.selection import choose, domain_names, select
+from aidgn.runs.records import Records, RunRecords
+from aidgn.selection import Selected, choose, domain_names, select_runs
 
 MANY_RUNS = 300  # with more, the page shows the curves of selected runs only
 CURVE_POINTS = 120
@@ -88,10 +88,6 @@ def bars(table: Table, records: Records, results: Mapping[RowName, Trials]) -> d
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def place(row: Record) -> tuple[Any, ...]:
-    return row["dataset"], row["algorithm"], row["target"], row["trial"], row["hparams_seed"]
-
-
 def key_of(run: RunRecords) -> tuple[Any, ...]:
     target = run.targets[0] if len(run.targets) == 1 else None
     return run.args["dataset"], run.args["algorithm"], target, run.args["trial_seed"], run.args["hparams_seed"]
@@ -99,36 +95,28 @@ def key_of(run: RunRecords) -> tuple[Any, ...]:
 
 def representatives(finished: Records) -> list[RunRecords]:
     """Choose one run per data set, algorithm and target: the selected draw of the first trial."""
-    groups: dict[tuple[Any, ...], list[RunRecords]] = {}
-    for run in finished.runs:
-        if len(run.targets) == 1:
-            groups.setdefault((run.args["dataset"], run.args["algorithm"], run.targets[0]), []).append(run)
-    chosen = []
-    for (_, _, target), runs in groups.items():
-        first = min(run.args["trial_seed"] for run in runs)
-        best = choose(target, [run for run in runs if run.args["trial_seed"] == first])
-        chosen += [best.run] if best else []
-    return chosen or [run for run in finished.runs if not run.targets]
+    chosen: dict[tuple[Any, ...], RunRecords] = {}
+    for selected in select_runs(finished):  # sorted by trial
+        chosen.setdefault(selected[:3], selected.best.run)
+    runs = {id(run) for run in chosen.values()}
+    return [run for run in finished.runs if id(run) in runs or not (chosen or run.targets)]
 
 
-def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Record]]) -> list[dict[str, Any]]:
+def curves(records: Records, chosen: Mapping[str, Sequence[Selected]]) -> list[dict[str, Any]]:
     """Collect accuracies per domain and loss terms of every run; of selected runs only if there are many."""
     twins: dict[tuple[Any, ...], list[RunRecords]] = {}  # runs that differ only in settings
     for run in records.runs:
         twins.setdefault(key_of(run), []).append(run)
+    places = {method: {entry.best.run: entry.best.record for entry in chosen[method]} for method in chosen}
     shown = []
     for run in records.runs:
         alike = twins[key_of(run)]
-        steps = {
-            method: rows[key_of(run)]["step"]
-            for method, rows in chosen.items()
-            if key_of(run) in rows and (len(alike) == 1 or _selected(method, run, records))
-        }
+        steps = {method: run.record(place[run])["step"] for method, place in places.items() if run in place}
         if len(records.runs) > MANY_RUNS and not steps:
             continue
         all_records = run.records()
-        places = run.order[np.unique(np.linspace(0, len(run.order) - 1, CURVE_POINTS).astype(int))]
-        shown_records = [all_records[place] for place in places]
+        positions = run.order[np.unique(np.linspace(0, len(run.order) - 1, CURVE_POINTS).astype(int))]
+        shown_records = [all_records[position] for position in positions]
         accuracies, terms = {}, {}
         for key, value in all_records[0].items():
             if isinstance(value, int | float) and key not in NO_TERMS:
@@ -154,19 +142,6 @@ def curves(records: Records, chosen: Mapping[str, Mapping[tuple[Any, ...], Recor
             }
         )
     return sorted(shown, key=lambda curve: curve["set"] != "" and "training" not in curve["selected"])  # selected first
-
-
-def _selected(method: str, run: RunRecords, records: Records) -> bool:
-    """Whether the method selects this run among all of its data set, algorithm and trial."""
-    group = [
-        other
-        for other in records.runs
-        if other.finished
-        and key_of(other)[:2] == key_of(run)[:2]
-        and other.args["trial_seed"] == run.args["trial_seed"]
-    ]
-    best = choose(run.targets[0], group, method)
-    return best is not None and best.run is run
 
 
 def _differing(run: RunRecords, alike: list[RunRecords]) -> str:
@@ -224,10 +199,9 @@ def adaptation(finished: Records) -> tuple[list[Table], list[str]]:
     Returns:
         The tables, with the paper's numbers if it has some; and problems.
     """
-    selected = {place(row) for row in select(finished, "training")}
     lines, notes = [], []
-    for run in finished.runs:
-        if key_of(run) in selected and run.path and RunFolder(run.path.parent).adaptation.is_file():
+    for run in (selected.best.run for selected in select_runs(finished)):
+        if run.path and RunFolder(run.path.parent).adaptation.is_file():
             try:
                 members = read_lines(run.path.parent)
                 lines += members
