@@ -203,7 +203,7 @@ def predict(
     place = f"; in {csv}" if csv not in (None, "-") else ""
     click.echo(f"{plural(done, 'image')} classified{left_out}{place}.", err=True)
     if explanations is not None:
-        click.echo(f"{plural(explanations.written, 'heatmap')} in {explain}, numbered as the rows.", err=True)
+        click.echo(f"{plural(explanations.written, 'heatmap')} in {explain}, in the order of the pictures.", err=True)
     if abstain_below is not None:
         click.echo(f"{abstained} without a label, because its chance to be right is below {abstain_below:g}.", err=True)
     click.echo(describe_warnings(loaded, warned, done), err=True)

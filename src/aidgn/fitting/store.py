@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from aidgn.files import link_or_copy, parse_json, write_text
 from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.fitting.plan import name_of
+from aidgn.metrics import ClassMetrics
 from aidgn.new_site.expectations import Expectations
 from aidgn.report.export import write_rows
 from aidgn.runs.checkpoints import write_values
@@ -97,6 +98,7 @@ class FitFolder:
         next_steps: Sequence[str],
         pictures: DoubtfulPictures,
         expectations: Expectations | None = None,
+        class_metrics: Mapping[str, ClassMetrics] | None = None,
     ) -> None:
         """Write summary.json, REPORT.md, and CSV files of doubtful pictures.
 
@@ -110,7 +112,9 @@ class FitFolder:
             next_steps: What to do next, a sentence each.
             pictures: Pictures to look at.
             expectations: What to expect at a new site.
+            class_metrics: Metrics by class at all left-out sites together.
         """
+        by_class = class_metrics or {}
         counts = dataset.count_images()
         summary = {
             "dataset": dataset.name,
@@ -136,6 +140,7 @@ class FitFolder:
             "said": [*findings, *conclusions],
             "next_steps": list(next_steps),
             "new_site": describe_new_site(expectations) if expectations else None,
+            "classes_at_new_sites": {name: asdict(metrics) for name, metrics in by_class.items()},
         }
         self._write_pictures(pictures)
         write_text(self.summary, json.dumps(summary, indent=1) + "\n")
@@ -154,6 +159,7 @@ class FitFolder:
             pictures=pictures,
             estimates=estimates,
             expectations=expectations,
+            class_metrics=by_class,
             counts_by_class=list(zip(dataset.classes, counts.T.tolist(), strict=True)),
         )
         write_text(self.report, report)

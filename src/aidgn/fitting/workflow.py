@@ -242,7 +242,16 @@ def fit(
     summary = [*summary, *pictures.sentences()]
     place.page.unlink(missing_ok=True)  # of an earlier fit
     place.write(
-        dataset, final, estimates, seen_accuracy, [*findings, str(plan)], summary, next_steps, pictures, expectations
+        dataset,
+        final,
+        estimates,
+        seen_accuracy,
+        [*findings, str(plan)],
+        summary,
+        next_steps,
+        pictures,
+        expectations,
+        overview.class_metrics if predictions else None,
     )
     for sentence in summary:
         on_message(sentence)
