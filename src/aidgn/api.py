@@ -14,10 +14,11 @@ from aidgn.results import RunResult, SweepResult
 from aidgn.runs.options import without_aliases
 from aidgn.runs.run_id import sweep_key
 from aidgn.runs.spec import RunSpec
+from aidgn.sweeps.journal import reset_failures
 from aidgn.sweeps.launchers.base import RETRIES, Launcher
 from aidgn.sweeps.launchers.local import LocalLauncher
 from aidgn.sweeps.plan import SweepPlan
-from aidgn.sweeps.sweep import Sweep
+from aidgn.sweeps.sweep import Sweep, stop_if_all_fail
 from aidgn.training import train as train_run
 from aidgn.training.trackers import find_tracker
 
@@ -247,17 +248,22 @@ def train_plans(
     if not confirm(runs, numbers):
         return None
     if numbers and not dry_run:
-        with SweepDisplay([runs.specs[number] for number in numbers], runs.count("done"), progress) as display:
-            runs.train(
-                launcher,
+        runs.save_plan(retries, data_dir)
+        for number in runs.numbers("failed") if retry_failed else []:
+            reset_failures(runs.folder.path, runs.runs[number].key)
+        specs = [runs.specs[number] for number in numbers]
+        with SweepDisplay(specs, runs.count("done"), progress) as display:
+            launcher.run(
+                specs,
+                runs.folder.path,
+                on_event=stop_if_all_fail(display.update),
                 retries=retries,
-                retry_failed=retry_failed,
                 data_dir=data_dir,
-                on_event=display.update,
                 device=device,
                 precision=precision,
                 trackers=trackers,
             )
+        runs.refresh(retries)
     return runs
 
 

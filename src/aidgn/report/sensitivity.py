@@ -11,12 +11,13 @@ from matplotlib.figure import Figure
 
 from aidgn.errors import AidgnError, plural
 from aidgn.report.figures import SOURCE_COLOURS, TARGET_COLOURS, WIDTH, grid, save, styled
+from aidgn.report.table import Trials, average_over_targets
 from aidgn.runs.differences import check_same_images, differences
 from aidgn.selection import Record, Records, as_records, read_runs, select
 
 log = logging.getLogger("aidgn")
 
-Curves = dict[str, dict[Any, dict[str, dict[int, float]]]]  # name -> value -> target -> trial -> accuracy
+Curves = dict[str, dict[Any, Trials]]  # name -> value -> accuracies
 
 
 def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
@@ -50,17 +51,11 @@ def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
                 by_value[run.hparams[name]].append(run)
         found[name] = {}
         for value in sorted(by_value, key=lambda value: (isinstance(value, str), value)):
-            accuracies: dict[str, dict[int, float]] = defaultdict(dict)
+            accuracies: Trials = defaultdict(dict)
             for row in select(Records(by_value[value]), "training"):
                 accuracies[row.get("target_name", str(row["target"]))][row["trial"]] = row["accuracy"]
             found[name][value] = dict(accuracies)
     return found, base
-
-
-def averages(by_target: dict[str, dict[int, float]], targets: set[str]) -> list[float]:
-    """Average over the targets in every trial that has all of them."""
-    trials = set.intersection(*(set(by_target.get(target, ())) for target in targets))
-    return [mean(by_target[target][trial] for target in targets) for trial in sorted(trials)]
 
 
 @styled
@@ -91,7 +86,7 @@ def sensitivity(records: Iterable[Record]) -> Figure:
                 *zip(*line, strict=True), color=colours[target], linewidth=0.8, marker=".", markersize=3, label=target
             )
         average = [
-            (value, [100 * average for average in averages(by_target, set(targets))])
+            (value, [100 * average for average in average_over_targets(by_target, targets).values()])
             for value, by_target in values.items()
         ]
         average = [(value, trials) for value, trials in average if trials]

@@ -17,7 +17,7 @@ from aidgn.runs.label import Label
 from aidgn.runs.records import Record, Records, RunRecords, as_records
 from aidgn.selection import domain_names, find_method, select
 
-Trials = dict[int, dict[int, float]]  # target -> trial -> accuracy from 0 to 1, or another metric
+Trials = dict[Any, dict[int, float]]  # target -> trial -> accuracy from 0 to 1, or another metric
 Results = Mapping[str, Mapping[RowName, Trials]]  # data set -> row
 
 
@@ -204,7 +204,7 @@ def _benchmark_table(
     return _fill(Table(title, list(datasets), [], notes, None, spread, metric), averaged, paper)
 
 
-def average_over_targets(trials: Trials, targets: Sequence[int]) -> dict[int, float]:
+def average_over_targets(trials: Trials, targets: Sequence[Any]) -> dict[int, float]:
     """Average the accuracies of these targets within each trial that has all of them."""
     common = set.intersection(*(set(trials.get(target, {})) for target in targets)) if targets else set()
     return {trial: float(np.mean([trials[target][trial] for target in targets])) for trial in sorted(common)}

@@ -73,16 +73,10 @@ def attempt(
     try:
         log.start()
         outcome, text = "done", str(train(spec, out, on_progress=progress, **training))
-    except Interrupted as error:
-        outcome, text = "interrupted", str(error)
-    except Busy as error:
-        outcome, text = "busy", str(error)
-    except StorageError as error:
-        outcome, text = "stop", str(error)
-    except (OutOfMemory, NotFinite, CustomCodeError) as error:
-        outcome, text = "crashed", str(error)
     except AidgnError as error:
-        outcome, text = "failed", str(error)
+        ends: dict[type, str] = {Interrupted: "interrupted", Busy: "busy", StorageError: "stop", AidgnError: "failed"}
+        ends |= dict.fromkeys((OutOfMemory, NotFinite, CustomCodeError), "crashed")
+        outcome, text = next(ends[kind] for kind in type(error).__mro__ if kind in ends), str(error)
     except Exception as error:
         outcome, text = "crashed", traceback.format_exc()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):

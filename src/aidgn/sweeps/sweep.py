@@ -19,8 +19,8 @@ from aidgn.errors import AidgnError, ParameterError
 from aidgn.runs.options import run_options
 from aidgn.runs.run_id import sweep_key
 from aidgn.runs.spec import RunSpec
-from aidgn.sweeps.journal import last_line, reset_failures
-from aidgn.sweeps.launchers.base import RETRIES, Launcher, OnEvent
+from aidgn.sweeps.journal import last_line
+from aidgn.sweeps.launchers.base import OnEvent
 from aidgn.sweeps.plan import MUST_MATCH, SweepPlan
 from aidgn.sweeps.plan_file import read_plans, write_plans
 from aidgn.sweeps.store import Cell, PlannedRun, RunStatus, SweepFolder, list_runs
@@ -256,42 +256,6 @@ class Sweep:
                 for name, dataset in self.datasets.items()
             ),
         ]
-
-    def train(
-        self,
-        launcher: Launcher,
-        *,
-        retries: int = RETRIES,
-        retry_failed: bool = False,
-        data_dir: str | None = None,
-        on_event: OnEvent = lambda *_: None,
-        **training: Any,
-    ) -> None:
-        """Train the runs that are not done and refresh the statuses.
-
-        Args:
-            launcher: Where to train.
-            retries: How often a run that fails is tried again before it is set aside.
-            retry_failed: Try the runs that were set aside, too.
-            data_dir: Where data sets are.
-            on_event: Called with the events of the runs, numbered as `numbers` returns them.
-            training: Further arguments of `aidgn.training.train`.
-        """
-        numbers = self.numbers("left", "running", *(["failed"] if retry_failed else []))
-        if not numbers:
-            return
-        self.save_plan(retries, data_dir)
-        for number in self.numbers("failed") if retry_failed else []:
-            reset_failures(self.folder.path, self.runs[number].key)
-        launcher.run(
-            [self.specs[number] for number in numbers],
-            self.folder.path,
-            on_event=stop_if_all_fail(on_event),
-            retries=retries,
-            data_dir=data_dir,
-            **training,
-        )
-        self.refresh(retries)
 
 
 def stop_if_all_fail(on_event: OnEvent) -> OnEvent:
