@@ -28,6 +28,7 @@ REASONS = {
     "pyyaml": "sweep plans",
     "matplotlib": "figures for papers (PNG, SVG)",
     "jinja2": "the report page",
+    "msgspec": "records, journals and plans with types that are checked",
 }
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
     from aidgn.inference.model import Model
-    from aidgn.report.table_formats import Table, TextTable
+    from aidgn.report.table_formats import Table
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class SweepResult:
             raise UnknownNameError("data set in this sweep called", dataset, by_name)
         return by_name[dataset]
 
-    def compare(self, selection: str = "training", metric: str = "accuracy") -> "list[TextTable]":
+    def compare(self, selection: str = "training", metric: str = "accuracy") -> "list[Table]":
         """Return tables of paired differences with tests, and of average ranks; `str` formats each as Markdown.
 
         Args:

@@ -10,7 +10,7 @@ from aidgn.errors import AidgnError
 from aidgn.terminal import direct
 
 if TYPE_CHECKING:
-    from aidgn.report.table_formats import Table, TextTable
+    from aidgn.report.table_formats import Table
     from aidgn.runs.records import Records
 
 
@@ -104,7 +104,7 @@ def table(
     from aidgn.report.table_formats import FORMATS
 
     files = [Path(file) for file in (csv, parquet) if file]
-    made: list[Table | TextTable] = []
+    made: list[Table] = []
     if adaptation:
         from aidgn.report.adaptation import adaptation_tables, load_adaptation, write_lines
 
@@ -138,7 +138,7 @@ def table(
     click.echo("\n\n".join(map(format_table, made)), file=direct(sys.stdout))
 
 
-def _compare(records: "Records", method: str, metric: str, files: list[Path], figures: str | None) -> "list[TextTable]":
+def _compare(records: "Records", method: str, metric: str, files: list[Path], figures: str | None) -> "list[Table]":
     """Write the comparison of the algorithms to files and figures, and return its tables."""
     from aidgn.analysis.comparison import compare
     from aidgn.report.comparison import format_comparisons, write_comparisons

@@ -13,14 +13,14 @@ from aidgn.files import for_json, write_text
 from aidgn.metrics import METRICS
 from aidgn.report.export import write_rows
 from aidgn.report.table import column_names
-from aidgn.report.table_formats import Cell, CellText, Row, TextTable
+from aidgn.report.table_formats import Cell, CellText, Row, Table
 from aidgn.runs.records import Record, Records, as_records
 from aidgn.selection import domain_names, find_method
 
 SCOPE = "The tests are about these unseen domains, trained again; they say nothing about other domains."
 
 
-def comparison_tables(records: Iterable[Record], method: str = "training", metric: str = "accuracy") -> list[TextTable]:
+def comparison_tables(records: Iterable[Record], method: str = "training", metric: str = "accuracy") -> list[Table]:
     """Tabulate the comparison of every two algorithms, and their average ranks.
 
     Args:
@@ -32,7 +32,7 @@ def comparison_tables(records: Iterable[Record], method: str = "training", metri
     return format_comparisons(compare(loaded, method, metric), loaded, method)
 
 
-def format_comparisons(comparisons: Sequence[Comparison], records: Records, method: str) -> list[TextTable]:
+def format_comparisons(comparisons: Sequence[Comparison], records: Records, method: str) -> list[Table]:
     """Make the tables of comparisons: for each the differences and, of two and more algorithms, the ranks."""
     made = []
     title = find_method(method).title
@@ -51,7 +51,7 @@ def target_names(records: Records, dataset: str) -> list[str]:
     return column_names(dataset, [domain_names(run.args) for run in runs], count).names
 
 
-def _differences_table(comparison: Comparison, records: Records, title: str) -> TextTable:
+def _differences_table(comparison: Comparison, records: Records, title: str) -> Table:
     metric = METRICS[comparison.metric]
     places: list[list[tuple[str, int]]]
     if comparison.dataset:
@@ -83,18 +83,18 @@ def _differences_table(comparison: Comparison, records: Records, title: str) -> 
         texts.append([*map(CellText, signed), *map(CellText, words)])
         if difference.clear:
             texts[-1][-1] = texts[-1][-1]._replace(mark="best")
-    return TextTable(
+    return Table(
         f"Paired differences, {_subject(comparison, title)}",
-        "Comparison",
         [*columns, "Mean", "95 % interval", "W/T/L", "p (Holm)", "Result"],
         rows,
-        texts,
         _differences_notes(comparison),
         comparison.dataset,
+        head="Comparison",
+        texts=texts,
     )
 
 
-def _ranks_table(comparison: Comparison, ranks: Ranks, title: str) -> TextTable:
+def _ranks_table(comparison: Comparison, ranks: Ranks, title: str) -> Table:
     rows, texts = [], []
     groups = ranks.groups()
     for name, average in ranks.averages.items():
@@ -108,14 +108,13 @@ def _ranks_table(comparison: Comparison, ranks: Ranks, title: str) -> TextTable:
     )
     if ranks.p is not None:
         note += f" Friedman's test that all are alike: p = {ranks.p:.3f}."
-    return TextTable(
+    return Table(
         f"Average ranks, {_subject(comparison, title)}",
-        "Algorithm",
         ["Rank", "Not clearly different from"],
         rows,
-        texts,
         [note],
         comparison.dataset,
+        texts=texts,
     )
 
 

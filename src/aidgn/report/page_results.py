@@ -13,22 +13,9 @@ from aidgn.report.comparison import format_comparisons
 from aidgn.report.page_data import datasets_of, for_page
 from aidgn.report.rank_figure import draw_ranks, to_svg
 from aidgn.report.table import Trials, have_same_trials, tables
-from aidgn.report.table_formats import RowName, Table, TextTable
+from aidgn.report.table_formats import Cell, CellText, Row, RowName, Table
 from aidgn.runs.records import Record, Records
 from aidgn.selection import METHODS, select
-
-
-@dataclass(frozen=True)
-class ClassAccuracies:
-    """Accuracies on the images of each class of unseen domains, in percent: means over targets and trials.
-
-    Args:
-        algorithms: Names of the columns.
-        rows: Name of each class and its accuracies; None where an algorithm has no images of it.
-    """
-
-    algorithms: list[str]
-    rows: list[tuple[str, list[float | None]]]
 
 
 @dataclass(frozen=True)
@@ -96,8 +83,8 @@ class Result:
     accuracies: dict[str, dict[RowName, Trials]]  # by data set
     answers: dict[str, Answer | None] = field(default_factory=dict)  # by data set
     metric_tables: list[Table] = field(default_factory=list)  # of the metrics other than accuracy
-    class_accuracies: dict[str, ClassAccuracies] = field(default_factory=dict)  # by data set
-    comparisons: list[TextTable] = field(default_factory=list)
+    class_tables: list[Table] = field(default_factory=list)
+    comparisons: list[Table] = field(default_factory=list)
     rank_figures: dict[str, Markup] = field(default_factory=dict)  # SVG by data set, "" for all of several
 
     @property
@@ -134,7 +121,6 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
             if metric != "accuracy" and any(metric in row for row in rows)
             for table in tables(finished, method, metric=metric)
         ]
-        by_class = average_classes(rows, _class_names(finished))
         comparisons = compare(finished, method)
         figures = [(found.dataset or "", draw_ranks(found)) for found in comparisons]
         result = Result(
@@ -142,7 +128,7 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
             for_page(shown, records),
             accuracies,
             metric_tables=for_page(metric_tables, records),
-            class_accuracies=by_class,
+            class_tables=average_classes(rows, _class_names(finished)),
             comparisons=format_comparisons(comparisons, finished, method),
             rank_figures={
                 name: to_svg(figure, f"ranks-{method}-{number}")
@@ -159,8 +145,8 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
     return results, notes
 
 
-def average_classes(rows: Sequence[Record], names: Mapping[str, Sequence[str]]) -> dict[str, ClassAccuracies]:
-    """Average the accuracies per class over targets and trials, by data set.
+def average_classes(rows: Sequence[Record], names: Mapping[str, Sequence[str]]) -> list[Table]:
+    """Tabulate the accuracies on the images of each class of unseen domains, means over targets and trials.
 
     Args:
         rows: Rows of `select`; those without accuracies per class are left out.
@@ -171,25 +157,25 @@ def average_classes(rows: Sequence[Record], names: Mapping[str, Sequence[str]]) 
         if "class_accuracies" in row:
             by_algorithm = groups.setdefault(row["dataset"], {})
             by_algorithm.setdefault(row["algorithm"], []).append(row["class_accuracies"])
-    averaged = {}
+    made = []
     for dataset, by_algorithm in groups.items():
         sizes = {len(values) for runs in by_algorithm.values() for values in runs}
         if len(sizes) > 1:
             continue  # runs on other classes do not compare
-        size = sizes.pop()
-        classes = names.get(dataset, ())
-        labels = list(classes) if len(classes) == size else [str(number) for number in range(size)]
+        labels = names.get(dataset, ())
+        labels = labels if len(labels) in sizes else [str(number) for number in range(sizes.pop())]
         columns = [_means(np.array(runs, float)) for runs in by_algorithm.values()]
-        averaged[dataset] = ClassAccuracies(
-            list(by_algorithm), [(label, list(cells)) for label, *cells in zip(labels, *columns, strict=True)]
-        )
-    return averaged
+        lines = [Row(label, list(cells)) for label, *cells in zip(labels, *columns, strict=True)]
+        title = f"Accuracy (%) on the images of each class, mean over unseen domains and trials, {dataset}"
+        texts = [[CellText(f"{cell.mean:.1f}" if cell else "") for cell in line.cells] for line in lines]
+        made.append(Table(title, list(by_algorithm), lines, dataset=dataset, head="Class", texts=texts))
+    return made
 
 
-def _means(values: np.ndarray) -> list[float | None]:
+def _means(values: np.ndarray) -> list[Cell | None]:
     """Return the mean of each column in percent without NaN; None if a column has nothing else."""
     known = [column[~np.isnan(column)] for column in values.T]
-    return [100 * float(column.mean()) if len(column) else None for column in known]
+    return [Cell(100 * float(column.mean())) if len(column) else None for column in known]
 
 
 def _class_names(finished: Records) -> dict[str, list[str]]:

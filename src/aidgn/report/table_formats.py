@@ -72,6 +72,7 @@ class Table:
     metric: str = "accuracy"  # a key of METRICS
     head: str = "Algorithm"  # title of the column of names
     paper_notes: list[str] = field(default_factory=list)
+    texts: list[list[CellText]] | None = None  # cells as they are printed, if they are composed already
 
     @property
     def ours(self) -> list[Row]:
@@ -135,6 +136,9 @@ class Table:
         return marks
 
     def body(self) -> Iterator[tuple[Row, list[CellText]]]:
+        if self.texts is not None:
+            yield from zip(self.rows, self.texts, strict=True)
+            return
         for row, marks in zip(self.rows, self.marks(), strict=True):
             yield row, [self.cell_text(row, cell, mark) for cell, mark in zip(row.cells, marks, strict=True)]
 
@@ -145,30 +149,7 @@ class Table:
         return to_html(self)
 
 
-@dataclass
-class TextTable:
-    """A table whose cells are composed already, for the same formats as `Table`."""
-
-    title: str
-    head: str  # title of the column of names
-    columns: list[str]
-    rows: list[Row]  # with the numbers to sort by
-    texts: list[list[CellText]]
-    footnotes: list[str] = field(default_factory=list)
-    dataset: str | None = None  # None: over several data sets
-    paper_notes: tuple[str, ...] = ()  # there are none
-
-    def body(self) -> Iterator[tuple[Row, list[CellText]]]:
-        yield from zip(self.rows, self.texts, strict=True)
-
-    def __str__(self) -> str:
-        return to_markdown(self)
-
-    def _repr_html_(self) -> str:
-        return to_html(self)
-
-
-def to_terminal(table: Table | TextTable) -> str:
+def to_terminal(table: Table) -> str:
     """Format with the terminal's codes for bold and underlined; as wide as needed if the output is no terminal."""
     from rich import box
     from rich.console import Console
@@ -201,7 +182,7 @@ def to_terminal(table: Table | TextTable) -> str:
     return output.getvalue().rstrip("\n")
 
 
-def to_markdown(table: Table | TextTable) -> str:
+def to_markdown(table: Table) -> str:
     marked = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
     lines = [
         f"### {for_markdown(table.title)}",
@@ -215,7 +196,7 @@ def to_markdown(table: Table | TextTable) -> str:
     return "\n".join([*lines, "", *(f"{for_markdown(note)}  " for note in table.footnotes)])
 
 
-def to_latex(table: Table | TextTable) -> str:
+def to_latex(table: Table) -> str:
     marked = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -240,7 +221,7 @@ def to_latex(table: Table | TextTable) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
 
 
-def to_html(table: Table | TextTable) -> str:
+def to_html(table: Table) -> str:
     marked = {"": "{}", "best": "<strong>{}</strong>", "second": "<u>{}</u>"}
     heads = "".join(f'<th scope="col">{for_html(column)}</th>' for column in [table.head, *table.columns])
     notes = "".join(f"<br><small>{for_html(note)}</small>" for note in table.footnotes)
@@ -256,7 +237,7 @@ def to_html(table: Table | TextTable) -> str:
     return "\n".join([*lines, "</tbody>", "</table>"])
 
 
-FORMATS: dict[str, Callable[[Table | TextTable], str]] = {
+FORMATS: dict[str, Callable[[Table], str]] = {
     "terminal": to_terminal,
     "markdown": to_markdown,
     "latex": to_latex,
