@@ -5,6 +5,7 @@ Every run verifies the checksums of the pixels, and notices image files that hav
 
 import logging
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -36,6 +37,7 @@ class DecodedDataset:
         geometry: Stored height and width, upright original height and width of each image, int32 [N, 4].
         content: Digest of the content of all images, in order.
         digests: Digest of the content of each image.
+        checksums: CRC-32 of the slot of each image.
         skipped: Broken files that were left out.
         reasons: What is wrong with each of these files.
         decoded: Number of images that this call decoded.
@@ -47,6 +49,7 @@ class DecodedDataset:
     geometry: np.ndarray
     content: str
     digests: Sequence[str]
+    checksums: Sequence[int] = ()
     skipped: Sequence[str] = ()
     reasons: Sequence[str] = ()
     decoded: int = 0
@@ -94,6 +97,7 @@ def prepare(
         geometry=np.array([entry.geometry for entry in usable], dtype=np.int32),
         content=blake2b("".join(entry.digest for entry in usable).encode(), digest_size=16).hexdigest(),
         digests=[entry.digest for entry in usable],
+        checksums=[entry.checksum for entry in usable],
         skipped=[entries[number].file for number in broken],
         reasons=[entries[number].reason for number in broken],
         decoded=len(decoded),
@@ -106,7 +110,8 @@ def wrap_pixels(dataset: Dataset, pixels: np.ndarray) -> DecodedDataset:
     geometry = np.tile(np.array([height, width] * 2, dtype=np.int32), (count, 1))
     content = blake2b(pixels.tobytes(), digest_size=16).hexdigest()
     digests = [blake2b(image.tobytes(), digest_size=16).hexdigest() for image in pixels]
-    return DecodedDataset(dataset, pixels, np.arange(count), geometry, content, digests)
+    checksums = [zlib.crc32(image.tobytes()) for image in pixels]
+    return DecodedDataset(dataset, pixels, np.arange(count), geometry, content, digests, checksums)
 
 
 def content_of(dataset: Dataset, on_progress: Progress | None = None) -> str:

@@ -1,15 +1,11 @@
 """Inspect a data set: images per domain and class, unreadable files, the same image twice."""
 
 import hashlib
-import mmap
 import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +17,6 @@ from aidgn.data.registry import DATASETS, DatasetInfo
 from aidgn.errors import AidgnError, plural, some
 
 LISTED = 20  # lines of a kind in the list of findings
-CHECKED_ROWS = 16  # images that agree in their middle row are compared in every 16th row, then in all rows
 
 Groups = list[list[str]]  # files with the same pixels
 
@@ -220,18 +215,16 @@ def group_copies(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[Grou
 def pixel_digests(decoded: DecodedDataset) -> list[str]:
     """Return a digest of each image's content that is the same for all files with the same pixels.
 
-    Images of different content are compared by more and more of their pixels: size, middle row, every 16th row, all
-    rows. Of most images no more than a page of the pixel file is read.
+    Only the pixels of images with the same size and checksum are read.
     """
     first: dict[str, int] = {}
     for index, digest in enumerate(decoded.digests):
         first.setdefault(digest, index)
-    sizes = list(map(tuple, decoded.geometry.tolist()))
-    groups = group_by(first.values(), sizes.__getitem__)
-    read_ahead(decoded, list(chain.from_iterable(groups)))
-    for step in (decoded.slot, CHECKED_ROWS, 1):
-        groups = [same for group in groups for same in group_by(group, partial(rows_digest, decoded, step))]
-    same = {decoded.digests[index]: decoded.digests[group[0]] for group in groups for index in group}
+    keys = list(zip(map(tuple, decoded.geometry.tolist()), decoded.checksums, strict=True))
+    same: dict[str, str] = {}
+    for group in group_by(first.values(), keys.__getitem__):
+        for equal in group_by(group, lambda index: decoded.pixels[decoded.rows[index]].tobytes()):
+            same |= {decoded.digests[index]: decoded.digests[equal[0]] for index in equal}
     return [same.get(digest, digest) for digest in decoded.digests]
 
 
@@ -241,25 +234,3 @@ def group_by(indices: Iterable[int], key: Callable[[int], Hashable]) -> list[lis
     for index in indices:
         groups[key(index)].append(index)
     return [group for group in groups.values() if len(group) > 1]
-
-
-def rows_digest(decoded: DecodedDataset, step: int, index: int) -> bytes:
-    """Digest the middle row of an image and each `step`-th row from there."""
-    height, width = decoded.geometry[index, :2].tolist()
-    image = decoded.pixels[decoded.rows[index], :height, :width]
-    return hashlib.blake2b(image[height // 2 % step :: step].tobytes(), digest_size=16).digest()
-
-
-def read_ahead(decoded: DecodedDataset, indices: list[int]) -> None:
-    """Ask the system to read the middle rows of images from the disk.
-
-    Otherwise each row is waited for in turn, and 128 kB around it are read too.
-    """
-    mapped = getattr(decoded.pixels.base, "_mmap", None)
-    if mapped is None:
-        return
-    with suppress(OSError):  # not all file systems can
-        for row, height in zip(decoded.rows[indices].tolist(), decoded.geometry[indices, 0].tolist(), strict=True):
-            start = (row * decoded.slot + height // 2) * decoded.slot * 3
-            page = start - start % mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_WILLNEED, page, start + decoded.slot * 3 - page)
