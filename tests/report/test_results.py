@@ -16,7 +16,11 @@ from aidgn.selection import read_runs
 
 ROOT = Path(__file__).parents[2]
 RUNS, REPEATED = "docs/results/pacs-resnet50-he2015.zip", "docs/results/pacs-repeated.zip"
-FROZEN = "docs/results/pacs-frozen-lite0.zip"
+FROZEN = [
+    "docs/results/pacs-frozen-lite0.zip",
+    "docs/results/pacs-frozen-lite2.zip",
+    "docs/results/pacs-frozen-resnet50.zip",
+]
 
 
 @pytest.mark.parametrize(
@@ -25,9 +29,9 @@ FROZEN = "docs/results/pacs-frozen-lite0.zip"
         ["-m", "aidgn", "table", RUNS, "--paper", "--markdown"],
         ["-m", "aidgn", "table", RUNS, "--adaptation", "--paper", "--markdown"],
         ["benchmarks/steps.py", RUNS, REPEATED],
-        ["-m", "aidgn", "table", FROZEN, "--markdown"],
+        *(["-m", "aidgn", "table", file, "--markdown"] for file in FROZEN),
     ],
-    ids=["accuracy", "adaptation", "steps", "frozen"],
+    ids=["accuracy", "adaptation", "steps", "frozen-lite0", "frozen-lite2", "frozen-resnet50"],
 )
 def test_tables_are_what_their_commands_print(command: list[str]) -> None:
     page = (ROOT / "docs/results/README.md").read_text(encoding="utf-8")
