@@ -191,6 +191,8 @@ def test_a_run_on_the_official_splits_and_its_table(tmp_path):
 
 
 def test_other_folders_are_refused_and_downloads_name_the_page(tmp_path):
+    with pytest.raises(AidgnError, match=r"not on this disk.*Get it from https://wilds"):
+        load_dataset("Camelyon17", tmp_path)
     (tmp_path / "camelyon17_v1.0").mkdir()
     with pytest.raises(AidgnError, match=r"has no metadata.csv, so it is not Camelyon17"):
         load_dataset("Camelyon17", tmp_path)

@@ -50,6 +50,21 @@ def test_pixels_are_those_of_predict(photo: Path, tmp_path: Path, monkeypatch: p
     run(scene)
 
 
+def test_formats_with_a_module_and_files_that_are_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    scan = Path(pydicom.__file__).parent / "data" / "test_files" / "MR_small.dcm"
+
+    async def scene(decoders: Decoders) -> None:
+        np.testing.assert_array_equal(await decoders.decode(scan), np.asarray(read_shrunk(str(scan), SLOT)[0]))
+
+    run(scene)
+    with pytest.raises(RequestError) as caught:
+        decoding.check_header(["FormatError", "is HEIC, which needs pillow-heif"], scan, 1)
+    assert caught.value.status == 415 and "This picture is HEIC" in str(caught.value)
+
+
 def test_computing_time_is_limited(photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "FAST_SECONDS", 0.3)
     (tmp_path / "a.ppm").write_bytes(COMMENT)

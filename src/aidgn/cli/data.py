@@ -42,7 +42,7 @@ def list_() -> None:
             f"{name} ({letter})" if letter != name else name
             for name, letter in zip(info.domains, info.letters, strict=True)
         )
-        numbers = (sum(info.counts.values()), info.num_classes, info.steps, info.eval_every)
+        numbers = (sum(info.counts.values()) or "", info.num_classes, info.steps, info.eval_every)
         row = (info.name, domains, *map(str, numbers), ", ".join(map(str, info.lr_milestones)))
         table.add_row(*row[: len(headings)])
     console.print(table)

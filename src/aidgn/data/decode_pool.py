@@ -30,7 +30,7 @@ import numpy as np
 from PIL import ImageFile
 
 from aidgn.data.cache_index import LARGER, CacheEntry, reliable, slot_bytes, stamp_of
-from aidgn.data.images import open_image, read_shrunk
+from aidgn.data.images import add_installed_formats, open_image, read_shrunk
 from aidgn.errors import AidgnError, FormatError
 from aidgn.files import open_no_link, write_at
 
@@ -171,6 +171,7 @@ def read_header(file: str) -> list[int | str | bool]:
 
 def run_limited(seconds: float, name: str, arguments: list) -> list:
     """Run another task; this process dies if it needs more computing time, even within a decoder in C."""
+    add_installed_formats()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:

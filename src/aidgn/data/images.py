@@ -3,7 +3,7 @@
 import io
 import os
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -69,6 +69,7 @@ FORMAT_NAMES = f"{', '.join(_names[:-1])} or {_names[-1]}"  # for messages
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit for decompression bombs: 512 MiB of RGB
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # large, but below MAX_PIXELS
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")  # some DICOM files begin as TIFF files do
 
 ORIENTATION = 0x0112  # EXIF tag
 NEW_SUBFILE_TYPE = 0x00FE  # TIFF tag; bit 0 marks a smaller copy of another page
@@ -118,6 +119,14 @@ def add_format(name: str) -> None:
         module.register_heif_opener(thumbnails=False)
     if name == "DICOM":
         import_module("aidgn.data.dicom").register()
+
+
+@cache
+def add_installed_formats() -> None:
+    """Import the modules of all formats now, so that a limit on computing is for the pictures alone."""
+    for name in IMAGE_FORMATS.keys() - set(BUILT_IN):
+        with suppress(FormatError):
+            add_format(name)
 
 
 def suffix_of(content: bytes) -> str | None:

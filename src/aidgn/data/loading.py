@@ -54,14 +54,11 @@ def load_dataset(
     source = name_or_folder if parsed else DataSource.parse(name_or_folder, **options)
     if source.is_table:
         return load_table(source, tolerant=tolerant)
-    if source.layout is not None:
-        if source.layout != DEFAULT:
-            return load_layout(source, tolerant)
-        return load_folder(Path(source.path), tolerant=tolerant)
+    if source.layout not in (None, DEFAULT):
+        return load_layout(source, tolerant)
     given = source.path
-    if isinstance(name_or_folder, Path) or "/" in given or os.sep in given:
-        return load_folder(Path(given), tolerant=tolerant)
-    if lookup(given) is None and Path(given).exists():
+    is_path = isinstance(name_or_folder, Path) or source.layout or "/" in given or os.sep in given
+    if is_path or (lookup(given) is None and Path(given).exists()):
         return load_folder(Path(given), tolerant=tolerant)
     info = get_info(given)
     if info.name == "digits":
@@ -73,9 +70,10 @@ def load_dataset(
                 return load_folder(parent / folder, info, tolerant)
     if Path(given).is_dir():
         return load_folder(Path(given), info, tolerant)
+    way = f"from {info.page}" if info.page else f"with `aidgn data download {info.name}`"
     raise AidgnError(
         f"{info.name} is not on this disk; looked for {' and '.join(str(parent / info.folder) for parent in parents)}. "
-        f"Get it with `aidgn data download {info.name}`, or say where it is with --data-dir or $AIDGN_DATA."
+        f"Get it {way}, or say where it is with --data-dir or $AIDGN_DATA."
     )
 
 

@@ -203,11 +203,12 @@ def group_copies(dataset: Dataset, digests: Sequence[bytes | str]) -> tuple[Grou
         domains = len(np.unique(dataset.domain_of[group]))
         if domains > 1:
             across_domains.append(files)
-        if len(np.unique(dataset.labels[group])) > 1:
+        classes = len(np.unique(dataset.labels[group]))
+        if classes > 1:
             across_classes.append(files)
         if len(np.unique(part[group])) > domains:
             across_split.append(files)
-        elif domains == 1 and files not in across_classes:
+        elif domains == classes == 1:
             within.append(files)
     return across_domains, across_split, across_classes, within
 
