@@ -43,10 +43,8 @@ twice.""",
 def adapt(
     folders: tuple[str, ...],
     methods: tuple[str, ...],
-    data: str | None,
     features: str | None,
-    algorithm: tuple[str, ...],
-    device: str,
+    **options: Any,
 ) -> None:
     """Adapt finished runs to their unseen domain while they classify its images.
 
@@ -79,12 +77,10 @@ def adapt(
                 adapt_run(
                     run,
                     names,
-                    data=data,
-                    device=device,
-                    algorithm=algorithm,
                     features=features,
                     on_progress=report,
                     on_message=messages.append,
+                    **options,
                 )
                 lines += [line for line in read_lines(run) if line["method"] in ("none", *names)]
             except AidgnError as error:

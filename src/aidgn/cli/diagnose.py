@@ -4,7 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,9 +43,7 @@ def diagnose(
     permutations: int,
     seed: int,
     no_figures: bool,
-    data: str | None,
-    algorithm: tuple[str, ...],
-    device: str,
+    **options: Any,
 ) -> None:
     """Test the paper's two assumptions on RUN, a finished run, or on a FILE of features. Several runs, such as ERM's
     and AIDGN's, are compared.
@@ -59,7 +57,7 @@ def diagnose(
     features: list[tuple[Path, Features]] = []
     diagnoses: list[Diagnosis] = []
     for given in map(Path, runs):
-        features.append(_open_features(given, data, algorithm, device, draw=not no_figures))
+        features.append(_open_features(given, not no_figures, **options))
         folder, of_run = features[-1]
         diagnoses.append(diagnose_features(of_run, permutations=permutations, seed=seed))
         diagnoses[-1].save(RunFolder(folder).diagnosis)
@@ -72,9 +70,7 @@ def diagnose(
         click.echo(f"Written: {run.diagnosis}" + (f", {number} figures in {run.figures}" if figures else ""))
 
 
-def _open_features(
-    given: Path, data: str | None, algorithm: tuple[str, ...], device: str, draw: bool
-) -> "tuple[Path, Features]":
+def _open_features(given: Path, draw: bool, **options: Any) -> "tuple[Path, Features]":
     """Return the folder for the results and the features of a run or a file."""
     from aidgn.analysis.extraction import extract_features
     from aidgn.analysis.features import Features
@@ -100,7 +96,7 @@ def _open_features(
             + "The `aidgn train` command that started it continues it."
         )
     with RunDisplay() as display:
-        return given, extract_features(given, data=data, device=device, algorithm=algorithm, on_progress=display.update)
+        return given, extract_features(given, on_progress=display.update, **options)
 
 
 def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:

@@ -23,14 +23,13 @@ model's. `aidgn predict` and `aidgn serve` need only model.safetensors, which co
 @click.option("--no-onnx", is_flag=True, help="Write only model.safetensors and the model card.")
 @moved_data_option
 @custom_algorithm_option
-def export(models: tuple[str, ...], out: str | None, no_onnx: bool, data: str | None, algorithm: str | None) -> None:
+def export(models: tuple[str, ...], out: str | None, no_onnx: bool, **options: Any) -> None:
     """Write MODEL, the folder of a finished run, as ONNX, safetensors and a model card.
 
     Several models become one ONNX file with the mean of their probabilities."""
     from aidgn.inference.export import export as write
     from aidgn.inference.export import export_ensemble
 
-    options: dict[str, Any] = {"data": data, "algorithm": algorithm}
     options["on_progress"] = lambda what: click.echo(f"{what} ...", err=True)
     if len(models) > 1:
         if no_onnx or out is None:

@@ -1,6 +1,7 @@
 """aidgn features"""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,7 +20,7 @@ RUN/features.npz keeps the features, and every analysis reads them from there.""
 @data_option
 @custom_algorithm_option
 @device_option
-def features(run: str, out: str | None, data: str | None, algorithm: str | None, device: str) -> None:
+def features(run: str, out: str | None, **options: Any) -> None:
     """Compute the features of every image of every domain with the network of RUN, a finished run."""
     from aidgn.analysis.extraction import extract_features
     from aidgn.cli.display import RunDisplay
@@ -29,9 +30,7 @@ def features(run: str, out: str | None, data: str | None, algorithm: str | None,
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):
         raise AidgnError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
     with RunDisplay() as display:
-        computed = extract_features(
-            run, data=data, device=device, algorithm=algorithm, must_keep=out is None, on_progress=display.update
-        )
+        computed = extract_features(run, must_keep=out is None, on_progress=display.update, **options)
     path = RunFolder(run).features if out is None else computed.save(out)
     click.echo(
         f"{computed.dataset}, {computed.algorithm}, {', '.join(computed.targets) or 'no domain'} unseen, trial "

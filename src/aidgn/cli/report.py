@@ -1,6 +1,7 @@
 """aidgn report"""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,9 +29,7 @@ The run folders keep the features and the embedding, so the next report is quick
 )
 @custom_algorithms_option
 @device_option
-def report(
-    folders: tuple[str, ...], out: str | None, data: str | None, points: int, algorithm: tuple[str, ...], device: str
-) -> None:
+def report(folders: tuple[str, ...], out: str | None, **options: Any) -> None:
     """Write one HTML page about the runs below each folder: tables, curves, the latent space, the diagnosis of both
     assumptions, adaptation, and the commands that reproduce the runs. The page works offline and loads nothing."""
     from aidgn.cli.display import RunDisplay
@@ -42,7 +41,5 @@ def report(
     if path.is_dir():
         raise AidgnError(f"--out {path} is a folder: name a file in it, such as {path / 'report.html'}.")
     with RunDisplay() as display:
-        write_report(
-            folders, path, data=data, device=device, algorithm=algorithm, points=points, on_progress=display.update
-        )
+        write_report(folders, path, on_progress=display.update, **options)
     click.echo(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB). Open it in a browser; it needs no network.")

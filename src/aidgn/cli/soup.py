@@ -1,7 +1,7 @@
 """aidgn soup"""
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,15 +31,13 @@ several draws of a sweep do. Runs of several trials do if all have --warm-start.
 @moved_data_option
 @custom_algorithm_option
 @device_option
-def soup(runs: tuple[str, ...], out: str, greedy: bool, data: str | None, algorithm: str | None, device: str) -> None:
+def soup(runs: tuple[str, ...], out: str, **options: Any) -> None:
     """Average the weights of RUN... into one model, which other commands read like that of a run."""
     from aidgn.cli.display import RunDisplay
     from aidgn.soups import soup as mix
 
     with RunDisplay() as display:
-        result = mix(
-            runs, out, greedy=greedy, data=data, algorithm=algorithm, device=device, on_progress=display.update
-        )
+        result = mix(runs, out, on_progress=display.update, **options)
     for line in describe(result):
         click.echo(line)
     click.echo(f"Model: {result.folder}")
