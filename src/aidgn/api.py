@@ -241,13 +241,16 @@ def train_plans(
             dry_run=dry_run,
             on_prepare=lambda done, total: decoding.update("decoding images", done, total),
         )
-    if not dry_run or not any(plan.skip_broken for plan in plans):  # decoding shows which images are left out
+    if not dry_run:
         runs.check()
     runs.refresh(retries)
     numbers = runs.numbers("left", "running", *(["failed"] if retry_failed else []))
     if not confirm(runs, numbers):
         return None
-    if numbers and not dry_run:
+    if dry_run:
+        if not any(plan.skip_broken for plan in plans):  # decoding shows which images are left out
+            runs.check()
+    elif numbers:
         runs.save_plan(retries, data_dir)
         for number in runs.numbers("failed") if retry_failed else []:
             reset_failures(runs.folder.path, runs.runs[number].key)
