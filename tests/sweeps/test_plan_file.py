@@ -46,6 +46,8 @@ def read(tmp_path: Path, text: str) -> list[SweepPlan]:
         ("datasets: [digits]\nalgorithms: [ERM]\nhyper_parameters: [1]", ["hyper_parameters", "a mapping"]),
         ("datasets: [digits]\nalgorithms: [ERM]\nhyper_parameters: {lr: [[1]]}", ["lr", "plain values"]),
         ("datasets: [digits]\nalgorithms: [ERM]\nprecision: double", ["precision: double", "bfloat16"]),
+        ("datasets: [digits]\nalgorithms: [ERM]\nruns: [[0]]", ["runs: [[0]]", "trial, draw"]),
+        ("datasets: [digits]\nalgorithms: [ERM]\nruns: [[ink, 0, 0]]", ["runs: ", "trial, draw"]),
         ("datasets: [digits", ["is not YAML"]),
         ("", ["mapping"]),
         ("- 3", ["mapping"]),
@@ -55,6 +57,16 @@ def test_mistakes_are_named(text: str, words: list[str], tmp_path: Path) -> None
     with pytest.raises(AidgnError) as caught:
         read(tmp_path, text)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_runs_may_be_listed_one_by_one(tmp_path: Path) -> None:
+    (plan,) = read(tmp_path, "datasets: [digits]\nalgorithms: [ERM]\nruns: [[0, 0, ink], [2, 1, chalk, I], [1, 0]]")
+    runs = [(run.trial, run.draw, run.target) for run in plan.expand(load)]
+    assert runs == [(0, 0, ("ink",)), (2, 1, ("ink", "chalk")), (1, 0, ())]
+    (tmp_path / "again.yaml").write_text(write_plans([plan], [], None))
+    assert read_plans(tmp_path / "again.yaml")[0] == [plan]
+    with pytest.raises(AidgnError, match="outlin"):
+        replace(plan, runs=((0, 0, "outlin"),)).expand(load)
 
 
 def test_a_missing_file_is_a_clear_mistake(tmp_path: Path) -> None:
