@@ -28,7 +28,6 @@ REASONS = {
     "pyyaml": "sweep plans",
     "matplotlib": "figures for papers (PNG, SVG)",
     "jinja2": "the report page",
-    "msgspec": "records, journals and plans with types that are checked",
 }
 
 

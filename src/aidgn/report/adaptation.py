@@ -13,7 +13,7 @@ from aidgn.report.table import Columns, Trials, column_names, in_order, make_tab
 from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.differences import check_same_images, differences
 from aidgn.runs.folder import RunFolder
-from aidgn.runs.reader import Adapted, read_adaptation
+from aidgn.runs.reader import ADAPTED, read_adaptation
 from aidgn.runs.records import Records, RunRecords
 from aidgn.selection import read_runs, select_runs
 
@@ -108,7 +108,7 @@ def read_lines(run: Path) -> list[Line]:
 def write_lines(lines: Sequence[Line], path: Path) -> None:
     """Write all lines as CSV, or as Parquet if the name of the file ends in .parquet."""
     settings = dict.fromkeys(key for line in lines for key in line["settings"])
-    keys = [key for key in Adapted.__annotations__ if key not in ("settings", "model")]
+    keys = [key for key in ADAPTED if key not in ("settings", "model")]
     rows = []
     for line in lines:
         values = {**line, "target": "+".join(line["target"])}

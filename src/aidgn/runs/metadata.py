@@ -1,35 +1,32 @@
 """The content of run.json: a run's identity and data set, and the machine and versions that trained it."""
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from textwrap import shorten
+from typing import Any
 
-import msgspec
-
-from aidgn.errors import AidgnError, ParameterError, clip
+from aidgn.errors import AidgnError, ParameterError
 from aidgn.files import parse_json
 from aidgn.runs import names
 from aidgn.runs.label import Label
 from aidgn.runs.options import MAX_NUMBER, run_options
 
 MODEL_NEEDS = ("algorithm", "average", "backbone", "weights", "target", "hyper_parameters")  # of the identity
+# Values that have a type beyond that of a run's options. Larger numbers would exhaust memory or threads.
+LARGEST = {"steps": MAX_NUMBER, "image_size": 1 << 14, "threads": 1 << 10}
+IDENTITY_TYPES: dict[str, type] = {
+    "algorithm": str,
+    "dataset": str,
+    "data": str,
+    "precision": str,
+    "source": str,
+    "target": list,
+    "hyper_parameters": dict,
+    "preprocessing": dict,
+    "trial": int,
+    "draw": int,
+}
 OPTIONS = {option.name: option for option in run_options()}
-Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-
-
-class IdentityTypes(TypedDict, total=False):
-    """Types of values in an identity that are not a run's options."""
-
-    algorithm: str | None
-    dataset: str | None
-    data: str | None
-    precision: str | None
-    source: str | None
-    target: list[str] | None
-    hyper_parameters: dict[str, Any] | None
-    preprocessing: dict[str, Any] | None
-    trial: Number | None
-    draw: Number | None
 
 
 class DamagedMetadata(AidgnError):
@@ -67,15 +64,15 @@ class RunMetadata:
     """
 
     identity: dict[str, Any] = field(default_factory=dict)
-    steps: Annotated[int, msgspec.Meta(gt=0, le=MAX_NUMBER)] | None = None
+    steps: int | None = None
     classes: list[str] = field(default_factory=list)
     domains: list[str] = field(default_factory=list)
-    image_size: Annotated[int, msgspec.Meta(ge=0, le=1 << 14)] = 0
+    image_size: int = 0
     skipped: list[str] = field(default_factory=list)
     root: str | None = None
     stride_first: bool | None = None
     precision: str = ""
-    threads: Annotated[int, msgspec.Meta(gt=0, le=1 << 10)] | None = None
+    threads: int | None = None
     device: str = ""
     cpu: str = ""
     aidgn: str = ""
@@ -97,19 +94,15 @@ class RunMetadata:
         """Check values that were read from `path`."""
         if not isinstance(values, dict):
             raise DamagedMetadata(path, "it holds no object")
-        known = {name: value for name, value in values.items() if name != "path" and value is not None}
-        try:
-            metadata = msgspec.convert(known, cls)
-            msgspec.convert(metadata.identity, IdentityTypes)
-            for name in OPTIONS.keys() & metadata.identity.keys():
-                if metadata.identity[name] is not None:
-                    OPTIONS[name].convert(metadata.identity[name])
-            for names in (metadata.classes, metadata.domains):
-                if len(set(names)) < len(names):
-                    raise ValueError(f"{clip(names)} has a name twice")
-        except (ValueError, ParameterError) as error:
-            raise DamagedMetadata(path, str(error).rstrip(".")) from None
-        return replace(metadata, path=path)
+        names = {key.name for key in fields(cls)} - {"path"}
+        known = {name: value for name, value in values.items() if name in names and value is not None}
+        for name, value in known.items():
+            if not _is_valid(name, value):
+                raise DamagedMetadata(path, f"{name} is {_shorten(value)}")
+        for name, value in known.get("identity", {}).items():
+            if not _is_valid_in_identity(name, value):
+                raise DamagedMetadata(path, f"identity.{name} is {_shorten(value)}")
+        return cls(**known, path=path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for `from_dict`."""
@@ -142,3 +135,40 @@ class RunMetadata:
         unknown = [name for name in self.identity.get("target", []) if name not in self.domains]
         if unknown:
             raise DamagedMetadata(self.path, f"{unknown[0]} is in identity.target, but not in domains")
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    if name == "identity":
+        return isinstance(value, dict)
+    if name in ("classes", "domains", "skipped"):
+        return _are_texts(value) and (name == "skipped" or len(set(value)) == len(value))
+    if name in LARGEST:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST[name]
+    return isinstance(value, bool if name == "stride_first" else str)
+
+
+def _is_valid_in_identity(name: str, value: Any) -> bool:
+    if name in OPTIONS:
+        try:
+            OPTIONS[name].convert(value)
+        except ParameterError:
+            return value is None
+        return True
+    if value is None or name not in IDENTITY_TYPES:
+        return True
+    if not isinstance(value, IDENTITY_TYPES[name]) or isinstance(value, bool):
+        return False
+    if name == "target":
+        return _are_texts(value)
+    return not isinstance(value, int) or 0 <= value <= MAX_NUMBER
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _shorten(value: Any) -> str:
+    try:
+        return shorten(repr(value), 80)
+    except ValueError:
+        return "a number with thousands of digits"

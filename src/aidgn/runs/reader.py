@@ -1,15 +1,15 @@
 """Read the results.jsonl of runs of aidgn and DomainBed, thousands of them in seconds, and their adaptation.jsonl."""
 
+import json
 import os
+import re
 import zipfile
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Set
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from aidgn.data.row_cache import usable_cores
@@ -23,11 +23,12 @@ from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.packed import SUFFIX, unpack
 from aidgn.runs.records import (
     ACCURACY,
-    RECORD_VERSION,
+    Floats,
     Record,
     Records,
     RunRecords,
     check,
+    is_a,
     parse,
     sort_into_runs,
     train_again,
@@ -36,25 +37,28 @@ from aidgn.runs.records import (
 # Path, inode, runs in the file, whether its last line is cut in half
 File = tuple[Path, tuple[int, int] | None, list[RunRecords], bool]
 
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+# Types of the values in a line of adaptation.jsonl
+ADAPTED: dict[str, Any] = {
+    "dataset": str,
+    "algorithm": str,
+    "target": list,
+    "trial": int,
+    "draw": int,
+    "method": str,
+    "settings": dict,
+    "source_accuracy": float,
+    "target_accuracy": float,
+    "selected": bool,
+    "model": str,
+}
 CHUNK = 250  # files read at a time by one process
+REPEATED = {key: re.compile(rf'"{key}":\s*') for key in ("args", "hparams")}
+DECODER = json.JSONDecoder()
 NO_METADATA = RunMetadata()  # of runs of DomainBed
-
-
-class Adapted(TypedDict):
-    """A line of adaptation.jsonl."""
-
-    dataset: str
-    algorithm: str
-    target: list[str]
-    trial: int
-    draw: int
-    method: str
-    settings: dict[str, Any]
-    source_accuracy: Share
-    target_accuracy: Share
-    selected: bool
-    model: str
+NO_STRUCTURE = bytes(set(range(256)) - set(b"{}[]\\\n"))
+NUMBERS = re.compile(rb"\[[-+.\deE, nulNa]*\]")  # a list of numbers, in which no key can hide
+# Finds an accuracy that may be wrong, so that the file is parsed in full; skips 0.93, 1.0, 5e-05, NaN and null.
+DOUBTFUL = re.compile(rb'_acc"(?!: 0\.\d+[,}]|: ?(?:0\.\d+|[01]|1\.0|\d(?:\.\d+)?e-0?[1-9]\d*|NaN|null)[,}])')
 
 
 def load_records(*folders: str | Path) -> list[Record]:
@@ -127,8 +131,17 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
     if not path.exists():
         return []
     try:
-        lines: list[Any] = msgspec.json.Decoder(Adapted).decode_lines(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        lines = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        wrong = [
+            f"{key} is {line[key]!r}"
+            for line in lines
+            for key, kind in ADAPTED.items()
+            if not (isinstance(line[key], bool) if kind is bool else is_a(line[key], kind))
+            or (kind is float and not 0 <= line[key] <= 1)
+        ]
+        if wrong:
+            raise ValueError(wrong[0])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise AidgnError(f"{path} cannot be read ({error}). Remove it; `aidgn adapt {run}` writes it again.") from None
     return [line for line in lines if model in (None, line["model"])]
 
@@ -143,11 +156,17 @@ def _find_files(path: Path) -> list[Path]:
     return [path]
 
 
+def _metadata(folder: Path) -> RunMetadata:
+    """Return the metadata of a run; runs of DomainBed have none."""
+    run = RunFolder(folder)
+    return run.metadata if run.exists else NO_METADATA
+
+
 def _read_files(paths: list[Path]) -> Iterator[File]:
     """Read files; share many files out among all cores."""
     for path in paths:
         if isinstance(path, zipfile.Path):
-            yield path, None, *_read(path.read_bytes(), path)
+            yield path, None, *_read(path.read_bytes(), path, _metadata(path.parent))
     paths = [path for path in paths if not isinstance(path, zipfile.Path)]
     chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
     cores = usable_cores()
@@ -158,7 +177,7 @@ def _read_files(paths: list[Path]) -> Iterator[File]:
     from concurrent.futures import ProcessPoolExecutor
 
     with ProcessPoolExecutor(min(len(chunks), cores), get_context("fork"), signal, (SIGINT, SIG_IGN)) as pool:
-        for files in pool.map(_read_chunk, chunks):
+        for files in pool.map(_read_chunk_lightly, chunks):
             yield from files
 
 
@@ -174,14 +193,20 @@ def _read_chunk(paths: list[Path]) -> list[File]:
             pass  # the run has a run.json and nothing else yet
         except OSError as error:
             raise AidgnError(f"{path} cannot be read: {error.strerror or error}.") from None
-        files.append((path, inode, *_read(text, path)))
+        files.append((path, inode, *_read(text, path, _metadata(path.parent))))
     return files
 
 
-def _read(text: bytes, path: Path) -> tuple[list[RunRecords], bool]:
+def _read_chunk_lightly(paths: list[Path]) -> list[File]:
+    """Read files for another process, without their texts: reading a text again is faster than sending it."""
+    files = _read_chunk(paths)
+    for run in (run for _, _, runs, _ in files for run in runs):
+        run.rest = None if isinstance(run.rest, bytes) else run.rest
+    return files
+
+
+def _read(text: bytes, path: Path, metadata: RunMetadata) -> tuple[list[RunRecords], bool]:
     """Return the runs in one file, usually one, and whether its last line is cut in half."""
-    folder = RunFolder(path.parent)
-    metadata = folder.metadata if folder.exists else NO_METADATA
     was_cut = False
     if not text.endswith(b"\n"):
         complete, newline, tail = text.rpartition(b"\n")
@@ -189,11 +214,11 @@ def _read(text: bytes, path: Path) -> tuple[list[RunRecords], bool]:
             was_cut = bool(tail.strip()) and not isinstance(parse_json(tail), dict)
         except ValueError:
             was_cut = True
-        text = complete + newline if was_cut else text
-    lines = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
-    run = _read_fast(text, lines, path, metadata)
+        text = complete + newline if was_cut else text + b"\n"
+    run = _read_fast(text, path, metadata)
     if run is not None:
         return [run], was_cut
+    lines = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
     records = []
     for number, line in lines:
         try:
@@ -207,34 +232,90 @@ def _read(text: bytes, path: Path) -> tuple[list[RunRecords], bool]:
     return sort_into_runs(records, path, metadata), was_cut
 
 
-def _read_fast(text: bytes, lines: list[tuple[int, bytes]], path: Path, metadata: RunMetadata) -> RunRecords | None:
-    """Read a file whose lines repeat the args and hparams of the first line to the byte, which are parsed once.
+def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | None:
+    """Read a file whose lines repeat the args and hparams of the first line to the byte and hold no other object,
+    except lists of numbers.
 
-    Return None for any other file, and for one with a broken line or an impossible value: reading it in full names the
-    line.
+    Args and hparams are nearly all of the text, and parsing them takes nearly all of the time; comparing them takes
+    none. Return None for any other file, which must be parsed in full.
     """
+    line = text[: text.find(b"\n")].decode(errors="replace")
+    values: Record = {}
+    repeated = []  # (position, key and colon, value), as written
     try:
-        first, last = (parse(line, path, number) for number, line in (lines[0], lines[-1]))
-        check(first, f"{path}, line {lines[0][0]}", metadata.aidgn)
-        records = _decoder(tuple(filter(ACCURACY.fullmatch, first))).decode_lines(text)
-    except (IndexError, ValueError, RecursionError, AidgnError):
+        for key, pattern in REPEATED.items():
+            colon = pattern.search(line)
+            if colon is None:
+                return None
+            values[key], stop = DECODER.raw_decode(line, colon.end())
+            repeated.append((colon.start(), colon[0].encode(), line[colon.end() : stop].encode()))
+            line = line[: colon.end()] + "0" + line[stop:]
+        first = parse_json(line)
+    except (ValueError, RecursionError):
         return None
-    if any(record.args != records[0].args or record.hparams != records[0].hparams for record in records):
+    if not isinstance(first, dict) or first.get("args") != 0 or first.get("hparams") != 0:
+        return None  # the two values belong to an object inside the record
+    first |= values
+    (_, *first_member), (_, *second_member) = sorted(repeated)
+    pieces = _cut_out(text, *first_member, *second_member)
+    if pieces is None:
         return None
-    last |= {"args": first["args"], "hparams": first["hparams"]}
-    run = RunRecords(first, last, None, len(records), path, metadata)
+    number = len(pieces) // 2
+    rest = b"0".join(pieces)
+    structure = NUMBERS.sub(b"0", rest) if b"[" in rest else rest
+    if structure.translate(None, NO_STRUCTURE) != b"{}\n" * number:
+        return None
+    check(first, f"{path}, line 1", metadata.aidgn, accuracies=False)
+    last = parse(rest[rest.rfind(b"\n", 0, -1) + 1 :], path, number)
+    run = RunRecords(first, last, rest, number, path, metadata)
+    try:
+        if np.isnan(run.column("step")).any():
+            return None
+    except AidgnError:  # a boolean or a text; parsing in full names the line
+        return None
     # Selection reads these columns of every run, and others of selected runs only.
     target = [accuracy_key(i, "in") for i in run.targets] if len(run.targets) == 2 else []
     sources = [accuracy_key(i, "out") for i in run.domains if [i] != run.targets] if len(run.targets) == 1 else []
-    for key in ("step", *run.keys.intersection(target + sources)):
-        run.columns[key] = np.array([getattr(record, key) for record in records], float)
+    wanted = run.keys.intersection(target + sources)
+    columns = _plain_accuracies(first, wanted, rest, number)
+    if columns is None and DOUBTFUL.search(rest):
+        return None
+    run.columns |= columns or {key: run.column(key) for key in wanted}
     return run
 
 
-@cache
-def _decoder(accuracies: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of records that checks these accuracies and leaves args and hparams unparsed."""
-    fields: list[Any] = [("args", msgspec.Raw), ("hparams", msgspec.Raw), ("step", float)]
-    fields.append(("version", Annotated[int, msgspec.Meta(le=RECORD_VERSION)], RECORD_VERSION))
-    fields += [(name, Share | None, None) for name in accuracies]
-    return msgspec.json.Decoder(msgspec.defstruct("Line", fields))
+def _plain_accuracies(first: Record, wanted: Set[str], rest: bytes, number: int) -> dict[str, Floats] | None:
+    """Return the wanted columns if all accuracies of all records are numbers like 0.93 or 1.0, None otherwise.
+
+    Records have their accuracies one after the other, and one search for all is faster than one for each and a check.
+    """
+    value = rb"0\.\d++|1\.0"
+    group = {True: b"(" + value + b")", False: b"(?:" + value + b")"}
+    keys = [key for key in first if ACCURACY.fullmatch(key)]
+    pattern = b", ".join(b'"%s": %s' % (key.encode(), group[key in wanted]) for key in keys)
+    rows = re.findall(pattern + rb"(?=[,}])", rest)
+    if not wanted or len(rows) != number:
+        return None
+    columns = zip(*rows, strict=True) if len(wanted) > 1 else [rows]
+    names = [key for key in keys if key in wanted]
+    return {name: np.fromiter(map(float, column), float, number) for name, column in zip(names, columns, strict=True)}
+
+
+def _cut_out(text: bytes, key_1: bytes, value_1: bytes, key_2: bytes, value_2: bytes) -> list[bytes] | None:
+    """Return the pieces of the text around both values; None if another value follows one of the keys."""
+    pieces: list[bytes] = []
+    find, has_value, keep = text.find, text.startswith, pieces.append  # this loop takes a good part of the time
+    position = 0
+    key = find(key_1)
+    while key >= 0:
+        start = key + len(key_1)
+        stop = start + len(value_1)
+        other = find(key_2, stop) + len(key_2)
+        if not (has_value(value_1, start) and has_value(value_2, other)):
+            return None
+        keep(text[position:start])
+        keep(text[stop:other])
+        position = other + len(value_2)
+        key = find(key_1, position)
+    keep(text[position:])
+    return pieces

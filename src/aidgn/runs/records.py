@@ -67,15 +67,15 @@ def domain_names(args: Mapping[str, Any]) -> list[str]:
 class RunRecords:
     """The records of one run. Args and hyper-parameters are the same in every record and are kept once.
 
-    If `rest`, the records, is None, the file is read again when they are needed. `columns` caches the columns read so
-    far.
+    `rest` holds the other values of the records: dicts, or lines of flat JSON objects that are parsed when they are
+    needed. If it is None, the file is read again when they are needed. `columns` caches the columns read so far.
     """
 
     def __init__(
         self,
         first: Record,
         last: Record,
-        rest: list[Record] | None,
+        rest: bytes | list[Record] | None,
         length: int,
         path: Path | None,
         metadata: RunMetadata,
@@ -137,27 +137,28 @@ class RunRecords:
 
     def records(self) -> list[Record]:
         """Return the records. They share one args and one hparams object."""
-        return [self._complete(i, line) for i, line in enumerate(self._lines())]
+        return [self.record(i, line) for i, line in enumerate(self.lines())]
 
-    def record(self, i: int) -> Record:
+    def record(self, i: int, line: bytes | Record | None = None) -> Record:
         """Return record i without parsing the others."""
-        return self._complete(i, self.last if i == self.length - 1 else self._lines()[i])
-
-    def _complete(self, i: int, line: bytes | Record) -> Record:
+        if line is None:
+            line = self.last if i == self.length - 1 else self.lines()[i]
         record = parse(line, self.path, i + 1) if isinstance(line, bytes) else line
         if self.rest is None and record.get("step") != self.columns["step"][i]:
             raise AidgnError(f"{self.path} was changed while it was in use. Run the same command again.")
         return {**record, "args": self.args, "hparams": self.hparams}
 
-    def _lines(self) -> Sequence[bytes | Record]:
-        if self.rest is not None:
+    def lines(self) -> Sequence[bytes | Record]:
+        if isinstance(self.rest, list):
             return self.rest
-        assert self.path is not None
-        try:
-            lines = self.path.read_bytes().split(b"\n")
-        except OSError as error:
-            raise AidgnError(f"{self.path} cannot be read: {error.strerror or error}.") from None
-        return [line for line in lines if line.strip()][: self.length]
+        text = self.rest
+        if text is None:
+            assert self.path is not None
+            try:
+                text = self.path.read_bytes()
+            except OSError as error:
+                raise AidgnError(f"{self.path} cannot be read: {error.strerror or error}.") from None
+        return text.split(b"\n", self.length)[: self.length]
 
     @cached_property
     def order(self) -> Integers:
@@ -196,8 +197,19 @@ class RunRecords:
 
     def column(self, key: str) -> Floats:
         if key not in self.columns:
-            self.columns[key] = np.array([self.number(record, key) for record in self.records()])
+            self.columns[key] = self._column(key)
         return self.columns[key]
+
+    def _column(self, key: str) -> Floats:
+        if isinstance(self.rest, bytes):
+            # In a flat object only a key looks like a key in quotes, so a regular expression finds its values.
+            values = re.findall(rb'"%s":([^,}]+)' % key.encode(), self.rest)
+            if len(values) == self.length:
+                try:
+                    return np.fromiter(map(float, values), float, self.length)
+                except ValueError:
+                    pass  # null, or not a number: parse the records
+        return np.array([self.number(record, key) for record in self.records()])
 
     def number(self, record: Record, key: str) -> float:
         """Return a value of a record; NaN if it lacks the value, an error if the run's first record lacks it."""
@@ -272,13 +284,14 @@ def is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def check(record: Record, where: str, written_by: str = "") -> None:
+def check(record: Record, where: str, written_by: str = "", accuracies: bool = True) -> None:
     """Refuse a record that selection cannot use.
 
     Args:
         record: The record.
         where: Where it is, for messages.
         written_by: Version of aidgn that wrote it, for messages.
+        accuracies: Whether to check the accuracies.
     """
     version = record.get("version", RECORD_VERSION)
     if not is_a(version, int) or version > RECORD_VERSION:
@@ -298,7 +311,7 @@ def check(record: Record, where: str, written_by: str = "") -> None:
     if wrong:
         by = f" It was written by aidgn {written_by}." if written_by else ""
         raise AidgnError(f"{where}: the record has no valid {wrong[0]}. Expected a record of aidgn or DomainBed.{by}")
-    for key, value in record.items():
+    for key, value in record.items() if accuracies else ():
         if key.startswith("env") and ACCURACY.fullmatch(key) and not _is_accuracy(value):
             raise AidgnError(
                 f"{where}: {key} is {json.dumps(value)}. An accuracy is a number from 0 to 1, NaN or null. "

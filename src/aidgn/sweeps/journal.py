@@ -14,15 +14,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import StorageError, open_no_link, storage_error
+from aidgn.files import StorageError, open_no_link, parse_json, storage_error
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -124,11 +122,8 @@ def reset_failures(out: str | Path, key: str) -> None:
 # Files --------------------------------------------------------------------------------------------------------------
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
-
-
-class Attempt(msgspec.Struct):
+@dataclass
+class Attempt:
     """One attempt at a run: the values that the lines with its id give, the last of each.
 
     Args:
@@ -146,14 +141,14 @@ class Attempt(msgspec.Struct):
 
     id: str
     host: str = ""
-    pid: Count = 0
-    began: Seconds = 0.0
-    first: Count | None = None
-    step: Count = 0
-    time: Seconds = 0.0
+    pid: int = 0
+    began: float = 0.0
+    first: int | None = None
+    step: int = 0
+    time: float = 0.0
     kind: str | None = None
     what: str = ""
-    step_seconds: Seconds | None = None
+    step_seconds: float | None = None
 
 
 @dataclass
@@ -221,6 +216,9 @@ class History:
         return next((Path(attempt.what).name for attempt in reversed(self.attempts) if attempt.kind == "done"), None)
 
 
+ATTRIBUTES = frozenset(entry.name for entry in fields(Attempt))
+
+
 def history(out: str | Path, key: str) -> History:
     """Read the journal of a run."""
     try:
@@ -229,15 +227,27 @@ def history(out: str | Path, key: str) -> History:
             lines = file.read().splitlines()
     except OSError:
         return History()
-    attempts: dict[str, dict[str, Any]] = {}
+    attempts: dict[str, Attempt] = {}
     for line in lines:
         try:
-            values = msgspec.json.decode(line)
-            attempt = msgspec.convert(values, Attempt)
-        except (ValueError, RecursionError):
-            continue  # cut in half by a crash, or changed by another program
-        attempts.setdefault(attempt.id or str(attempt.time), {}).update(values)
-    return History([msgspec.convert(values, Attempt) for values in attempts.values()], seen)
+            values = {name: value for name, value in parse_json(line).items() if name in ATTRIBUTES}
+            name = str(values["id"] or values["time"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # cut in half by a crash
+        if not all(_is_valid(*entry) for entry in values.items()):
+            continue  # changed by another program
+        attempt = attempts.setdefault(name, Attempt(name))
+        for attribute, value in values.items():
+            setattr(attempt, attribute, value)
+    return History(list(attempts.values()), seen)
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    if name in ("pid", "first", "step"):
+        return type(value) is int and 0 <= value < 1 << 31
+    if name in ("began", "time", "step_seconds"):
+        return type(value) in (int, float) and 0 <= value < 1e12
+    return isinstance(value, str)
 
 
 class _Log:

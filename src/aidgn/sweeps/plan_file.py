@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
 from aidgn.devices import PRECISION_NAMES
 from aidgn.errors import AidgnError, ParameterError, amount, clip, did_you_mean
-from aidgn.runs.metadata import Number
-from aidgn.runs.options import Option, run_options, without_aliases
+from aidgn.runs.options import MAX_NUMBER, Option, run_options, without_aliases
 from aidgn.sweeps.plan import SweepPlan, plan_options
 
 PLACES = ("out", "data_dir")  # keys that say where things are
@@ -142,11 +140,12 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _runs(key: str, value: Any) -> tuple[tuple[Any, ...], ...]:
-    try:
-        runs = msgspec.convert(value, list[list[Number | str]])
-        return tuple((*msgspec.convert(run[:2], tuple[Number, Number]), *run[2:]) for run in runs)
-    except ValueError:
-        raise ParameterError(key, value, "a list of lists: trial, draw, unseen domains") from None
+    runs = value if isinstance(value, list) and all(isinstance(run, list) for run in value) else [[]]
+    for run in runs:
+        numbers = [type(number) is int and 0 <= number <= MAX_NUMBER for number in run[:2]]
+        if len(numbers) < 2 or not all(numbers) or not all(isinstance(name, str | int) for name in run[2:]):
+            raise ParameterError(key, value, "a list of lists: trial, draw, unseen domains")
+    return tuple(map(tuple, runs))
 
 
 def _text(key: str, value: Any) -> str:

@@ -13,12 +13,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aidgn.errors import AidgnError, short
-from aidgn.files import FolderLock, write_text
+from aidgn.files import FolderLock, parse_json, write_text
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.options import MAX_NUMBER
 from aidgn.runs.run_id import sweep_key
@@ -30,19 +28,16 @@ if TYPE_CHECKING:
 Cell = tuple[Any, ...]  # a place in a table: data set, algorithm, targets, trial, draw
 
 
-Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-
-
 class PlannedRun(NamedTuple):
     """A planned run."""
 
-    key: Annotated[str, msgspec.Meta(pattern=r"^[^/\0]*$")]  # the name of a file
+    key: str
     dataset: str
     algorithm: str
     target: list[str]
-    trial: Number
-    draw: Number
-    steps: Number
+    trial: int
+    draw: int
+    steps: int
     varied: str  # hyper-parameters in which runs of one cell differ, such as "kappa=50"
 
     @property
@@ -50,17 +45,22 @@ class PlannedRun(NamedTuple):
         """The place of the run in a table."""
         return self.dataset, self.algorithm, tuple(self.target), self.trial, self.draw
 
+    def is_valid(self) -> bool:
+        """Whether the values, which come from a file, have their types, and the key is the name of a file."""
+        texts = self.key, self.dataset, self.algorithm, self.varied
+        numbers = self.trial, self.draw, self.steps
+        return (
+            all(isinstance(text, str) for text in texts)
+            and not {"/", "\0"} & set(self.key)
+            and isinstance(self.target, list)
+            and all(isinstance(name, str) for name in self.target)
+            and all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers)
+        )
+
     def __str__(self) -> str:
         target = f"{' and '.join(self.target) or 'nothing'} unseen"
         parts = [self.dataset, self.algorithm, target, f"trial {self.trial}", f"draw {self.draw}", self.varied]
         return ", ".join(filter(None, parts))
-
-
-class PlannedRuns(TypedDict):
-    """The content of plan.json."""
-
-    retries: int
-    runs: list[PlannedRun]
 
 
 class RunStatus(NamedTuple):
@@ -86,11 +86,16 @@ class SweepFolder:
     def planned(self) -> tuple[list[PlannedRun], int]:
         """Read the planned runs and the number of retries; no runs if no sweep was started here."""
         try:
-            content = msgspec.json.decode(self.json.read_bytes(), type=PlannedRuns)
-            return content["runs"], content["retries"]
+            content = parse_json(self.json.read_bytes())
+            runs = [PlannedRun(*values) for values in content["runs"]]
+            wrong = [run for run in runs if not run.is_valid()]
+            retries = content["retries"]
+            if wrong or not isinstance(retries, int):
+                raise ValueError("a run in it has a value of another type" if wrong else "its retries are no number")
+            return runs, retries
         except (FileNotFoundError, NotADirectoryError):
             return [], 0
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise AidgnError(f"{self.json} cannot be read ({error}). Remove it and start the sweep again.") from None
 
     def write(self, runs: Sequence[PlannedRun], retries: int, yaml: str) -> None:
