@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,17 +128,21 @@ def name_model(path: str | Path) -> str:
     return path.name.removesuffix(".safetensors")
 
 
+@dataclass(eq=False)
 class Server:
     """Answer the requests for one model, a limited number at a time."""
 
-    def __init__(
-        self, model: Model, space: LatentSpace | None, limits: Limits, name: str, note: str | None, root_path: str
-    ):
-        self.model, self.space, self.limits, self.name, self.note = model, space, limits, name, note
-        self.root_path = root_path
-        self.admission = Admission(limits.waiting + limits.requests)
-        self.working = 0
-        self.metrics = Metrics(name, aidgn.__version__, lambda: self.working, self.count_waiting)
+    model: Model
+    space: LatentSpace | None
+    limits: Limits
+    name: str
+    note: str | None
+    root_path: str
+    working: int = 0  # requests whose pictures are classified now
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.limits.waiting + self.limits.requests)
+        self.metrics = Metrics(self.name, aidgn.__version__, lambda: self.working, self.count_waiting)
 
     def count_waiting(self) -> int:
         return len(self.admission.requests) - self.working

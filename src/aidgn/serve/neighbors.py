@@ -122,15 +122,12 @@ def build_latent_space(
         dataset = None
     if dataset is not None:
         labels, domains = dataset.labels, dataset.domain_of
-    else:
-        assert saved is not None
-        labels, domains = saved.labels, saved.domains
-    sources = [metadata.domains.index(name) for name in metadata.sources]
-    if dataset is not None:
+        sources = [metadata.domains.index(name) for name in metadata.sources]
         training = [dataset.split(domain, metadata.identity["trial"])[0] for domain in sources]
     else:
         assert saved is not None
-        training = [saved.split(metadata.domains[domain])[0] for domain in sources]
+        labels, domains = saved.labels, saved.domains
+        training = [saved.split(name)[0] for name in metadata.sources]
     rows = sample_evenly(labels, domains, training, MAX_COMPARED if saved else count)
     if saved is not None:
         features = saved.features[rows]

@@ -25,53 +25,40 @@ def schema(limits: Limits) -> dict[str, Any]:
         },
         "paths": {
             "/api/predict": {"post": describe_predict(limits)},
-            "/api/model": {
-                "get": {
-                    "summary": "Classes, domains, limits and the map of training images",
-                    "responses": {"200": json_content("The model.", {"type": "object"})},
-                }
-            },
-            "/api/site": {
-                "get": {
-                    "summary": "How the latest pictures compare with the sites of the training",
-                    "responses": {
-                        "200": json_content(
-                            "The comparison; null without pictures, or if the model cannot tell.",
-                            json_object({"site": {"type": ["object", "null"]}}),
-                        )
-                    },
-                }
-            },
-            "/api/training/{index}": {
-                "get": {
-                    "summary": "A small picture of a training image",
-                    "parameters": [{"name": "index", "in": "path", "required": True, "schema": INTEGER}],
-                    "responses": {
-                        "200": {"description": "PNG.", "content": {"image/png": {}}},
-                        "404": json_content("There is no picture of this index.", ERROR),
-                    },
-                }
-            },
-            "/api/health": {
-                "get": {
-                    "summary": "Whether the server runs, and its number of requests",
-                    "responses": {
-                        "200": json_content(
-                            "The server runs.",
-                            json_object({"status": {"const": "ok"}, "working": INTEGER, "waiting": INTEGER}),
-                        )
-                    },
-                }
-            },
-            "/metrics": {
-                "get": {
-                    "summary": "Numbers for Prometheus",
-                    "responses": {"200": {"description": "Prometheus text.", "content": {"text/plain": {}}}},
-                }
-            },
+            "/api/model": describe_get(
+                "Classes, domains, limits and the map of training images",
+                json_content("The model.", {"type": "object"}),
+            ),
+            "/api/site": describe_get(
+                "How the latest pictures compare with the sites of the training",
+                json_content(
+                    "The comparison; null without pictures, or if the model cannot tell.",
+                    json_object({"site": {"type": ["object", "null"]}}),
+                ),
+            ),
+            "/api/training/{index}": describe_get(
+                "A small picture of a training image; status 404 if there is none",
+                {"description": "PNG.", "content": {"image/png": {}}},
+                parameters=[{"name": "index", "in": "path", "required": True, "schema": INTEGER}],
+            ),
+            "/api/health": describe_get(
+                "Whether the server runs, and its number of requests",
+                json_content(
+                    "The server runs.",
+                    json_object({"status": {"const": "ok"}, "working": INTEGER, "waiting": INTEGER}),
+                ),
+            ),
+            "/metrics": describe_get(
+                "Numbers for Prometheus", {"description": "Prometheus text.", "content": {"text/plain": {}}}
+            ),
         },
         "x-limits": asdict(limits),
     }
+
+
+def describe_get(summary: str, answer: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Describe a GET request and its answer of status 200."""
+    return {"get": {"summary": summary, **more, "responses": {"200": answer}}}
 
 
 def describe_predict(limits: Limits) -> dict[str, Any]:
