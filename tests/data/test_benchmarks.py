@@ -188,6 +188,8 @@ def test_a_run_on_the_official_splits_and_its_table(tmp_path):
     assert "digits, training" in again.output and "All data sets" not in again.output  # of different metrics
     accuracy = CliRunner().invoke(app, ["table", str(tmp_path / "runs"), "--metric", "accuracy"])
     assert accuracy.exit_code == 0 and "macro-F1" not in accuracy.output
+    paper = CliRunner().invoke(app, ["table", str(tmp_path / "runs"), "--paper"])
+    assert paper.exit_code == 0 and "macro-F1" not in paper.output
 
 
 def test_other_folders_are_refused_and_downloads_name_the_page(tmp_path):

@@ -50,7 +50,7 @@ def tables(
     """
     loaded = as_records(records)
     if metric is None:
-        by_metric = group_by_metric(loaded)
+        by_metric = {"accuracy": loaded} if paper else group_by_metric(loaded)
         if len(by_metric) > 1:
             return [made for name, some in by_metric.items() for made in tables(some, method, spread, paper, name)]
         metric = next(iter(by_metric), "accuracy")
