@@ -73,12 +73,6 @@ def write_weights(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping
         temporary.chmod(path.parent.stat().st_mode & 0o666)  # private if the folder is private
 
 
-def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-    """Read the tensors of a safetensors file and its metadata; refuse a damaged file, and NaN or infinite weights."""
-    tensors, metadata, _ = _read_weights(path)
-    return tensors, metadata
-
-
 def read_model(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """Read the weights of a whole model, with those of its frozen network, which lie in a file next to it."""
     tensors, metadata = read_weights(path)
@@ -92,8 +86,8 @@ def read_model(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     return tensors, metadata
 
 
-def _read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any], bool]":
-    """Read the file, and say whether it has a checksum."""
+def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+    """Read the tensors of a safetensors file and its metadata; refuse a damaged file, and NaN or infinite weights."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -114,7 +108,7 @@ def _read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any], bool]
     if digest is not None and digest != _weights_digest(tensors, metadata):
         raise _damaged(path, "its content does not match its checksum")
     check_finite(path, tensors)
-    return tensors, metadata, digest is not None
+    return tensors, metadata
 
 
 def _weights_digest(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
@@ -180,12 +174,6 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
 
 def read_values(path: Path) -> dict[str, Any]:
     """Read values; refuse a damaged file."""
-    values, _ = _read_values(path)
-    return values
-
-
-def _read_values(path: Path) -> tuple[dict[str, Any], bool]:
-    """Read the file, and say whether it has a checksum."""
     try:
         values = parse_json(path.read_bytes())
         if not isinstance(values, dict):
@@ -199,7 +187,7 @@ def _read_values(path: Path) -> tuple[dict[str, Any], bool]:
         raise _damaged(path, "it holds other values than those of a model")
     if digest is not None and digest != _values_digest(values):
         raise _damaged(path, "its content does not match its checksum")
-    return values, digest is not None
+    return values
 
 
 def _values_digest(values: Mapping[str, Any]) -> str:
@@ -233,18 +221,15 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
     records: dict[Path, str | None] = {}  # digests in the folders of finished runs
     for number, path in enumerate(paths, 1):
         try:
-            has_checksum = True
             if path.name == names.STATE:
                 read_state(path)
-            elif path.name in JSON_FILES:
-                _, has_checksum = _read_values(path)
             elif path.name == names.RECORDS:
-                has_checksum = path.parent not in records or _verify_records(path, records[path.parent])
+                result.unchecked += path.parent in records and not _verify_records(path, records[path.parent])
             else:
-                _, metadata, has_checksum = _read_weights(path)
+                metadata = read_values(path) if path.name in JSON_FILES else read_weights(path)[1]
                 if path.name == names.LAST:  # comes before the records
                     records[path.parent] = metadata.get("records")
-            result.unchecked += not has_checksum
+                result.unchecked += not _has_checksum(path)
         except AidgnError as error:
             if not path.exists():  # a run in progress has removed or replaced it
                 continue
@@ -260,6 +245,13 @@ def _find_checked(folder: Path) -> Iterator[Path]:
         yield from (Path(root, name) for name in files if name in CHECKED)
         if {names.LAST, names.RECORDS} <= {*files}:
             yield Path(root, names.RECORDS)
+
+
+def _has_checksum(path: Path) -> bool:
+    """Whether a file of values, or the header of a file of weights, has a checksum."""
+    with path.open("rb") as file:
+        length = -1 if path.name in JSON_FILES else int.from_bytes(file.read(8), "little")
+        return b"sha256" in file.read(length)
 
 
 def _verify_records(path: Path, digest: str | None) -> bool:
