@@ -283,13 +283,13 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
         f"{here}/{name}" for name in ("b/1.JPG", "b/2.png", "odd[1].png", "b/notes.txt", "no*")
     ]
     assert find_images([f"{here}/**/1.JPG"])[0] == f"{here}/b/1.JPG"
-    for name in ("c/1.jfif", "c/2.HEIC", "c/3.mov"):
+    for name in ("c/1.jfif", "c/2.psd", "c/3.mov"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     for given in (f"{here}/c", f"{here}/c/*", f"{here}/[c]/**"):
         ignored: list[str] = []
         assert find_images([given], ignored) == [f"{here}/c/1.jfif"]
-        assert ignored == [f"{here}/c/2.HEIC", f"{here}/c/3.mov"]
+        assert ignored == [f"{here}/c/2.psd", f"{here}/c/3.mov"]
 
 
 # Loading --------------------------------------------------------------------------------------------------------------
