@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aidgn.files import FolderLock, StorageError, temporary_folder, write_text, written_at_last
+from aidgn.files import FolderLock, StorageError, is_of_type, temporary_folder, write_text, written_at_last
 
 
 def test_a_pipe_is_written_not_replaced(tmp_path: Path) -> None:
@@ -125,3 +126,24 @@ def test_a_link_is_no_lock(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         FolderLock(tmp_path / "lock").acquire()
     assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "fits"),
+    [
+        (1, int, True),
+        (True, int, False),
+        (1, float, True),
+        (1.0, int, False),
+        (None, str | None, True),
+        (3, str | None, False),
+        (["a"], list[str], True),
+        (["a", 1], list[str], False),
+        ("a", list[str], False),
+        ({"a": 1}, dict[str, int], True),
+        ([1], dict, False),
+        ([1], Any, True),
+    ],
+)
+def test_types_of_values_from_json(value: Any, hint: Any, fits: bool) -> None:
+    assert is_of_type(value, hint) == fits

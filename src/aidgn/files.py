@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import UnionType
+from typing import IO, TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from aidgn.errors import AidgnError
 
@@ -184,6 +185,16 @@ def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     return [entry for entry in value if isinstance(entry, dict | list)] if isinstance(value, list) else []
+
+
+def is_of_type(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON is of a type such as `list[str] | None`; a boolean is no number, an integer a float."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(is_of_type(value, option) for option in get_args(hint))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(is_of_type(entry, get_args(hint)[0]) for entry in value)
+    kind = get_origin(hint) or hint
+    return kind is Any or type(value) is kind or (kind is float and type(value) is int)
 
 
 def for_json(value: Any) -> Any:

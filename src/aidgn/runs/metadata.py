@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, get_type_hints
 
 from aidgn.errors import AidgnError, ParameterError
-from aidgn.files import parse_json
+from aidgn.files import is_of_type, parse_json
 from aidgn.runs import names
 from aidgn.runs.label import Label
 from aidgn.runs.options import MAX_NUMBER, run_options
@@ -14,17 +14,11 @@ from aidgn.runs.options import MAX_NUMBER, run_options
 MODEL_NEEDS = ("algorithm", "average", "backbone", "weights", "target", "hyper_parameters")  # of the identity
 # Values that have a type beyond that of a run's options. Larger numbers would exhaust memory or threads.
 LARGEST = {"steps": MAX_NUMBER, "image_size": 1 << 14, "threads": 1 << 10}
-IDENTITY_TYPES: dict[str, type] = {
-    "algorithm": str,
-    "dataset": str,
-    "data": str,
-    "precision": str,
-    "source": str,
-    "target": list,
-    "hyper_parameters": dict,
-    "preprocessing": dict,
-    "trial": int,
-    "draw": int,
+IDENTITY_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("algorithm", "dataset", "data", "precision", "source"), str),
+    **dict.fromkeys(("hyper_parameters", "preprocessing"), dict),
+    **dict.fromkeys(("trial", "draw"), int),
+    "target": list[str],
 }
 OPTIONS = {option.name: option for option in run_options()}
 
@@ -137,14 +131,15 @@ class RunMetadata:
             raise DamagedMetadata(self.path, f"{unknown[0]} is in identity.target, but not in domains")
 
 
+TYPES = get_type_hints(RunMetadata)
+
+
 def _is_valid(name: str, value: Any) -> bool:
-    if name == "identity":
-        return isinstance(value, dict)
-    if name in ("classes", "domains", "skipped"):
-        return _are_texts(value) and (name == "skipped" or len(set(value)) == len(value))
-    if name in LARGEST:
-        return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST[name]
-    return isinstance(value, bool if name == "stride_first" else str)
+    if not is_of_type(value, TYPES[name]):
+        return False
+    if name in ("classes", "domains"):
+        return len(set(value)) == len(value)
+    return name not in LARGEST or 0 < value <= LARGEST[name]
 
 
 def _is_valid_in_identity(name: str, value: Any) -> bool:
@@ -156,15 +151,7 @@ def _is_valid_in_identity(name: str, value: Any) -> bool:
         return True
     if value is None or name not in IDENTITY_TYPES:
         return True
-    if not isinstance(value, IDENTITY_TYPES[name]) or isinstance(value, bool):
-        return False
-    if name == "target":
-        return _are_texts(value)
-    return not isinstance(value, int) or 0 <= value <= MAX_NUMBER
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    return is_of_type(value, IDENTITY_TYPES[name]) and (type(value) is not int or 0 <= value <= MAX_NUMBER)
 
 
 def _shorten(value: Any) -> str:

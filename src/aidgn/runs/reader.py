@@ -14,7 +14,7 @@ import numpy as np
 
 from aidgn.data.row_cache import usable_cores
 from aidgn.errors import AidgnError
-from aidgn.files import parse_json
+from aidgn.files import is_of_type, parse_json
 from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.folder import RunFolder
@@ -28,7 +28,6 @@ from aidgn.runs.records import (
     Records,
     RunRecords,
     check,
-    is_a,
     parse,
     sort_into_runs,
     train_again,
@@ -41,7 +40,7 @@ File = tuple[Path, tuple[int, int] | None, list[RunRecords], bool]
 ADAPTED: dict[str, Any] = {
     "dataset": str,
     "algorithm": str,
-    "target": list,
+    "target": list[str],
     "trial": int,
     "draw": int,
     "method": str,
@@ -136,8 +135,7 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
             f"{key} is {line[key]!r}"
             for line in lines
             for key, kind in ADAPTED.items()
-            if not (isinstance(line[key], bool) if kind is bool else is_a(line[key], kind))
-            or (kind is float and not 0 <= line[key] <= 1)
+            if not is_of_type(line[key], kind) or (kind is float and not 0 <= line[key] <= 1)
         ]
         if wrong:
             raise ValueError(wrong[0])

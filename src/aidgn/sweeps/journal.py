@@ -14,13 +14,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import StorageError, open_no_link, parse_json, storage_error
+from aidgn.files import StorageError, is_of_type, open_no_link, parse_json, storage_error
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -216,7 +216,7 @@ class History:
         return next((Path(attempt.what).name for attempt in reversed(self.attempts) if attempt.kind == "done"), None)
 
 
-ATTRIBUTES = frozenset(entry.name for entry in fields(Attempt))
+ATTRIBUTES = get_type_hints(Attempt)
 
 
 def history(out: str | Path, key: str) -> History:
@@ -243,11 +243,8 @@ def history(out: str | Path, key: str) -> History:
 
 
 def _is_valid(name: str, value: Any) -> bool:
-    if name in ("pid", "first", "step"):
-        return type(value) is int and 0 <= value < 1 << 31
-    if name in ("began", "time", "step_seconds"):
-        return type(value) in (int, float) and 0 <= value < 1e12
-    return isinstance(value, str)
+    most = 1e12 if name in ("began", "time", "step_seconds") else 1 << 31
+    return is_of_type(value, ATTRIBUTES[name]) and (value is None or isinstance(value, str) or 0 <= value < most)
 
 
 class _Log:

@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from aidgn.errors import AidgnError, short
-from aidgn.files import FolderLock, parse_json, write_text
+from aidgn.files import FolderLock, is_of_type, parse_json, write_text
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.options import MAX_NUMBER
 from aidgn.runs.run_id import sweep_key
@@ -47,20 +47,17 @@ class PlannedRun(NamedTuple):
 
     def is_valid(self) -> bool:
         """Whether the values, which come from a file, have their types, and the key is the name of a file."""
-        texts = self.key, self.dataset, self.algorithm, self.varied
+        typed = all(map(is_of_type, self, PLANNED_TYPES))
         numbers = self.trial, self.draw, self.steps
-        return (
-            all(isinstance(text, str) for text in texts)
-            and not {"/", "\0"} & set(self.key)
-            and isinstance(self.target, list)
-            and all(isinstance(name, str) for name in self.target)
-            and all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers)
-        )
+        return typed and not {"/", "\0"} & set(self.key) and all(0 <= number <= MAX_NUMBER for number in numbers)
 
     def __str__(self) -> str:
         target = f"{' and '.join(self.target) or 'nothing'} unseen"
         parts = [self.dataset, self.algorithm, target, f"trial {self.trial}", f"draw {self.draw}", self.varied]
         return ", ".join(filter(None, parts))
+
+
+PLANNED_TYPES = tuple(get_type_hints(PlannedRun).values())
 
 
 class RunStatus(NamedTuple):
