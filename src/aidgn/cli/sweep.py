@@ -183,8 +183,8 @@ def print_plan(todo: "Sweep", number: int, workers: int, seconds: float | None, 
     parts = [
         plural(len({spec.dataset for spec in specs}), "data set"),
         plural(len({str(spec.label()) for spec in specs}), "algorithm"),
-        plural(max(spec.draw for spec in specs) + 1, "draw"),
-        plural(max(spec.trial for spec in specs) + 1, "trial"),
+        plural(len({spec.draw for spec in specs}), "draw"),
+        plural(len({spec.trial for spec in specs}), "trial"),
         *(f"{count} values of {name}" for name, count in count_values(todo).items()),
     ]
     if pairs := sum(len(spec.target) > 1 for spec in specs):
