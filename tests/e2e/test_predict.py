@@ -188,11 +188,11 @@ def test_ignored_files_are_named(place: Path, here: Aidgn) -> None:
     folder.mkdir()
     first = next((place / "pictures" / "ink").glob("*.png"))
     Image.open(first).convert("RGB").save(folder / "from a browser.jfif", "JPEG")
-    for name in ("1.HEIC", "2.HEIC", "3.HEIC", "notes.txt"):
+    for name in ("1.psd", "2.psd", "3.psd", "notes.txt"):
         (folder / name).touch()
     result = here("run", "mixed", "--json")
     assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == ["mixed/from a browser.jfif"]
-    assert "mixed/1.HEIC, mixed/2.HEIC, mixed/3.HEIC and 1 more" in result.stderr
+    assert "mixed/1.psd, mixed/2.psd, mixed/3.psd and 1 more" in result.stderr
 
 
 @pytest.mark.parametrize(
