@@ -273,6 +273,25 @@ def test_slow_connections_keep_nobody_out(server: Server, tally: Tally) -> None:
         assert httpx.get(f"{server.url}/api/health").json() == {"status": "ok", "working": 0, "waiting": 0}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs many loopback addresses")
+def test_slow_senders_with_many_addresses(server: Server, tally: Tally) -> None:
+    """More than there are places for, and so new that nobody knows yet that they are slow."""
+    port = int(server.url.rpartition(":")[2])
+    header = (
+        f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000\r\n"
+        "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+    ).encode()
+    digit = encoded(DIGITS.pixels[0])
+    with ExitStack() as stack:
+        for number in range(150):
+            source = (f"127.0.1.{number + 1}", 0)
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", port), source_address=source))
+            slow.sendall(header)
+        for _ in range(4):
+            with tally("prediction among 150 slow senders with as many addresses"):
+                assert send(server, ("a.png", digit)).status_code == 200
+
+
 def test_refused_bodies_end(server: Server, tally: Tally) -> None:
     """A client that goes on sending after its answer is cut off."""
     port = int(server.url.rpartition(":")[2])

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from aidgn.files import for_json, temporary_folder
 from aidgn.inference import Model, find_model, load_model
 from aidgn.runs.folder import RunFolder
 from aidgn.serve.access import Access, AccessMiddleware, content_security_policy
-from aidgn.serve.admission import Admission, Admitted
+from aidgn.serve.admission import LATE, Admission, Admitted
 from aidgn.serve.decoding import FAST_DECODERS
 from aidgn.serve.engine import Engine, Limits
 from aidgn.serve.errors import RequestError, on_failure, on_http_error, on_request_error
@@ -34,6 +34,7 @@ from aidgn.serve.neighbors import LatentSpace, build_latent_space
 from aidgn.serve.schema import schema
 
 PAGE = Path(__file__).with_name("page.html")
+WAITS = 6  # for a place, of `LATE` seconds each; several, as others that wait take the first places
 
 
 def create_app(
@@ -162,7 +163,7 @@ class Server:
         admitted = None
         try:
             async with asyncio.timeout(self.limits.seconds) as timeout, AsyncExitStack() as cleanup:
-                admitted = self.admission.admit(request.client.host if request.client else "", timeout)
+                admitted = await self.admit(request, timeout)
                 cleanup.callback(self.admission.requests.discard, admitted)
                 form = await read_form(request, self.limits, admitted)
                 cleanup.push_async_callback(form.close)
@@ -179,6 +180,15 @@ class Server:
         errors = [image["error"]["status"] for image in images if "error" in image]
         status = errors[0] if len(errors) == len(images) else 200
         return JSONResponse({"images": images, "seconds": round(time.monotonic() - began, 3)}, status)
+
+    async def admit(self, request: Request, timeout: asyncio.Timeout) -> Admitted:
+        """Give a request a place. If all are taken, wait until requests that arrive slowly can be told from others."""
+        address = request.client.host if request.client else ""
+        for _ in range(WAITS):
+            with suppress(RequestError):
+                return self.admission.admit(address, timeout)
+            await asyncio.sleep(LATE)
+        return self.admission.admit(address, timeout)
 
     def timeout_error(self, admitted: Admitted | None) -> RequestError:
         if admitted is None or admitted.complete:
