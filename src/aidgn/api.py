@@ -16,7 +16,7 @@ from aidgn.runs.run_id import sweep_key
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import reset_failures
 from aidgn.sweeps.launchers.base import RETRIES, Launcher
-from aidgn.sweeps.launchers.local import LocalLauncher
+from aidgn.sweeps.launchers.local import LocalLauncher, refuse_in_import
 from aidgn.sweeps.plan import SweepPlan
 from aidgn.sweeps.sweep import Sweep, stop_if_all_fail
 from aidgn.training import train as train_run
@@ -84,6 +84,7 @@ def train(
         >>> run.best.accuracy > 0
         True
     """
+    refuse_in_import()
     settings, hyper_parameters = split_options(options, RunSpec, [algorithm])
     source = find_source(dataset, out, file=file, label=label, domain=domain, group=group, layout=layout)
     spec = RunSpec(str(source), algorithm, target, hyper_parameters=hyper_parameters, **settings)
@@ -158,6 +159,7 @@ def sweep(
         >>> len(runs.runs)
         1
     """
+    refuse_in_import()
     settings, hyper_parameters = split_options(options, SweepPlan, algorithms)
     settings["targets"] = tuple(settings.get("targets", ()))
     columns = {"file": file, "label": label, "domain": domain, "group": group, "layout": layout}

@@ -124,7 +124,8 @@ def read_weights_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     metadata: dict[str, str] = {}
     try:
         if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
+            # Old versions of safetensors make empty tensors where the default device is "meta", as in a trial.
+            with torch.device("cpu"), safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 content = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         else:

@@ -38,7 +38,7 @@ from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.launchers.base import Launcher
 from aidgn.sweeps.launchers.in_process import InProcessLauncher
-from aidgn.sweeps.launchers.local import LocalLauncher
+from aidgn.sweeps.launchers.local import LocalLauncher, refuse_in_import
 
 REPORT_POINTS = 1000  # images in the report's maps of features
 REPORT_PERMUTATIONS = 199
@@ -125,6 +125,7 @@ def fit(
         >>> result.expected.mean > 0
         True
     """
+    refuse_in_import()
     find(algorithm)
     choose_device(device)
     if metric not in CHOICES:

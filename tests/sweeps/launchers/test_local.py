@@ -394,3 +394,19 @@ def test_what_is_true_of_many_runs_is_said_once_a_worker(tmp_path: Path, capfd: 
     specs = plan_runs(**{**SWEEP, "algorithms": ["IRM"], "steps": 2})
     assert not run_all(specs, tmp_path, workers=1, device="cpu") and len(specs) == 2
     assert capfd.readouterr().err.count("IRM begins after step 500, this run has 2") == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'aidgn.sweep(["digits"], ["ERM"], steps=4, trials=1, workers=1, device="cpu")',
+        'aidgn.fit("digits", algorithm="ERM", steps=4, workers=1, device="cpu", report=False)',
+    ],
+    ids=["sweep", "fit"],
+)
+def test_a_script_without_a_guard_is_told_at_once(call: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"import aidgn\n\n{call}\n")
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert 'below `if __name__ == "__main__":`' in done.stderr.strip().splitlines()[-1]
+    assert done.stderr.count("Traceback") == 1

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from aidgn.sweeps.launchers.base import Launcher, RunQueue
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
 
+UNGUARDED = 97  # exit code of a worker that would train while it imports the user's script
 STILLBORN = 9  # workers in a row that may die before they begin a run
 GRACE = 60.0  # seconds for a worker to save its run and exit
 
@@ -63,6 +65,12 @@ class Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+
+def refuse_in_import() -> None:
+    """End this process if it is a worker that still imports the user's script: the script would start workers too."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(UNGUARDED)
 
 
 class WorkerPool:
@@ -110,11 +118,13 @@ class WorkerPool:
 
     def receive(self, worker: Worker) -> None:
         """Handle one message of a worker."""
-        try:
-            run, kind, value = worker.pipe.recv()
-        except (EOFError, OSError):
+        message = None
+        with suppress(EOFError, OSError):
+            message = worker.pipe.recv()
+        if message is None:
             self.replace_dead(worker)
             return
+        run, kind, value = message
         if kind in ("prepare", "features", "step"):
             self.queue.on_event(run, kind, value)
             return
@@ -130,6 +140,11 @@ class WorkerPool:
         worker.pipe.close()
         run = worker.run
         assert run is not None
+        if worker.process.exitcode == UNGUARDED:
+            raise AidgnError(
+                "Worker processes import the script that started them, and this script trains when it is imported. Put "
+                'its calls of aidgn below `if __name__ == "__main__":`.'
+            )
         error = f"its process died (exit code {worker.process.exitcode})"
         began = journal.record_death(self.queue.specs[run], self.queue.out, error, worker.process.pid)
         self.stillborn = 0 if began else self.stillborn + 1
