@@ -92,9 +92,9 @@ def test_commands_print_no_codes_of_names(
 @pytest.fixture(scope="module")
 def failing(hostile: Path) -> Path:
     """A file with an algorithm that fails with codes, and a sweep, `swept`, in which its run was set aside."""
+    from aidgn.api import train_plans
     from aidgn.sweeps.launchers.in_process import InProcessLauncher
     from aidgn.sweeps.plan import SweepPlan
-    from aidgn.sweeps.sweep import Sweep
 
     file = hostile / "mine.py"
     file.write_text(
@@ -103,9 +103,7 @@ def failing(hostile: Path) -> Path:
     )
     options = {"trials": 1, "steps": 2, "eval_every": 1, "image_size": 12, "backbone": "small"}
     plan = SweepPlan((str(hostile / "pictures"),), (f"{file}:Mine",), (DOMAINS[0],), **options)
-    todo = Sweep.prepare([plan], hostile / "swept")
-    todo.refresh(0)
-    todo.train(InProcessLauncher(), retries=0, device="cpu")
+    train_plans([plan], hostile / "swept", InProcessLauncher(), retries=0, device="cpu", progress=False)
     return file
 
 
