@@ -28,7 +28,7 @@ class Access:
     """The addresses of the server, and the token that it asks for.
 
     Attributes:
-        hosts: Names that the address may have, besides IP addresses and the name of this machine.
+        hosts: Host names that requests may use, in addition to IP addresses and the name of this machine.
         root_path: Path under which a proxy offers the server, such as /aidgn.
         proxies: Addresses and networks of proxies, whose X-Forwarded-For and X-Forwarded-Proto name the client.
         token: Secret of the clients; None for none.
