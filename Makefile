@@ -23,7 +23,7 @@ test-oldest: $(OLDEST)/installed
 
 # Attacks on files, processes and servers; writes how many were tried and survived into the documentation.
 test-attack: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m attack --attacks docs/reliability.md
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m attack --attacks=docs/reliability.md
 
 # Open htmlcov/index.html to see which lines no test reaches.
 coverage: $(VENV)/installed-dev
