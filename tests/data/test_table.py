@@ -1,6 +1,7 @@
 """Data sets from tables: the same images and labels whatever the format, order and place; what is refused."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from aidgn.data import Dataset, load_dataset
+from aidgn.data.labelled import find_labelled
 from aidgn.data.source import DataSource
 from aidgn.data.table import find_source
 from aidgn.errors import AidgnError
@@ -45,6 +47,11 @@ def write_separated(rows: list[Row], path: Path, delimiter: str) -> Path:
     return path
 
 
+def rewrite(path: Path, old: str, new: str) -> Path:
+    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
+    return path
+
+
 def write_parquet(rows: list[Row], path: Path) -> Path:
     pyarrow = pytest.importorskip("pyarrow")
     pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
@@ -59,6 +66,10 @@ def write_lines(rows: list[Row], path: Path) -> Path:
 WRITERS: dict[str, Callable[[list[Row], Path], Path]] = {
     "pictures.csv": lambda rows, path: write_separated(rows, path, ","),
     "excel.csv": lambda rows, path: write_separated(rows, path, ";"),
+    "bars.csv": lambda rows, path: write_separated(rows, path, "|"),
+    "commas.tsv": lambda rows, path: write_separated(rows, path, ","),
+    "windows.csv": lambda rows, path: rewrite(write_separated(rows, path, ","), "\n", "\r\n"),
+    "mac.csv": lambda rows, path: rewrite(write_separated(rows, path, ","), "\n", "\r"),
     "pictures.tsv": lambda rows, path: write_separated(rows, path, "\t"),
     "pictures.jsonl": write_lines,
     "pictures.parquet": write_parquet,
@@ -150,9 +161,56 @@ def test_what_is_wrong_is_said_at_once(rows: list[Row], tmp_path: Path) -> None:
         load_dataset(table, file="path", label="diagnosis", domain="hospitals")
     lines = str(error.value).splitlines()
     assert len(lines) == 3
-    assert "diagnosis" in lines[0] and "row 4" in lines[0]
-    assert "Did you mean hospital?" in lines[1] and "--domain" in lines[1]
+    assert "Did you mean hospital?" in lines[0] and "--domain" in lines[0]
+    assert "diagnosis" in lines[1] and "row 4" in lines[1]
     assert "img/4.png" in lines[2] and "rows 5, 6" in lines[2]
+
+
+def test_missing_columns_are_named_in_one_line(rows: list[Row], tmp_path: Path) -> None:
+    table = write_separated(rows, tmp_path / "pictures.csv", ",")
+    with pytest.raises(AidgnError) as error:
+        load_dataset(table)
+    assert "\n" not in str(error.value) and "--file NAME --label NAME --domain NAME" in str(error.value)
+    with pytest.raises(AidgnError, match="--file NAME --label NAME,"):
+        find_labelled(table, ["ill", "well"])
+
+
+def test_a_table_that_is_read_as_one_column(rows: list[Row], tmp_path: Path) -> None:
+    table = write_separated([{**row, "note": ""} for row in rows], tmp_path / "pictures.csv", "/")
+    with pytest.raises(AidgnError, match="semicolons"):
+        load_dataset(table, **COLUMNS)
+
+
+@pytest.mark.parametrize("again", [str, lambda path: f"./{path}", lambda path: f"img/../{path}", os.path.abspath])
+def test_repeated_files(
+    rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Callable[[str], str]
+) -> None:
+    """Whatever the way in which a table writes the path."""
+    monkeypatch.chdir(tmp_path)
+    rows.append({**rows[4], "path": again(str(rows[4]["path"]))})
+    table = write_lines(rows, Path("pictures.jsonl"))
+    with pytest.raises(AidgnError, match="rows 5, 31"):
+        load_dataset(table, **COLUMNS)
+    with pytest.raises(AidgnError, match="rows 5, 31"):
+        find_labelled(table, ["ill", "well"], "path", "diagnosis")
+
+
+def test_files_that_all_are_absent_are_one_mistake(rows: list[Row], tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    table = write_lines(rows, tmp_path / "far" / "pictures.jsonl")
+    for tolerant in (False, True):
+        with pytest.raises(AidgnError) as error:
+            load_dataset(table, **COLUMNS, tolerant=tolerant)
+        assert "\n" not in str(error.value) and str(tmp_path / "far") in str(error.value)
+
+
+@pytest.mark.parametrize("marker", ["metadata.csv", "dataset_info.json", "dataset_dict.json"])
+def test_folders_of_hugging_face_without_columns(tmp_path: Path, marker: str) -> None:
+    (tmp_path / marker).touch()
+    for _ in range(2):
+        with pytest.raises(AidgnError, match="name a column"):
+            load_dataset(tmp_path)
+        (tmp_path / "train").mkdir(exist_ok=True)
 
 
 @pytest.mark.parametrize("address", ["https://example.org/1.png", "s3://bucket/1.png", "data:image/png;base64,AA"])

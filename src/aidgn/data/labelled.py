@@ -10,7 +10,7 @@ import numpy as np
 from aidgn.data.folders import list_folders, walk_images
 from aidgn.data.registry import normalize_name
 from aidgn.data.source import DataSource
-from aidgn.data.table import name_repeated
+from aidgn.data.table import find_repeated
 from aidgn.data.table_reader import Table, convert_frame, is_frame, read_table
 from aidgn.errors import AidgnError, did_you_mean, some
 
@@ -75,11 +75,13 @@ def _find_in_folder(root: Path, classes: Sequence[str]) -> LabelledPictures:
 def _take_from_table(
     table: Table, name: str, classes: Sequence[str], file: str | None, label: str | None
 ) -> LabelledPictures:
+    if absent := table.describe_absent({"file": file, "label": label}):
+        raise AidgnError(absent)
     files, labels = table.files(file), table.texts("label", label)
     if not files:
         raise AidgnError(f"{table.place} has no rows.")
-    if len({*files}) < len(files):
-        raise AidgnError(name_repeated(table, files))
+    if repeated := find_repeated(table, files):
+        raise AidgnError(repeated[0])
     names = list(dict.fromkeys(labels))
     number_of = dict(zip(names, match_classes(names, classes, f"The table {table.place}"), strict=True))
     return LabelledPictures(name, files, np.array([number_of[text] for text in labels], np.int64), [])

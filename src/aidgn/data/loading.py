@@ -16,7 +16,7 @@ from aidgn.data.layout import DEFAULT, load_layout
 from aidgn.data.registry import DATASETS, DatasetInfo, get_info, lookup, normalize_name
 from aidgn.data.source import DataSource
 from aidgn.data.table import load_table
-from aidgn.data.table_reader import convert_frame, is_frame
+from aidgn.data.table_reader import convert_frame, hint_at_table, is_frame
 from aidgn.errors import AidgnError
 
 LAYOUT = "A data set is a folder with one folder per domain, in each of them one folder per class with its images."
@@ -95,7 +95,7 @@ def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = Fa
     ignored: list[str] = []
     folders = list_folders(root, "", ignored)
     if not folders:
-        raise AidgnError(f"{root} has no folders, so no domains. {LAYOUT}")
+        raise AidgnError(f"{root} has no folders, so no domains. {LAYOUT}{hint_at_table(root)}")
     if info:
         ordered = info.order_folders(folders)
         if ordered is None:
@@ -110,7 +110,7 @@ def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = Fa
     classes = sorted(set().union(*class_folders.values()))
     problems = [describe_classes(root, folders, classes, ignored)] if len(classes) < 2 else []
     if not classes:
-        raise AidgnError(problems[0])
+        raise AidgnError(problems[0] + hint_at_table(root))
     problems += find_name_clashes(root, class_folders)
     files: list[str] = []
     counts = np.zeros((len(folders), len(classes)), dtype=np.int64)

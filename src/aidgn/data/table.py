@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +27,31 @@ def load_table(source: DataSource, table: Table | None = None, tolerant: bool = 
         tolerant: See `load_dataset`.
     """
     table = table or read_table(source.path)
-    problems: list[str] = []
+    names = {role: name for role, name in source.named_columns.items() if role != "group" or name}
+    problems = list(filter(None, [table.describe_absent(names)]))
 
-    def column(read: Callable[[], list[str]]) -> list[str]:
+    def column(role: str) -> list[str]:
+        if table.describe_absent({role: names[role]}):
+            return []
         try:
-            return read()
+            return table.files(names[role]) if role == "file" else table.texts(role, names[role])
         except AidgnError as error:
             problems.append(str(error))
             return []
 
-    files = column(lambda: table.files(source.file))
-    labels = column(lambda: table.texts("label", source.label))
-    domains = column(lambda: table.texts("domain", source.domain))
-    groups = column(lambda: table.texts("group", source.group)) if source.group else None
+    files = column("file")
+    labels = column("label")
+    domains = column("domain")
+    groups = column("group") if source.group else None
     if not problems and not files:
         problems.append(f"{table.place} has no rows.")
-    unreadable = bool(problems)
-    if len(set(files)) < len(files):
-        problems.append(name_repeated(table, files))
     if files and not any(Path(file).exists() for file in files):
         problems.append(
             f"None of the {len(files)} files of {table.place} exists; the first is {files[0]}. Relative paths start "
-            f"at {table.folder}."
+            f"at {table.folder.resolve()}."
         )
+    unreadable = bool(problems)
+    problems += find_repeated(table, files)
     if unreadable or (problems and not tolerant):
         raise AidgnError("\n".join(problems))
     labels, domains = ([normalize_unicode(text) for text in texts] for texts in (labels, domains))
@@ -120,14 +122,16 @@ def arrange(
     return refuse(dataset, problems, tolerant)
 
 
-def name_repeated(table: Table, files: Sequence[str]) -> str:
-    """Say which files a table names several times."""
+def find_repeated(table: Table, files: Sequence[str]) -> list[str]:
+    """Describe the files that a table names several times, by relative and absolute paths or not."""
     lines: dict[str, list[int]] = {}
     for number, file in enumerate(files):
-        lines.setdefault(file, []).append(number + table.first_line)
-    repeated = {file: rows for file, rows in lines.items() if len(rows) > 1}
-    shown = some((f"{file} (rows {some(rows)})" for file, rows in repeated.items()), 5)
-    return f"{table.place} names {plural(len(repeated), 'file')} several times: {shown}. Keep one row of each."
+        lines.setdefault(os.path.abspath(file), []).append(number + table.first_line)  # noqa: PTH100, for many names
+    repeated = [rows for rows in lines.values() if len(rows) > 1]
+    if not repeated:
+        return []
+    shown = some((f"{files[rows[0] - table.first_line]} (rows {some(rows)})" for rows in repeated), 5)
+    return [f"{table.place} names {plural(len(repeated), 'file')} several times: {shown}. Keep one row of each."]
 
 
 def find_source(data: Any, out: str | Path, **options: str | None) -> DataSource:
@@ -154,6 +158,9 @@ def save_frame(frame: Any, columns: Mapping[str, str | None], folder: str | Path
         folder: Where to write. Tables of other content have other names.
     """
     table = convert_frame(frame)
+    names = {role: columns.get(role) for role in ("file", "label", "domain")}
+    if absent := table.describe_absent(names):
+        raise AidgnError(absent)
     files = table.files(columns.get("file"))
     roles = {"file": files} | {
         role: table.texts(role, columns.get(role))

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from aidgn.data.source import METADATA_NAMES
-from aidgn.errors import AidgnError, did_you_mean, some
+from aidgn.errors import AidgnError, did_you_mean, plural, some
 
 DEFAULTS = {"file": ("file", "file_name"), "label": ("label",), "domain": ("domain",)}  # names of columns
+SEPARATORS = {".csv": ",;\t|", ".tsv": "\t,;|"}  # the first of those that give most columns
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|data:")
 FORMATS = "CSV, TSV, JSON Lines, Parquet, or a folder of Hugging Face with metadata.csv or saved by `datasets`"
 
@@ -61,15 +62,36 @@ class Table:
 
     def find(self, role: str, name: str | None) -> str:
         """Return the column for this role, or raise an error that names the nearest one."""
-        for candidate in DEFAULTS.get(role, ()) if name is None else (name,):
-            if candidate in self.columns:
-                return candidate
-        missing = DEFAULTS[role][0] if name is None else name
-        raise AidgnError(
-            f"{self.place} has no column {missing}.{did_you_mean(missing, self.columns)} Its columns: "
-            f"{some(self.columns, 20)}. Name the column with the {MEANINGS[role]}: --{role} NAME, in Python "
-            f"{role}=NAME."
+        if absent := self.describe_absent({role: name}):
+            raise AidgnError(absent)
+        return next(column for column in candidates(role, name) if column in self.columns)
+
+    def describe_absent(self, names: Mapping[str, str | None]) -> str | None:
+        """Say which columns the table lacks, in a sentence or two; None if it has all.
+
+        Args:
+            names: Names of the columns by role; None stands for the usual name.
+        """
+        missing = {
+            role: candidates(role, name)[0]
+            for role, name in names.items()
+            if not any(column in self.columns for column in candidates(role, name))
+        }
+        if not missing:
+            return None
+        noun = "column" if len(missing) == 1 else "columns"
+        hints = "".join(did_you_mean(column, self.columns) for column in missing.values())
+        *others, last = (f"the {MEANINGS[role]}" for role in missing)
+        meanings = f"{', '.join(others)} and {last}" if others else last
+        options = " ".join(f"--{role} NAME" for role in missing)
+        arguments = ", ".join(f"{role}=NAME" for role in missing)
+        message = (
+            f"{self.place} has no {noun} {some(missing.values(), 4)}.{hints} Its columns: {some(self.columns, 20)}. "
+            f"Name the {noun} with {meanings}: {options}, in Python {arguments}."
         )
+        if len(self.columns) == 1 and Path(self.place).suffix.lower() in SEPARATORS:
+            message += " If the table has more columns, separate them by commas, semicolons, tabs or |."
+        return message
 
     def files(self, name: str | None) -> list[str]:
         """Return the paths of the images, relative ones from the table's folder."""
@@ -89,7 +111,12 @@ class Table:
         return [os.path.normpath(self.folder / file) for file in files]
 
 
-MEANINGS = {"file": "image files", "label": "classes", "domain": "domains", "group": "groups, such as patients"}
+def candidates(role: str, name: str | None) -> tuple[str, ...]:
+    """Return the names that the column for a role may have."""
+    return DEFAULTS.get(role, (role,)) if name is None else (name,)
+
+
+MEANINGS = {"file": "image files", "label": "classes", "domain": "domains", "group": "groups"}
 
 
 def plural_rows(rows: Sequence[int]) -> str:
@@ -136,10 +163,14 @@ def read_table(path: str | Path) -> Table:
 
 def read_csv(path: Path) -> Table:
     text = path.read_text(encoding="utf-8-sig")
-    header = text.partition("\n")[0]
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+
+    def read(delimiter: str) -> Any:
+        return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+
+    separators = SEPARATORS[path.suffix.lower()]
+    reader = read(separators[0])
     try:
+        reader = read(max(separators, key=lambda separator: len(next(read(separator), []))))
         names = [name.strip() for name in next(reader, [])]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if not names or repeated:
@@ -150,7 +181,7 @@ def read_csv(path: Path) -> Table:
         raise AidgnError(f"{path} is not a table: {error} in line {reader.line_num}.") from None
     for number, row in enumerate(rows, 2):
         if len(row) != len(names):
-            raise AidgnError(f"{path} has {len(row)} values in row {number}, but {len(names)} columns.")
+            raise AidgnError(f"{path} has {len(row)} values in row {number}, but {plural(len(names), 'column')}.")
     return Table(str(path), path.parent, {name: [row[i] for row in rows] for i, name in enumerate(names)}, 2)
 
 
@@ -174,6 +205,13 @@ def read_parquet(path: Path) -> Table:
         return convert_arrow(pyarrow.parquet.read_table(path), str(path), path.parent)
     except pyarrow.ArrowException as error:
         raise AidgnError(f"{path} cannot be read as Parquet: {error}.") from None
+
+
+def hint_at_table(folder: Path) -> str:
+    """Say how to read a folder that holds a table; nothing for other folders."""
+    if not any((folder / name).is_file() for name in (*METADATA_NAMES, "dataset_info.json", "dataset_dict.json")):
+        return ""
+    return " To read it as a folder of Hugging Face, name a column, such as --label label or --domain site."
 
 
 def read_folder(path: Path) -> Table:

@@ -68,7 +68,7 @@ def _describe_files(inspection: Inspection) -> list[str]:
 
 
 def _list_copies(groups: Groups) -> str:
-    return some(" = ".join(group) for group in groups)
+    return some(some(group, 5, " = ") for group in groups)
 
 
 def _describe_missing_classes(inspection: Inspection) -> list[str]:
