@@ -69,6 +69,28 @@ def test_it_is_grad_cam_by_hand() -> None:
         np.testing.assert_allclose(heat, enlarge(torch.tensordot(weights.detach(), channels, 1)), atol=1e-5)
 
 
+class Normed(Tiny):
+    """The same with a layer norm of each position before the average, which ignores the length of what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pool(self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def test_a_norm_of_positions_is_not_explained_away() -> None:
+    torch.manual_seed(0)
+    network = Normed()
+    model = model_of(network)
+    (heat,) = explain(model, [noise(0)], [1])
+    normed = network.norm(network.conv(model.inputs([noise(0)])).permute(0, 2, 3, 1))[0].detach()  # [8, 8, 3]
+    classes = model.network.classifier.weight
+    weights = (classes[1] - classes[0]) @ network.pool[2].weight
+    np.testing.assert_allclose(heat, enlarge(normed @ weights.detach()), atol=1e-5)
+
+
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_tokens_of_a_transformer_have_positions(pool: str) -> None:
     import timm
@@ -80,8 +102,9 @@ def test_tokens_of_a_transformer_have_positions(pool: str) -> None:
     model = model_of(network, 64)
     heat = explain(model, [noise(0, 64)])[0]
     tokens: dict[str, torch.Tensor] = {}
-    block = network.blocks[1 if pool == "token" else 2]  # patch tokens of the last block do not reach a class token
-    block.register_forward_hook(lambda module, inputs, output: tokens.update(output=output))
+    # Patch tokens of the last block do not reach a class token, and those that enter it do by a norm alone.
+    layer = network.blocks[2].norm1 if pool == "token" else network.blocks[2]
+    layer.register_forward_hook(lambda module, inputs, output: tokens.update(output=output))
     logits = model.network.predict(model.inputs([noise(0, 64)]).requires_grad_())
     (gradient,) = torch.autograd.grad((logits[0, 0] - logits[0, 1]).abs(), tokens["output"])
     expected = (gradient * tokens["output"]).sum(-1)[0, -64:].reshape(8, 8).detach()
@@ -90,11 +113,17 @@ def test_tokens_of_a_transformer_have_positions(pool: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["resnet18", "efficientnet_lite0", "torchvision/mobilenet_v3_small", "swin_tiny_patch4_window7_224"],
+    [
+        "resnet18",
+        "efficientnet_lite0",
+        "torchvision/mobilenet_v3_small",
+        "swin_tiny_patch4_window7_224",
+        "coatnet_nano_rw_224",
+    ],
 )
 def test_families_of_networks_have_a_map(name: str) -> None:
     torch.manual_seed(0)
-    size = 224 if name.startswith("swin") else 64
+    size = 224 if name.endswith("224") else 64
     network = backbones.create(name, weights="none", in_channels=3, freeze_bn=True, image_size=size)
     model = model_of(network, size)
     pictures = [noise(0, size), noise(1, size)]

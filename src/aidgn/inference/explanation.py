@@ -10,6 +10,9 @@ of two. The layer is the last one whose positions reach the logits. For a convol
 positions, this is Grad-CAM (Selvaraju et al., ICCV 2017); for heads that read positions apart, the mean of gradients
 that Grad-CAM takes would point to the wrong places (HiResCAM, arXiv:2011.08891). In a transformer the positions are the
 tokens of the picture; with a class token, those that enter the last block.
+
+A layer norm ignores the length of its input at each position. If nothing else reads A, the sum over channels is 0 there
+but for rounding, so the output of the norm is taken in place of A.
 """
 
 import math
@@ -22,6 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from aidgn.backbones.stages import channel_axis, list_layers
 from aidgn.errors import AidgnError
@@ -34,6 +38,7 @@ LONGEST_STEM = 60  # characters of a picture's name that the name of its map rep
 # Colours from cold to hot, in equal steps
 COLOURS = np.array([[13, 8, 135], [126, 3, 168], [204, 71, 120], [248, 149, 64], [240, 249, 33]], np.float64)
 STRENGTH = 0.75  # share of the colour at the hottest place
+CANCELLED = 1e-3  # a sum that is so small a share of its terms is 0 but for rounding
 
 Maps = NDArray[np.float32]
 
@@ -52,11 +57,24 @@ def explain(model: Model, pixels: Sequence[NDArray[np.uint8]], labels: Sequence[
     network = model.network.featurizer.network
     assert isinstance(network, nn.Module)
     x = model.inputs(pixels).requires_grad_()
-    for layers in (list_layers(network), [name for name, _ in network.named_modules()]):
+    for layers in (list_layers(network) + list_norms(network), [name for name, _ in network.named_modules()]):
         maps = layer_maps(model, network, layers, x, labels)
         if maps:
             return upscale(maps[-1], model.image_size)
     raise AidgnError(f"No heatmap: the network of this {model.algorithm} model has no layer with positions.")
+
+
+def list_norms(network: nn.Module) -> list[str]:
+    """Return the names of the norms of each position over all its channels, as wide as the features."""
+    width = int(network.num_features)  # type: ignore[arg-type]
+    return [
+        name
+        for name, module in network.named_modules()
+        if "norm" in type(module).__name__.lower()
+        and not isinstance(module, _BatchNorm)
+        and isinstance(weight := getattr(module, "weight", None), Tensor)
+        and weight.numel() >= width
+    ]
 
 
 def layer_maps(
@@ -91,15 +109,22 @@ def check_explainable(model: Model) -> None:
 
 
 def position_map(output: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return sum_c gradient_c output_c at each position, [N, h, w]; None if there are none that reach the logit."""
+    """Return sum_c gradient_c output_c at each position, [N, h, w].
+
+    None if there are no positions that reach the logit, or if the terms of every sum cancel.
+    """
     if gradient is None or output.ndim not in (3, 4):
         return None
-    product = (output.float() * gradient.float()).sum(channel_axis(output.shape))
-    if product.ndim == 2:  # tokens, perhaps after those of the class and of registers
-        side = math.isqrt(product.shape[1])
-        product = product[:, product.shape[1] - side * side :].unflatten(1, (side, side))
+    terms = output.float() * gradient.float()
+    axis = channel_axis(output.shape)
+    if terms.ndim == 3:  # tokens, perhaps after those of the class and of registers
+        side = math.isqrt(terms.shape[1])
+        terms = terms[:, terms.shape[1] - side * side :].unflatten(1, (side, side))
+        axis = 3
+    product = terms.sum(axis)
     reached = product[0].numel() > 1 and bool((product != 0).flatten(1).sum(1).gt(1).any())
-    return product if reached else None
+    cancelled = bool(product.abs().sum() <= CANCELLED * terms.abs().sum())
+    return product if reached and not cancelled else None
 
 
 def upscale(maps: Tensor, side: int) -> Maps:
