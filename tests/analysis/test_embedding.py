@@ -1,10 +1,12 @@
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from aidgn.analysis import embedding
 from aidgn.analysis.embedding import subsample, tsne
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
@@ -21,6 +23,37 @@ def test_neighbours_stay_neighbours_and_a_seed_gives_the_same(synthetic: Make) -
     nearest = features.labels[distances.argmin(1)]
     assert (nearest == features.labels).mean() > 0.95  # by chance a quarter
     np.testing.assert_array_equal(tsne(values, seed=3), positions)
+
+
+def test_threads_share_one_computation(synthetic: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    compute = embedding._compute
+
+    def count(values: np.ndarray, seed: int) -> np.ndarray:
+        computed.append(seed)
+        time.sleep(0.1)
+        return compute(values, seed)
+
+    monkeypatch.setattr(embedding, "_compute", count)
+    values = synthetic(images=5).features
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(lambda _: tsne(values, seed=7), range(4))
+    assert computed == [7]
+    for positions in others:
+        np.testing.assert_array_equal(positions, first)
+        assert positions is not first  # a caller may change its own
+
+
+def test_a_failure_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(values: np.ndarray, seed: int) -> np.ndarray:
+        raise MemoryError
+
+    compute = embedding._compute
+    monkeypatch.setattr(embedding, "_compute", fail)
+    with pytest.raises(MemoryError):
+        tsne(np.eye(5), seed=8)
+    monkeypatch.setattr(embedding, "_compute", compute)
+    assert tsne(np.eye(5), seed=8).shape == (5, 2)
 
 
 def test_few_or_equal_vectors() -> None:

@@ -16,13 +16,16 @@ from torch import Tensor
 import aidgn
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS
+from aidgn.analysis.embedding import subsample, tsne
 from aidgn.analysis.extraction import extract_features
+from aidgn.analysis.near_copies import find_near_copies
 from aidgn.data import load_dataset
 from aidgn.data.cache import cache_folder, prepare
 from aidgn.data.loader import BatchSampler, DeviceImageStore
 from aidgn.data.transforms import UNIFORMS
 from aidgn.errors import AidgnError, Interrupted, ParameterError
 from aidgn.files import StorageError
+from aidgn.fitting.ahead import ReportAhead
 from aidgn.runs import checkpoints
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, frozen, train
@@ -208,6 +211,48 @@ def test_runs_share_one_pass_and_one_file(photos: Path, weights: str, tmp_path: 
     network = aidgn.load_model(runs[0].path, device="cpu")
     prediction = network.predict([photos / file for file in features.files])
     np.testing.assert_allclose(features.logits, prediction.logits, rtol=1e-3, atol=1e-4)
+
+
+def test_findings_load_no_network_again(
+    photos: Path, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [train(spec_of(photos, weights, name), tmp_path / "runs", device="cpu") for name in ("ERM", "AIDGN")]
+    expected = [extract_features(shutil.copytree(run, tmp_path / run.name), device="cpu") for run in runs]
+    monkeypatch.setattr(backbones, "create", lambda *_, **__: pytest.fail("the network was loaded again"))
+    for run, features in zip(runs, expected, strict=True):
+        found = extract_features(run, device="cpu")
+        np.testing.assert_array_equal(found.features, features.features)
+        np.testing.assert_array_equal(found.logits, features.logits)
+
+
+def test_another_network_in_between(photos: Path, weights: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    save_file({name: 2 * tensor for name, tensor in load_file(weights).items()}, other)
+    runs = [train(spec_of(photos, str(file)), tmp_path / "runs", device="cpu") for file in (weights, other)]
+    first, second = (extract_features(run, device="cpu").features for run in runs)
+    np.testing.assert_array_equal(first, rows_of(load_features(images_of(photos), network_of(weights)))[0])
+    np.testing.assert_array_equal(second, rows_of(load_features(images_of(photos), network_of(str(other))))[0])
+
+
+def test_work_for_the_report_ahead(photos: Path, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ReportAhead.begin(20) is None
+    photos = shutil.copytree(photos, tmp_path / "photos")
+    blocks = np.random.default_rng(1).integers(0, 255, (6, 6, 3), dtype=np.uint8)
+    picture = Image.fromarray(blocks).resize((48, 48), Image.Resampling.BICUBIC)
+    picture.save(photos / "site0/class1/original.png")
+    picture.resize((60, 60), Image.Resampling.BICUBIC).save(photos / "site1/class1/copy.png")
+    run = train(spec_of(photos, weights), tmp_path / "runs", device="cpu")
+    ahead = ReportAhead.begin(20)
+    assert ahead is not None
+    ahead.join()
+    decoded = prepare(load_dataset(photos).with_image_size(SIZE))
+    features = extract_features(run, device="cpu")
+    assert ahead.copies == find_near_copies(decoded, features.features)
+    assert [(copy.first, copy.second) for copy in ahead.copies] == [
+        ("site0/class1/original.png", "site1/class1/copy.png")
+    ]
+    monkeypatch.setattr("aidgn.analysis.embedding._compute", lambda *_: pytest.fail("t-SNE ran again"))
+    assert tsne(features.features[np.sort(subsample(features, 20, 0))], seed=0).shape == (20, 2)
 
 
 def test_a_model_without_its_network(photos: Path, weights: str, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Pictures of the latent space: t-SNE in two dimensions, and which images to show when there are many."""
 
 import hashlib
+import threading
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +14,16 @@ COMPONENTS = 50  # principal ones, in which neighbours are looked for
 ITERATIONS, ITERATIONS_OF_FEW, FEW = 750, 500, 3_000  # few points settle sooner
 THREADS = 1  # two spin while they wait for each other: 40 times slower on a busy machine; and sums keep their order
 
-_latest: dict[str, NDArray[np.float32]] = {}  # the positions of the last vectors: runs may share a frozen network
+_lock = threading.Lock()
+_latest: dict[str, Future[NDArray[np.float32]]] = {}  # positions of the last vectors: runs may share a frozen network
 
 
 def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
-    """Positions [N, 2] of feature vectors [N, n] by t-SNE (van der Maaten 2014, Barnes-Hut), perplexity 30, from their
-    first two principal components; the same for the same seed. The last result is kept for the same vectors."""
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
+    """Compute positions [N, 2] of feature vectors [N, n] by t-SNE from their first two principal components.
 
+    t-SNE is that of van der Maaten (2014), Barnes-Hut, with perplexity 30. The same seed gives the same positions. The
+    last result is kept; a thread that asks for the same vectors meanwhile waits for it.
+    """
     values = np.asarray(values, dtype=np.float32)
     if values.ndim != 2 or len(values) < 4 or not np.isfinite(values).all():
         raise AidgnError(
@@ -30,31 +32,66 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
     if not np.ptp(values, axis=0).any():
         raise AidgnError("t-SNE has nothing to show: all feature vectors are the same.")
     key = f"{hashlib.sha256(values.tobytes()).hexdigest()} {values.shape} {seed}"
-    if (known := _latest.get(key)) is not None:
-        return known.copy()
+    result: Future[NDArray[np.float32]] = Future()
+    with _lock:
+        known = _latest.get(key)
+        if known is None:
+            _latest.clear()
+            _latest[key] = result
+    if known is not None:
+        return known.result().copy()
+    try:
+        positions = _compute(values, seed)
+    except BaseException as error:
+        with _lock:
+            _latest.pop(key, None)
+        result.set_exception(error)
+        raise
+    result.set_result(positions)
+    return positions.copy()
+
+
+def _compute(values: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
     with threadpool_limits(THREADS):
         components = min(COMPONENTS, *values.shape)
         reduced = PCA(components, svd_solver="randomized", random_state=seed).fit_transform(values)
-        found = TSNE(
+        found: NDArray[np.floating] = TSNE(
             perplexity=min(30.0, (len(values) - 1) / 3),
             init="pca",
             random_state=seed,
             max_iter=ITERATIONS_OF_FEW if len(values) <= FEW else ITERATIONS,
         ).fit_transform(reduced)
-    positions: NDArray[np.float32] = found.astype(np.float32)
-    _latest.clear()
-    _latest[key] = positions
-    return positions.copy()
+    return found.astype(np.float32)
 
 
 def subsample(features: Features, n: int, seed: int = 0) -> NDArray[np.intp]:
-    """Indices, rising, of n images (all, if there are fewer), of each domain and class as large a share as of all; at
-    least one of each, as far as n goes."""
-    if n >= len(features):
-        return np.arange(len(features))
+    """Choose n images of those that features were computed of, as `choose_images` does."""
+    return choose_images(features.domains, features.labels, n, seed)
+
+
+def choose_images(domains: NDArray[np.integer], labels: NDArray[np.integer], n: int, seed: int = 0) -> NDArray[np.intp]:
+    """Choose n images (all, if there are fewer), of each domain and class as large a share as of all.
+
+    There is at least one of each, as far as n goes.
+
+    Args:
+        domains: Domain of each image.
+        labels: Class of each image.
+        n: Number of images to choose.
+        seed: Seed of the choice.
+
+    Returns:
+        Numbers of images, rising.
+    """
+    if n >= len(labels):
+        return np.arange(len(labels))
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(features))
-    cell = (features.domains * len(features.class_names) + features.labels)[order]
+    order = rng.permutation(len(labels))
+    cell = (domains * (labels.max() + 1) + labels)[order]
     by_cell = np.argsort(cell, kind="stable")
     _, starts, sizes = np.unique(cell[by_cell], return_index=True, return_counts=True)
     # The k-th of m images of a cell comes at k/m: the first ones of all cells before any second.

@@ -18,14 +18,17 @@ from aidgn.data.transforms import clean
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
+from aidgn.inference.loading import find_preprocessing, load_single_model, precision_on
 from aidgn.objective import class_vectors
+from aidgn.runs.checkpoints import read_weights
+from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.options import HEAD
 from aidgn.training.evaluation import compute_outputs, index_batches
 from aidgn.training.featurizer import Featurizer
-from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork, load_features
-from aidgn.training.setup import load_images
+from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork
+from aidgn.training.setup import find_features, load_frozen_features, load_images
 
 log = logging.getLogger("aidgn")
 
@@ -65,11 +68,14 @@ def extract_features(
                 return known
         except AidgnError as error:
             log.warning("%s They are computed again.", error)
-    images: BatchStore = open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report)
-    model = load_model(folder.path, device, choose_custom_algorithm(folder.metadata, algorithm))
+    images = open_images(folder.metadata, data=data, data_dir=data_dir, device=device, on_progress=report)
+    custom = choose_custom_algorithm(folder.metadata, algorithm)
+    batches: BatchStore = images
     if folder.identity.get("train_only") == HEAD:
-        images = use_frozen_features(model, images, report)
-    features = _compute_all(model, images, folder.identity, digest, report)
+        model, batches = open_head(folder, images, custom, report)
+    else:
+        model = load_model(folder.path, device, custom)
+    features = _compute_all(model, batches, folder.identity, digest, report)
     try:
         features.save(folder.features)
     except AidgnError as error:  # a folder of someone else's, or a full disk
@@ -131,13 +137,25 @@ def compute_features(
         yield row.numpy(), z.float(), logits.float()
 
 
-def use_frozen_features(model: Model, images: BatchStore, report: Progress) -> FeatureStore:
-    """Give a model the features that it was trained on in place of images."""
+def open_head(
+    folder: RunFolder, images: DeviceImageStore, algorithm: str | None, report: Progress
+) -> tuple[Model, FeatureStore]:
+    """Load the classifier of a run on a frozen network, and the features of images that it was trained on.
+
+    The network is not loaded again if the last run of this process had the same one.
+    """
+    metadata, device = folder.metadata, str(images.device)
+    digest = read_weights(folder.model)[1].get("backbone")
+    features = find_features(images, digest, precision_on(images.device, metadata), find_preprocessing(metadata))
+    if features is not None:
+        head = FeatureInput(features.features.shape[1])
+        return load_single_model(folder.path, device, algorithm, featurizer=head), features
+    model = load_single_model(folder.path, device, algorithm)
     featurizer = model.network.featurizer
-    assert isinstance(featurizer, Featurizer) and isinstance(images, DeviceImageStore)
-    frozen = FrozenNetwork(featurizer.network, featurizer.runner.precision, model.preprocessing)
-    model.network.featurizer = FeatureInput(frozen.num_features)
-    return load_features(images, frozen, on_progress=partial(report, "computing features"))
+    assert isinstance(featurizer, Featurizer)
+    network = FrozenNetwork(featurizer.network, featurizer.runner.precision, model.preprocessing)
+    model.network.featurizer = FeatureInput(network.num_features)
+    return model, load_frozen_features(images, network, on_progress=partial(report, "computing features"))
 
 
 def clean_transform(images: BatchStore, preprocessing: Preprocessing) -> Callable[[Tensor, Tensor], Tensor]:

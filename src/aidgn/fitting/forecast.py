@@ -13,7 +13,7 @@ from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.timing import in_words
 from aidgn.training.featurizer import create_featurizer
 
-SAMPLE = 16  # images of a measured pass
+SAMPLE = 8  # images of a measured pass
 FORWARD_SHARE = 1 / 3  # of a training step, the rest is the backward pass
 
 

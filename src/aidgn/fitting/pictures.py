@@ -84,7 +84,11 @@ def explain_doubts(
 
 
 def check_pictures(
-    runs: Sequence[Predictions], final: str | Path, decoded: DecodedDataset, **options: Any
+    runs: Sequence[Predictions],
+    final: str | Path,
+    decoded: DecodedDataset,
+    copies: Sequence[NearCopy] | None = None,
+    **options: Any,
 ) -> DoubtfulPictures:
     """Find the doubtful pictures of a fit; none with a single site.
 
@@ -92,11 +96,13 @@ def check_pictures(
         runs: Predictions of runs with one site unseen.
         final: Folder of the run on all sites, whose features find copies.
         decoded: The pictures.
+        copies: Copies across sites, if they are known.
         options: Arguments of `extract_features`.
     """
     if not runs:
         return DoubtfulPictures()
-    features = extract_features(final, **options)
-    copies = find_near_copies(decoded, features.features, options.get("on_progress"))
+    if copies is None:
+        features = extract_features(final, **options)
+        copies = find_near_copies(decoded, features.features, options.get("on_progress"))
     out_of_site = pool_out_of_site(runs)
     return DoubtfulPictures(find_doubtful_labels(out_of_site), copies, out_of_site)

@@ -20,6 +20,7 @@ from aidgn.data.layout import doubt_layout
 from aidgn.data.table import find_source
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError, ParameterError, plural
+from aidgn.fitting.ahead import ReportAhead
 from aidgn.fitting.estimate import ACCURACY, CHOICES, choose_algorithm, read_estimates, summarize
 from aidgn.fitting.expectations import describe_expectations, measure_expectations
 from aidgn.fitting.findings import inspect
@@ -169,34 +170,38 @@ def fit(
     plan = plan_runs(**settings)
     if refit and not plan.estimates:
         raise AidgnError("refit takes the number of steps from runs that leave out a domain, but there is only one.")
-    backbones.create(str(plan.final.backbone), weights=plan.final.weights)  # fetches the weights before workers start
     launcher: Launcher = LocalLauncher(workers)
+    ahead: ReportAhead | None = None
     if plan.frozen and choose_device(device).type == "cpu":
         if settings.get("train_only") is None:
             whole = plan_runs(**{**settings, "train_only": ALL, "views": None})
             on_message(describe_frozen(plan, whole, dataset, device, measured=not RunFolder.find(place.runs, "*")))
         if workers is None:
             launcher = InProcessLauncher()
+    if isinstance(launcher, LocalLauncher):  # fetch the weights before workers start
+        backbones.create(str(plan.final.backbone), weights=plan.final.weights)
     for sentence in [*findings, str(plan)]:
         on_message(sentence)
 
     def train_all(specs: Sequence[RunSpec], done_before: int) -> list[str]:
         """Train the runs and return their folders."""
-        with SweepDisplay(specs, done_before, progress) as display:
+        with SweepDisplay(specs, done_before, progress) as sweep_display:
+
+            def on_event(number: int, event: str, value: Any) -> None:
+                nonlocal ahead
+                sweep_display.update(number, event, value)
+                if event == "step" and ahead is None and isinstance(launcher, InProcessLauncher):
+                    ahead = ReportAhead.begin(REPORT_POINTS if report else 0)
+
             failures = launcher.run(
-                specs,
-                place.runs,
-                device=device,
-                precision=precision,
-                data_dir=data_dir,
-                on_event=display.update,
+                specs, place.runs, device=device, precision=precision, data_dir=data_dir, on_event=on_event
             )
         if failures:
             raise AidgnError(
                 f"{len(failures)} of {plural(len(specs), 'run')} failed; {place.runs / '.sweep'} has the errors. "
                 f"The first: {last_line(next(iter(failures.values())))}"
             )
-        folders = [display.folders[number] for number in range(len(specs))]
+        folders = [sweep_display.folders[number] for number in range(len(specs))]
         check_same_images(plan.final.identity(dataset, decoded.content), folders)
         return folders
 
@@ -213,6 +218,8 @@ def fit(
         final = plan_refit(final, [evaluation.step for evaluation in selected])
     compared = [folders[i] for i, spec in enumerate(plan.estimates) if spec.balance == final.balance]  # by the page
     folders += train_all([final], len(folders))
+    if ahead:
+        ahead.join()
     with RunDisplay(progress) as display:
         extraction: dict[str, Any] = {
             "data_dir": data_dir,
@@ -222,7 +229,8 @@ def fit(
         }
         predictions = [load_predictions(run, **extraction) for run in unseen_runs]
         adaptation = measure_adaptation(unseen_runs, **extraction) if adapt else None
-        pictures = check_pictures(predictions, folders[-1], decoded, **extraction)
+        copies = ahead.copies if ahead else None
+        pictures = check_pictures(predictions, folders[-1], decoded, copies, **extraction)
         expectations = None if refit else measure_expectations(unseen_runs, folders[-1], adaptation, **extraction)
     place.keep_model(folders[-1], expectations)
     seen_accuracy = RunResult(Path(folders[-1])).best.validation

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from aidgn import backbones, hub
 from aidgn.algorithms import ALGORITHMS, Algorithm, find
@@ -19,7 +20,7 @@ from aidgn.new_site.expectations import Expectations
 from aidgn.novelty import FALSE_ALARM_RATE, Novelty
 from aidgn.objective import class_vectors
 from aidgn.runs import names
-from aidgn.runs.checkpoints import read_model, read_values
+from aidgn.runs.checkpoints import read_model, read_values, read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_run
 from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
@@ -48,16 +49,36 @@ def load_model(
     if not isinstance(path, str | Path):
         members = [load_model(one, device, custom_algorithm_of(one, algorithm), false_alarms) for one in path]
         return Ensemble(members) if len(members) > 1 else members[0]
+    return load_single_model(path, device, algorithm, false_alarms)
+
+
+def load_single_model(
+    path: str | Path,
+    device: str,
+    algorithm: str | None = None,
+    false_alarms: float = FALSE_ALARM_RATE,
+    featurizer: nn.Module | None = None,
+) -> Model:
+    """Load one model.
+
+    Args:
+        path: As for `load_model`.
+        device: As for `load_model`.
+        algorithm: As for `load_model`.
+        false_alarms: As for `load_model`.
+        featurizer: What stands for the model's frozen network, whose weights then are not read.
+    """
     path = find_model(path)
     weights = RunFolder(path).model if path.is_dir() else path
-    tensors, metadata = read_model(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
+    read = read_model if featurizer is None else read_weights
+    tensors, metadata = read(weights) if weights.suffix == ".safetensors" and weights.is_file() else ({}, {})
     if "run" in metadata:  # an exported file
         run = RunMetadata.from_dict(metadata["run"], weights)
     else:
         run = find_run(path, weights).metadata
     run.check_complete(*MODEL_NEEDS)
     target_device = choose_device(device)
-    network = build_network(run, target_device, algorithm)
+    network = build_network(run, target_device, algorithm, featurizer)
 
     label = str(run.label)
     if metadata.get("algorithm", label) != label:
@@ -65,7 +86,10 @@ def load_model(
             f"{weights} holds weights of {metadata['algorithm']}, but {run.path} describes a run of {label}: "
             "they are not of the same run."
         )
-    mismatch = backbones.find_mismatch(tensors, network.state_dict())
+    expected = network.state_dict()
+    if featurizer is not None:
+        expected = {name: tensor for name, tensor in expected.items() if not name.startswith("featurizer.")}
+    mismatch = backbones.find_mismatch(tensors, expected)
     if mismatch:
         raise AidgnError(
             f"{weights} does not fit {run.path}, which describes {label} with {run.identity['backbone']} and "
@@ -93,31 +117,46 @@ def custom_algorithm_of(path: str | Path, algorithm: str | None) -> str | None:
     return choose_custom_algorithm(run.metadata, algorithm) if run.exists else algorithm
 
 
-def build_network(run: RunMetadata, device: torch.device, algorithm: str | None) -> Algorithm:
-    """Build the network of a run with random weights, folded and with the precision for this device."""
+def build_network(
+    run: RunMetadata, device: torch.device, algorithm: str | None, featurizer: nn.Module | None = None
+) -> Algorithm:
+    """Build the network of a run with random weights, folded and with the precision for this device.
+
+    A `featurizer` that is given stands for the run's.
+    """
+    identity = run.identity
+    name = run.label.name
+    algorithm_type = find_algorithm(run.path, name, identity.get("source"), algorithm)
+    if featurizer is None:
+        featurizer = build_featurizer(run, device, 3 + algorithm_type.extra_channels)
+    hyper_parameters = resolve(name, algorithm_type.search_space, {**identity["hyper_parameters"]})
+    return algorithm_type(featurizer, len(run.classes), len(run.sources), **hyper_parameters)
+
+
+def build_featurizer(run: RunMetadata, device: torch.device, in_channels: int) -> Featurizer:
+    """Build the featurizer of a run with random weights."""
     identity = run.identity
     from_file = identity["weights"] not in ("none", "hub")
     if from_file and run.stride_first is None:
         raise DamagedMetadata(run.path, "it has no stride_first")
-    # The arithmetic of the run, unless it ran on a GPU: that would be slow on a CPU.
-    same_kind = device.type == "cuda" or (device.type == "cpu" and run.device.endswith("CPU"))
-    precision = choose_precision((run.precision if same_kind else "") or "float32", device)
-
-    name = run.label.name
-    algorithm_type = find_algorithm(run.path, name, identity.get("source"), algorithm)
+    precision = precision_on(device, run)
     net = backbones.create(
         str(identity["backbone"]),
         weights="none",
-        in_channels=3 + algorithm_type.extra_channels,
+        in_channels=in_channels,
         freeze_bn=backbones.freezes_batch_norm(identity["weights"], identity.get("batch_norm")),
         image_size=run.image_size,
     )
     if from_file and run.stride_first:
         backbones.set_stride_first(net)
     backbones.fold(net)
-    featurizer = Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
-    hyper_parameters = resolve(name, algorithm_type.search_space, {**identity["hyper_parameters"]})
-    return algorithm_type(featurizer, len(run.classes), len(run.sources), **hyper_parameters)
+    return Featurizer(net.to(memory_format=torch.channels_last), precision, compiled=False)
+
+
+def precision_on(device: torch.device, run: RunMetadata) -> str:
+    """Set up a run's precision, unless the run was trained on a GPU and this is none: that would be slow on a CPU."""
+    same_kind = device.type == "cuda" or (device.type == "cpu" and run.device.endswith("CPU"))
+    return choose_precision((run.precision if same_kind else "") or "float32", device)
 
 
 def find_preprocessing(run: RunMetadata) -> backbones.Preprocessing:

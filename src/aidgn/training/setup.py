@@ -3,6 +3,7 @@
 import logging
 import platform
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from aidgn.training import compile, distributed
 from aidgn.training.averaging import WeightAverage
 from aidgn.training.compile import TrainTransform, Transform
 from aidgn.training.featurizer import create_featurizer
-from aidgn.training.frozen import FeatureInput, FeatureStore, load_features, load_network
+from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork, load_features, load_network
 from aidgn.training.prepare import PreparedRun, Progress
 
 THREADS = torch.get_num_threads()  # of this machine
@@ -48,13 +49,11 @@ def load_images(prepared: DecodedDataset, device: torch.device) -> DeviceImageSt
 def load_batches(
     run: PreparedRun, device: torch.device, cache_dir: str | Path | None, report: Progress, stopped: threading.Event
 ) -> BatchStore:
-    """Return what a run trains on: the images on the device, or features of a frozen network.
-
-    Features are those of the last run of this process, if they are the same.
-    """
+    """Return what a run trains on: the images on the device, or features of a frozen network."""
     spec = run.spec
+    images = load_images(run.images, device)
     if not spec.trains_head:
-        return load_images(run.images, device)
+        return images
     network = load_network(
         str(spec.backbone),
         str(spec.weights),
@@ -64,22 +63,46 @@ def load_batches(
         int(spec.image_size or 0),
         device,
     )
-    images = load_images(run.images, device)
-    key = network, spec.views, str(cache_dir), images
-    if key in _loaded_features:
-        return _loaded_features[key]
 
     def report_features(done: int, total: int) -> None:
         report("features", done, total, None)
         if stopped.is_set():
             raise Interrupted(f"Stopped with {done} of {total} features computed. The same command continues.")
 
-    torch.set_num_threads(limit_threads(THREADS))
-    directory = Path(cache_dir) if cache_dir else None
-    features = load_features(images, network, int(spec.views or 0), cache_dir=directory, on_progress=report_features)
-    _loaded_features.clear()
-    _loaded_features[key] = features
-    return features
+    return load_frozen_features(images, network, int(spec.views or 0), cache_dir, report_features)
+
+
+def load_frozen_features(
+    images: DeviceImageStore,
+    network: FrozenNetwork,
+    views: int = 0,
+    cache_dir: str | Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> FeatureStore:
+    """Return the features of images by a frozen network, those of the last run of this process if they are the same."""
+    key = network.digest, network.precision, network.preprocessing, images, views, str(cache_dir)
+    if key not in _loaded_features:
+        torch.set_num_threads(limit_threads(THREADS))
+        directory = Path(cache_dir) if cache_dir else None
+        features = load_features(images, network, views, cache_dir=directory, on_progress=on_progress)
+        _loaded_features.clear()
+        _loaded_features[key] = features
+    return _loaded_features[key]
+
+
+def find_features(
+    images: DeviceImageStore, digest: str | None, precision: str, preprocessing: Preprocessing
+) -> FeatureStore | None:
+    """Return the features of the last run of this process if they are of these images and this network, else None."""
+    for key, features in _loaded_features.items():
+        if key[:4] == (digest, precision, preprocessing, images):
+            return features
+    return None
+
+
+def latest_features() -> FeatureStore | None:
+    """Return the features that the last run of this process on a frozen network used, None if there are none."""
+    return next(iter(_loaded_features.values()), None)
 
 
 def build_transforms(images: BatchStore, preprocessing: Preprocessing) -> tuple[TrainTransform, Transform]:
