@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,8 @@ def flip_one(path: Path) -> None:
 def as_0_1_0(path: Path) -> None:
     """Write the weights as version 0.1.0 did."""
     tensors, metadata = read_weights(path)
-    metadata.pop("records", None)
+    for digest in ("records", "metadata"):
+        metadata.pop(digest, None)
     save_file(tensors, path, metadata={"aidgn": json.dumps(metadata)})
 
 
@@ -245,7 +247,7 @@ def test_files_of_0_1_0_are_read(copy: Path, tmp_path: Path) -> None:
         assert torch.equal(found.logits, wanted.logits) and found.warnings == wanted.warnings
     assert RunFolder(copy).finished
     found = verify([tmp_path])
-    assert (found.files, found.unchecked, found.damaged) == (5, 5, [])
+    assert (found.files, found.unchecked, found.damaged) == (6, 6, [])
 
 
 # Whether a run is finished --------------------------------------------------------------------------------------------
@@ -311,9 +313,9 @@ def test_verify_names_every_damaged_file(copy: Path, begun: Path) -> None:
     shutil.copytree(begun, runs / "begun")
     done: list[tuple[int, int]] = []
     sound = verify([runs], lambda *numbers: done.append(numbers))
-    assert (sound.files, sound.unchecked, sound.damaged) == (5, 0, []) and done[-1] == (5, 5)
+    assert (sound.files, sound.unchecked, sound.damaged) == (6, 0, []) and done[-1] == (6, 6)
     result = CliRunner().invoke(app, ["status", str(runs), "--verify"])
-    assert result.exit_code == 0 and "5 files read, 0 damaged" in result.output
+    assert result.exit_code == 0 and "6 files read, 0 damaged" in result.output
 
     as_0_1_0(copy / "model.safetensors")
     flip_one(copy / "last.safetensors")
@@ -321,7 +323,7 @@ def test_verify_names_every_damaged_file(copy: Path, begun: Path) -> None:
     (runs / "begun" / "state.pt").write_bytes(content[:-100])
     (copy / "novelty.json").write_bytes(b"")
     found = verify([runs])
-    assert (found.files, found.unchecked) == (5, 1)
+    assert (found.files, found.unchecked) == (6, 1)
     assert {str(error).split(" is damaged")[0] for error in found.damaged} == {
         str(copy / "last.safetensors"),
         str(copy / "novelty.json"),
@@ -329,7 +331,7 @@ def test_verify_names_every_damaged_file(copy: Path, begun: Path) -> None:
     }
     result = CliRunner().invoke(app, ["status", str(runs), "--verify"])
     assert result.exit_code == 1
-    assert "5 files read, 3 damaged, 1 unchecked (written by an earlier version)" in result.output
+    assert "6 files read, 3 damaged, 1 unchecked (written by an earlier version)" in result.output
     assert all(str(error) in result.output for error in found.damaged)
     with pytest.raises(AidgnError):
         verify([runs / "nowhere"])
@@ -344,3 +346,34 @@ def test_verify_notices_edited_records(edit: tuple[str, str], copy: Path) -> Non
     assert verify([copy]).damaged == []
     results.write_text(lines[0].replace(*edit, 1) + "".join(lines[1:]))
     assert [str(error).split(" is damaged")[0] for error in verify([copy]).damaged] == [str(results)]
+
+
+@pytest.mark.parametrize(
+    "edit", [("AIDGN", "ERM"), ("chalk", "chak"), ('"3"', '"x"'), ('"steps": 4', '"steps": 5'), ("{", "[")]
+)
+def test_verify_notices_an_edited_description(edit: tuple[str, str], copy: Path) -> None:
+    description = copy / "run.json"
+    text = description.read_text()
+    values = json.loads(text)
+    description.write_text(json.dumps({**values, "cpu": "another", "root": "/elsewhere", "torch": "1"}))  # the machine
+    assert verify([copy]).damaged == []
+    description.write_text(text.replace(*edit, 1))
+    assert [str(error).split(" is damaged")[0] for error in verify([copy]).damaged] == [str(description)]
+
+
+@pytest.mark.parametrize("name", ["features.npz", "predictions.npz"])
+def test_verify_notices_damaged_arrays(name: str, copy: Path) -> None:
+    """The checksums do not cover all of the archive's directory; a flipped name there is missing to every reader."""
+    arrays = {"features": np.random.default_rng(0).normal(size=(20, 8)), "files": np.array(["a", "b"])}
+    np.savez(copy / name, **arrays)
+    content = (copy / name).read_bytes()
+    assert verify([copy]).damaged == []
+    dice = random.Random(0)
+    for _ in range(300):
+        (copy / name).write_bytes(flip(content, dice.randrange(8 * len(content))))
+        if [str(error).split(" is damaged")[0] for error in verify([copy]).damaged] != [str(copy / name)]:
+            with suppress(KeyError), np.load(copy / name) as file:
+                assert all(np.array_equal(file[key], value) for key, value in arrays.items())
+    for size in (0, 10, len(content) // 2):
+        (copy / name).write_bytes(content[:size])
+        assert len(verify([copy]).damaged) == 1

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from aidgn.cli import app
 from aidgn.errors import AidgnError
+from aidgn.runs.checkpoints import verify
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.record_log import LostRecords
 from aidgn.sweeps.journal import attempt
@@ -275,6 +276,13 @@ def test_records_of_0_1_0_are_kept_if_they_are_whole(stopped: RunFolder, folder:
     assert numbers(stopped.path) == numbers(next((folder / "finished").iterdir()))
 
 
+def test_a_removed_description_is_written_again(stopped: RunFolder, folder: Path) -> None:
+    stopped.metadata_file.unlink()
+    train(SPEC, stopped.path.parent, device="cpu")
+    assert numbers(stopped.path) == numbers(next((folder / "finished").iterdir()))
+    assert verify([stopped.path]).damaged == [] and RunFolder(stopped.path).identity
+
+
 @pytest.mark.parametrize("edit", ["longer", "shorter", "removed", "first line removed"])
 def test_lost_records_of_0_1_0_are_refused(edit: str, stopped: RunFolder, folder: Path) -> None:
     as_0_1_0(stopped)
@@ -296,12 +304,12 @@ def test_lost_records_of_0_1_0_are_refused(edit: str, stopped: RunFolder, folder
     assert numbers(stopped.path) == numbers(next((folder / "finished").iterdir()))
 
 
-@pytest.mark.parametrize("lost", ["results.jsonl", ".", "changed"])
+@pytest.mark.parametrize("lost", ["results.jsonl", "run.json", ".", "changed"])
 def test_files_removed_while_training_are_noticed(lost: str, tmp_path: Path, folder: Path) -> None:
     def remove(phase: str, done: int, *_: object) -> None:
         if phase == "train" and done == 3:
             (run,) = tmp_path.iterdir()
-            if lost == "results.jsonl":
+            if lost.startswith("r"):
                 (run / lost).unlink()
             elif lost == "changed":
                 (run / "results.jsonl").write_text("")

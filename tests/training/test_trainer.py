@@ -1,5 +1,6 @@
 """A run: same numbers whatever interrupts it, records in DomainBed's shape, and clear words when something is wrong."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -79,7 +80,11 @@ def test_selected_model_is_the_best_on_source_validation(undisturbed: Path) -> N
     validation = [np.mean([record[f"env{i}_out_acc"] for i in (0, 2, 3)]) for record in without_times(undisturbed)]
     assert read_weights(undisturbed / "model.safetensors")[1]["step"] == (4, 8, 12)[int(np.argmax(validation))]
     digest = records_digest((undisturbed / "results.jsonl").read_bytes())
-    wanted = {"algorithm": "AIDGN", "step": STEPS, "records": digest}
+    machine = ("root", "threads", "device", "cpu", "aidgn", "torch", "python")
+    values = json.loads((undisturbed / "run.json").read_text())
+    described = json.dumps({key: values[key] for key in values if key not in machine}, sort_keys=True)
+    metadata = hashlib.sha256(described.encode()).hexdigest()
+    wanted = {"algorithm": "AIDGN", "step": STEPS, "records": digest, "metadata": metadata}
     assert read_weights(undisturbed / "last.safetensors")[1] == wanted
 
 

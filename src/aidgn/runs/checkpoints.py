@@ -3,8 +3,10 @@
     model.safetensors, last.safetensors    sha256 of metadata and tensors, as `sha256` in the file's own metadata
     backbone.safetensors                   the same
     results.jsonl of a finished run        sha256 of the records without times, as `records` in last.safetensors
+    run.json of a finished run             sha256 of the values without the machine, as `metadata` in last.safetensors
     novelty.json, expectations.json        sha256 of the other values, as `sha256` in the same object
     state.pt                               CRC-32 of every record, in the zip archive that PyTorch writes
+    features.npz, predictions.npz          CRC-32 of every array, in the zip archive that NumPy writes
 
 All are plain files of their formats. Files that version 0.1.0 wrote without `sha256` are read unchecked.
 PyTorch is imported by the functions that need it, so that a sweep's status is quick.
@@ -15,6 +17,7 @@ import hashlib
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +26,19 @@ from typing import TYPE_CHECKING, Any
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write, check_finite, parse_json, write_text
 from aidgn.runs import names
+from aidgn.runs.metadata import metadata_digest
 from aidgn.runs.record_log import records_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 JSON_FILES = (names.NOVELTY, names.EXPECTATIONS)
-CHECKED = (names.STATE, names.MODEL, names.LAST, names.BACKBONE, *JSON_FILES)
+ARRAY_FILES = (names.FEATURES, names.PREDICTIONS)
+CHECKED = (names.STATE, names.MODEL, names.LAST, names.BACKBONE, *JSON_FILES, *ARRAY_FILES)
+DIGESTS = {
+    names.RECORDS: ("records", records_digest),
+    names.METADATA: ("metadata", metadata_digest),
+}  # of finished runs
 WEIGHTS_KEYS = {"algorithm", "step", "run", "novelty"}  # metadata in 0.1.0; a file without sha256 has no others
 NOVELTY_KEYS = {"version", "norms", "angles", "by_angle"}  # the same
 
@@ -49,6 +58,8 @@ def _remedy(path: Path) -> str:
         return "Remove it to predict without warnings."
     if path.name == names.EXPECTATIONS:
         return "Repeat the command `aidgn fit` to write it again, or remove it to predict without calibration."
+    if path.name in ARRAY_FILES:
+        return "Remove it; the command that wrote it then writes it again."
     if (path.parent / names.RECORDS).exists():
         return f"Remove {path.with_name(names.LAST)}; the command that started the run then trains it again."
     return "Copy it from its source again, or run the command that wrote it again."
@@ -218,17 +229,19 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
             raise AidgnError(f"The folder {folder} does not exist.")
     paths = sorted({path for folder in folders for path in _find_checked(Path(folder))})
     result = Verification()
-    records: dict[Path, str | None] = {}  # digests in the folders of finished runs
+    finished: dict[Path, dict[str, Any]] = {}  # metadata of the last weights in the folders of finished runs
     for number, path in enumerate(paths, 1):
         try:
             if path.name == names.STATE:
                 read_state(path)
-            elif path.name == names.RECORDS:
-                result.unchecked += path.parent in records and not _verify_records(path, records[path.parent])
+            elif path.name in ARRAY_FILES:
+                _verify_arrays(path)
+            elif path.name in DIGESTS:
+                result.unchecked += path.parent in finished and not _verify_digest(path, finished[path.parent])
             else:
                 metadata = read_values(path) if path.name in JSON_FILES else read_weights(path)[1]
-                if path.name == names.LAST:  # comes before the records
-                    records[path.parent] = metadata.get("records")
+                if path.name == names.LAST:  # comes before the files that it has digests of
+                    finished[path.parent] = metadata
                 result.unchecked += not _has_checksum(path)
         except AidgnError as error:
             if not path.exists():  # a run in progress has removed or replaced it
@@ -243,8 +256,8 @@ def verify(folders: Sequence[str | Path], on_progress: Callable[[int, int], None
 def _find_checked(folder: Path) -> Iterator[Path]:
     for root, _, files in os.walk(folder):
         yield from (Path(root, name) for name in files if name in CHECKED)
-        if {names.LAST, names.RECORDS} <= {*files}:
-            yield Path(root, names.RECORDS)
+        if names.LAST in files:
+            yield from (Path(root, name) for name in files if name in DIGESTS)
 
 
 def _has_checksum(path: Path) -> bool:
@@ -254,15 +267,27 @@ def _has_checksum(path: Path) -> bool:
         return b"sha256" in file.read(length)
 
 
-def _verify_records(path: Path, digest: str | None) -> bool:
-    """Compare the records of a finished run with their digest, and return whether there is one."""
+def _verify_digest(path: Path, metadata: Mapping[str, Any]) -> bool:
+    """Compare a file of a finished run with its digest in the metadata of the weights; return whether there is one."""
+    key, compute_digest = DIGESTS[path.name]
+    digest = metadata.get(key)
     try:
-        changed = digest is not None and records_digest(path.read_bytes()) != digest
+        changed = digest is not None and compute_digest(path.read_bytes()) != digest
     except (ValueError, AttributeError):
         changed = True
     if changed:
-        raise _damaged(path, "its numbers are not those that the training measured")
+        raise _damaged(path, "its values are not those that the training wrote")
     return digest is not None
+
+
+def _verify_arrays(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(path, f"it cannot be read ({error})") from None
+    if damaged:
+        raise _damaged(path, f"{damaged} has another checksum")
 
 
 def system_error(error: Exception, folder: Path) -> OSError:

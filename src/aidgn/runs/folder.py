@@ -34,7 +34,7 @@ from aidgn.files import FolderLock, link_or_copy, open_no_link, parse_json, remo
 from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.checkpoints import read_state, write_state, write_weights
-from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.metadata import RunMetadata, metadata_digest
 from aidgn.runs.record_log import LostRecords, RecordLog, records_digest
 from aidgn.runs.records import Record, check, parse, sort_into_runs, train_again
 
@@ -294,9 +294,13 @@ class RunWriter(RunFolder):
             self.record_log.restore(state, self.state, eval_every)
         return state
 
-    def _check_present(self) -> None:
-        if not self.path.is_dir():
-            raise LostRecords(f"{self.path} was removed while this run was training. The same command starts it again.")
+    def _check_present(self, *paths: Path) -> None:
+        for path in (self.path, *paths):
+            if not path.exists():
+                raise LostRecords(
+                    f"{path} was removed while this run was training, so the training has stopped. The same command "
+                    "goes on from the last saved state, if there is one."
+                )
 
     def finish(
         self,
@@ -313,7 +317,7 @@ class RunWriter(RunFolder):
             last: Weights of the last step.
             backbone: Digest and weights of a frozen network, which the others lack.
         """
-        self._check_present()
+        self._check_present(self.metadata_file)
         self.record_log.check()
         metadata: dict[str, Any] = {"algorithm": algorithm}
         if backbone:
@@ -323,8 +327,9 @@ class RunWriter(RunFolder):
                 write_weights(shared, tensors, {"backbone": metadata["backbone"]})
             link_or_copy(shared, self.backbone)
         write_weights(self.model, selected[0], {**metadata, "step": selected[1]})
-        digest = records_digest(self.record_log.content)
-        write_weights(self.last, last[0], {**metadata, "step": last[1], "records": digest})
+        metadata |= {"step": last[1], "records": records_digest(self.record_log.content)}
+        metadata["metadata"] = metadata_digest(self.metadata_file.read_bytes())
+        write_weights(self.last, last[0], metadata)
         self.state.unlink(missing_ok=True)
 
 

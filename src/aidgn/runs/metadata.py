@@ -1,5 +1,7 @@
 """The content of run.json: a run's identity and data set, and the machine and versions that trained it."""
 
+import hashlib
+import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from textwrap import shorten
@@ -20,6 +22,7 @@ IDENTITY_TYPES: dict[str, Any] = {
     **dict.fromkeys(("trial", "draw"), int),
     "target": list[str],
 }
+MACHINE = {"root", "threads", "device", "cpu", "aidgn", "torch", "python"}  # where and with what a run was trained
 OPTIONS = {option.name: option for option in run_options()}
 
 
@@ -132,6 +135,12 @@ class RunMetadata:
 
 
 TYPES = get_type_hints(RunMetadata)
+
+
+def metadata_digest(content: bytes) -> str:
+    """Return a sha256 of a run.json without the machine, equal for equal runs; ValueError for no JSON."""
+    kept = {key: value for key, value in parse_json(content).items() if key not in MACHINE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _is_valid(name: str, value: Any) -> bool:

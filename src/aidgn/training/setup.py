@@ -268,9 +268,9 @@ def warn_of_no_average(run: PreparedRun, average: WeightAverage | None) -> None:
 
 
 def note_start(run: PreparedRun, step: int, threads: int, device: torch.device, devices: int) -> None:
-    """Write run.json if the run starts, warn if it continues elsewhere, and add a line to log.txt."""
+    """Write run.json if it is missing or the run starts, warn if it continues elsewhere, and add a line to log.txt."""
     metadata = describe_run(run, threads, device)
-    if step:
+    if step and run.folder.exists:
         _warn_of_changes(run.folder, metadata)
     else:
         run.folder.write_metadata(metadata)

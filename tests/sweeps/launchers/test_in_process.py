@@ -36,9 +36,12 @@ def test_runs_are_trained_and_a_broken_one_is_set_aside(own: str, tmp_path: Path
 
 
 def test_a_signal_saves_the_run_and_ends(tmp_path: Path) -> None:
+    steps: list[int] = []
+
     def stop(number: int, kind: str, value: Any) -> None:
-        if kind == "step" and value >= 4:
-            signal.raise_signal(signal.SIGINT)
+        if kind == "step" and value >= 4 and not steps:
+            steps.append(value)
+            signal.raise_signal(signal.SIGINT)  # a second one would end the tests
 
     with pytest.raises(Interrupted, match="continues"):
         InProcessLauncher().run([spec(steps=30), spec("SD")], tmp_path, on_event=stop, device="cpu")
