@@ -2,7 +2,10 @@
 
 import csv
 import json
+import math
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +27,11 @@ from aidgn.errors import AidgnError
 from aidgn.evaluation import Comparison, evaluate, find_labelled, make_bins
 from aidgn.inference import Model, load_model
 from aidgn.inference.export import export
-from aidgn.new_site import Expectations, Outputs, SiteAccuracies, UnseenSite, measure
+from aidgn.new_site import Confidence, Expectations, Outputs, SiteAccuracies, UnseenSite, measure
+from aidgn.new_site.confidence import DISTANCE
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
+from aidgn.trust import sample_references
 
 DIGITS = load_dataset("digits")
 CLASSES = [f"{number}" for number in range(10)]
@@ -170,6 +175,30 @@ def test_export_keeps_the_calibration(folder: Path, model: Model, tmp_path: Path
     assert load_model(tmp_path / "export" / "model.safetensors", "cpu").temperature == model.temperature
     card = exported.files[-1].read_text()
     assert f"softmax(logits / {model.temperature})" in card and "nine new sites in ten" in card
+
+
+def test_distance_to_training_features_survives_export(folder: Path, model: Model, tmp_path: Path) -> None:
+    assert isinstance(model.expectations, Expectations)
+    pixels = list(DIGITS.pixels[::101])
+    features = model.predict(pixels).features.double().numpy()
+    references = sample_references(features[:4])
+    confidence = Confidence(TEMPERATURE, DISTANCE, slope=2.0, intercept=0.5, mean=-0.4, deviation=0.2)
+    expectations = replace(model.expectations, confidence=confidence, references=references)
+    values = json.loads(json.dumps(expectations.to_dict()))
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    write_values(RunFolder(run).expectations, values)
+    nearest = [
+        min(math.acos(min(1, z @ r / np.linalg.norm(z) / np.linalg.norm(r))) for r in references) for z in features
+    ]
+    expected = [1 / (1 + math.exp(-(2 * (0.4 - angle) / 0.2 + 0.5))) for angle in nearest]
+    exported = export(run, tmp_path / "export", onnx=False).files[0]
+    for path in (run, exported):
+        chances = load_model(path, "cpu").predict(pixels).chances
+        assert chances is not None and chances[4:] == pytest.approx(expected[4:], rel=1e-3)
+    for damage in (None, {"width": 7, "float16": values["references"]["float16"]}, {"width": 64, "float16": "?"}):
+        with pytest.raises(AidgnError, match=r"expectations\.json"):
+            Expectations.from_dict({**values, "references": damage})
 
 
 def test_expectations_are_loaded_as_written(folder: Path, model: Model) -> None:

@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from aidgn.trust import REFERENCES, SCORES, nearest_angles, sample_references, trust_scores
+from aidgn.trust import (
+    REFERENCES,
+    SCORES,
+    decode_references,
+    encode_references,
+    nearest_angles,
+    sample_references,
+    trust_scores,
+)
 
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(30, 6)).astype(np.float32)
@@ -38,7 +46,7 @@ def test_each_score_follows_its_definition(temperature: float) -> None:
             "distance": -min(angle(z, other) for other in TRAINED),
         }
         for name, value in expected.items():
-            assert scores[name][i] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+            assert scores[name][i] == pytest.approx(value, rel=1e-5, abs=1e-3 if name == "distance" else 1e-5), name
 
 
 def test_scores_without_class_vectors_or_references() -> None:
@@ -48,6 +56,7 @@ def test_scores_without_class_vectors_or_references() -> None:
 def test_references_are_a_sample_of_unit_length() -> None:
     many = RANDOM.normal(size=(REFERENCES + 500, 3))
     references = sample_references(many)
-    assert references.shape == (REFERENCES, 3) and np.linalg.norm(references, axis=1) == pytest.approx(1, abs=1e-6)
+    assert references.shape == (REFERENCES, 3) and np.linalg.norm(references, axis=1) == pytest.approx(1, abs=1e-3)
     assert (references == sample_references(many)).all()
-    assert nearest_angles(references[:7], references) == pytest.approx(0, abs=1e-3)
+    assert nearest_angles(references[:7], references) == pytest.approx(0, abs=0.03)  # half precision
+    np.testing.assert_array_equal(decode_references(encode_references(references)), references)

@@ -3,6 +3,10 @@
 This module is at the top level because analyses of runs choose a score and inference computes the chosen one.
 """
 
+import base64
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp
@@ -21,7 +25,7 @@ SCORES = {
     "angle": "the angle to the vector of the predicted class",
     "distance": "the angle to the nearest feature of a training image",
 }
-REFERENCES = 2000  # at most this many training features are searched for the nearest one
+REFERENCES = 1000  # at most this many training features are kept; 4 MB of a ResNet-50's
 CHUNK = 1024  # images whose distances to all references are in memory at a time
 
 
@@ -67,10 +71,25 @@ def negative_aware_norms(features: Floats) -> Floats:
 
 
 def sample_references(features: Floats, seed: int = 0) -> Floats:
-    """Choose at most `REFERENCES` features at random, and give each the length 1; float32."""
+    """Choose at most `REFERENCES` features at random, and give each the length 1; float32, rounded as in files."""
     if len(features) > REFERENCES:
         features = features[np.sort(np.random.default_rng(seed).permutation(len(features))[:REFERENCES])]
-    return unit_rows(features)
+    return unit_rows(features).astype(np.float16).astype(np.float32)
+
+
+def encode_references(references: Floats) -> dict[str, Any]:
+    """Return references [R, n] as values for JSON: their width, and numbers of half precision in base64."""
+    content = references.astype("<f2").tobytes()
+    return {"width": references.shape[1], "float16": base64.b64encode(content).decode()}
+
+
+def decode_references(values: Mapping[str, Any]) -> Floats:
+    """Restore the argument of `encode_references`; raise ValueError if it is none."""
+    content = np.frombuffer(base64.b64decode(values["float16"], validate=True), "<f2").astype(np.float32)
+    references = content.reshape(-1, values["width"])
+    if not len(references) or not np.isfinite(references).all():
+        raise ValueError("references")
+    return references
 
 
 def nearest_angles(features: Floats, references: Floats) -> Floats:

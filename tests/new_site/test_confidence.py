@@ -92,10 +92,11 @@ def site(name: str, informative: str) -> UnseenSite:
     return UnseenSite(name, 0, outputs, outputs)
 
 
-def test_the_score_that_ranks_errors_is_chosen() -> None:
-    sites = [site("a", "angle"), site("bb", "angle"), site("cccc", "angle")]
+@pytest.mark.parametrize("score", ["angle", "distance"])
+def test_the_score_that_ranks_errors_is_chosen(score: str) -> None:
+    sites = [site("a", score), site("bb", score), site("cccc", score)]
     confidence = fit_confidence(sites)
-    assert confidence.score == "angle" and confidence.temperature == pytest.approx(3.0, rel=0.2)
+    assert confidence.score == score and confidence.temperature == pytest.approx(3.0, rel=0.2)
     chances = confidence.for_model(sites[2].unseen).of(sites[2].unseen)
     right = sites[2].unseen.right
     assert chances[right].mean() > 0.9 and chances[~right].mean() < 0.1

@@ -14,6 +14,7 @@ from aidgn.new_site.expectations import Expectations, measure
 from aidgn.new_site.interval import percent
 from aidgn.new_site.outputs import Outputs, UnseenSite
 from aidgn.new_site.shift import SiteReference
+from aidgn.trust import sample_references
 
 LOGIT_SCORES = ("probability", "margin", "energy")
 
@@ -44,7 +45,8 @@ def measure_expectations(
     mean_distances = {name: float(np.mean(values)) for name, values in distances.items()}
     reference = make_reference(features, features.validation, mean_distances)
     seen = outputs_of(load_predictions(final, **options).in_site)
-    return measure(sites, seen, features.class_names, reference, adaptation)
+    references = sample_references(features.features[~features.validation])
+    return measure(sites, seen, features.class_names, reference, adaptation, references)
 
 
 def outputs_of(predictions: Predictions) -> Outputs:

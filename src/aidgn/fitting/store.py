@@ -182,9 +182,9 @@ class FitFolder:
 
 
 def describe_new_site(expectations: Expectations) -> dict[str, Any]:
-    """Return what to expect at a new site for programs: all but the arrays that compare pictures."""
+    """Return what to expect at a new site for programs: all but the features that pictures are compared with."""
     interval = expectations.accuracies.interval()
-    values = {key: value for key, value in expectations.to_dict().items() if key != "reference"}
+    values = {key: value for key, value in expectations.to_dict().items() if key not in ("reference", "references")}
     distances = expectations.reference.distances if expectations.reference else {}
     return {**values, "interval": None if interval is None else asdict(interval), "distances": dict(distances)}
 

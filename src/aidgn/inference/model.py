@@ -19,13 +19,13 @@ from aidgn.data.transforms import clean
 from aidgn.errors import AidgnError
 from aidgn.inference.image_stream import ImageLike, OnBroken, Pixels, streamed
 from aidgn.inference.prediction import Outputs, Prediction, softmax
-from aidgn.new_site.confidence import UNSURE
+from aidgn.new_site.confidence import DISTANCE, UNSURE
 from aidgn.new_site.expectations import Expectations
 from aidgn.new_site.monitor import SiteMonitor
 from aidgn.novelty import FALSE_ALARM_RATE, MAX_NORM, Novelty, norms_and_angles, to_array
 from aidgn.objective import class_vectors
 from aidgn.training.evaluation import compute_outputs, eval_batch_size
-from aidgn.trust import logit_scores, negative_aware_norms
+from aidgn.trust import logit_scores, nearest_angles, negative_aware_norms
 
 
 class Model:
@@ -121,6 +121,9 @@ class Model:
             return -outputs.angles.numpy()
         if name == "negative-aware norm":
             return negative_aware_norms(outputs.features.numpy())
+        if name == DISTANCE:
+            assert self.expectations.references is not None
+            return -nearest_angles(outputs.features.numpy(), self.expectations.references)
         return logit_scores(outputs.logits.numpy(), self.temperature)[name]
 
     def site_monitor(self, most: int | None = None) -> SiteMonitor | None:

@@ -21,8 +21,10 @@ from aidgn.new_site.outputs import Outputs, UnseenSite
 
 Floats = NDArray[np.floating]
 
-# From the simplest to the least simple. The distance to training features would need these features with the model.
-CANDIDATES = ("probability", "margin", "energy", "norm", "negative-aware norm", "angle")
+DISTANCE = "distance"
+
+# From the simplest to the least simple. The last one needs a sample of training features with the model.
+CANDIDATES = ("probability", "margin", "energy", "norm", "negative-aware norm", "angle", DISTANCE)
 TIE = 0.02  # of the area under the ROC curve; below, the simpler score is chosen
 UNSURE = 0.5  # a prediction that is more likely wrong than right gets a warning
 RIDGE = 1e-4  # keeps the slope finite where a score separates right from wrong without error

@@ -13,10 +13,11 @@ import numpy as np
 from aidgn.errors import AidgnError
 from aidgn.metrics import calibration_error
 from aidgn.new_site.calibration import log_probabilities, nll
-from aidgn.new_site.confidence import UNSURE, Confidence, area, fit_confidence, surest_accuracy
+from aidgn.new_site.confidence import DISTANCE, UNSURE, Confidence, area, fit_confidence, surest_accuracy
 from aidgn.new_site.interval import SiteAccuracies
 from aidgn.new_site.outputs import Outputs, UnseenSite
 from aidgn.new_site.shift import SiteReference
+from aidgn.trust import Floats, decode_references, encode_references
 
 VERSION = 1
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the pictures, the surest first
@@ -76,6 +77,7 @@ class Expectations:
         seen_confidence: Mean chance on the same images.
         reference: What new pictures are compared with.
         adaptation: Accuracy at each left-out site by method of adaptation; "none" is the model as trained.
+        references: Features of training images, from `sample_references`; None unless trust is their distance.
     """
 
     accuracies: SiteAccuracies
@@ -86,6 +88,7 @@ class Expectations:
     seen_confidence: float
     reference: SiteReference | None = None
     adaptation: Mapping[str, Any] = field(default_factory=dict)
+    references: Floats | None = None
 
     def mean(self, name: str) -> float | None:
         """Return the mean over sites of a field of `SiteResult`; None if no site has it."""
@@ -129,6 +132,7 @@ class Expectations:
             "seen_confidence": self.seen_confidence,
             "reference": None if self.reference is None else self.reference.to_dict(),
             "adaptation": dict(self.adaptation),
+            "references": None if self.references is None else encode_references(self.references),
         }
 
     @classmethod
@@ -137,7 +141,9 @@ class Expectations:
         try:
             if values["version"] != VERSION:
                 raise ValueError("version")
-            reference = values["reference"]
+            reference, references = values["reference"], values.get("references")
+            if values["confidence"].get("score") == DISTANCE and references is None:
+                raise ValueError("references")
             return cls(
                 SiteAccuracies(**values["accuracies"]),
                 {name: SiteAccuracies(**entry) for name, entry in values["classes"].items()},
@@ -147,8 +153,9 @@ class Expectations:
                 values["seen_confidence"],
                 None if reference is None else SiteReference.from_dict(reference),
                 values["adaptation"],
+                None if references is None else decode_references(references),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise AidgnError(
                 f"expectations.json cannot be used ({type(error).__name__}: {error}): it was changed, or written by "
                 "another version of aidgn. Move it away to do without calibration and warnings of new sites."
@@ -161,6 +168,7 @@ def measure(
     class_names: Sequence[str],
     reference: SiteReference | None = None,
     adaptation: Mapping[str, Any] | None = None,
+    references: Floats | None = None,
 ) -> Expectations:
     """Measure what to expect at a new site.
 
@@ -170,6 +178,7 @@ def measure(
         class_names: Names of the classes.
         reference: What new pictures are compared with.
         adaptation: Accuracies with methods of adaptation.
+        references: Features of training images of the model in use; needed if predictions have distances to them.
     """
     confidence = fit_confidence(sites).for_model(seen)
     by_site: dict[str, list[UnseenSite]] = {}
@@ -191,6 +200,7 @@ def measure(
         float(confidence.of(seen).mean()),
         reference,
         adaptation or {},
+        references if confidence.score == DISTANCE else None,
     )
 
 
