@@ -20,7 +20,15 @@ from aidgn.cli.fit import fit as fit_command
 from aidgn.data import Dataset, load_dataset
 from aidgn.errors import AidgnError
 from aidgn.fitting import Estimate, FitPlan, inspect
-from aidgn.fitting.estimate import choose_algorithm, compare, is_clear_difference, read_estimates, summarize
+from aidgn.fitting.estimate import (
+    choose_algorithm,
+    choose_metric,
+    compare,
+    is_clear_difference,
+    read_estimates,
+    summarize,
+)
+from aidgn.fitting.findings import describe_metric
 from aidgn.fitting.forecast import count_images, describe_frozen
 from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.fitting.plan import choose_image_size, name_of, plan_fit
@@ -231,6 +239,32 @@ def test_the_metric_chooses_the_algorithm_and_tries_balanced_samples() -> None:
     assert planned() == planned(DIGITS, metric="macro-f1") == planned(metric="balanced", balance="none") == both
     assert planned(metric="macro-f1") == [*both, "AIDGN on balanced samples", "ERM on balanced samples"]
     assert planned(balance="weights") == ["AIDGN with class weights", "ERM with class weights"]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "metric"),
+    [
+        ("photos", [10, 99], "accuracy"),
+        ("photos", [10, 100], "macro-f1"),
+        ("digits", [10, 100], "accuracy"),  # a published data set is measured as its papers do
+        ("iWildCam-official", [10, 20], "macro-f1"),
+    ],
+)
+def test_the_default_metric(name: str, counts: list[int], metric: str) -> None:
+    labels = np.repeat([0, 1], counts)
+    parts = {"pixels": None, "labels": labels, "domain_of": np.arange(len(labels)) % 4, "classes": ["few", "many"]}
+    dataset = replace(DIGITS, info=replace(DIGITS.info, name=name), files=[str(n) for n in labels], **parts)
+    assert choose_metric(dataset) == metric
+    said = describe_metric(dataset, metric, tries_balance=True)
+    assert bool(said) == (metric == "macro-f1")
+    assert all(word in sentence for sentence in said for word in (f"few {counts[0]}", f"many {counts[1]}", "balanced"))
+    assert describe_metric(replace(dataset, info=replace(dataset.info, domains=("one",))), metric, True) == []
+
+
+def test_a_single_estimate_says_its_metric() -> None:
+    estimate = Estimate("ERM", {"a": 0.9, "b": 0.8}, {"a": 0.5, "b": 0.6}, {"a": 0.4, "b": 0.5})
+    assert "Macro-F1 on unseen domains: 45.0%." in summarize([estimate], "ERM", 0.9, 2, "macro-f1")
+    assert len(summarize([estimate], "ERM", 0.9, 2)) == 2
 
 
 @pytest.mark.parametrize(

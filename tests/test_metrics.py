@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, log_loss, recall_score
 
-from aidgn.metrics import calibration_error, measure
+from aidgn.metrics import are_uneven, calibration_error, measure
 
 CLASSES = 6
 
@@ -26,11 +26,18 @@ def test_metrics_are_those_of_scikit_learn(present: int) -> None:
     recalls = recall_score(labels, predicted, average=None, labels=range(CLASSES), zero_division=np.nan)
     assert scores.accuracy == accuracy_score(labels, predicted)
     assert scores.balanced_accuracy == pytest.approx(np.nanmean(recalls))
-    assert scores.macro_f1 == pytest.approx(f1_score(labels, predicted, average="macro"))
+    assert scores.macro_f1 == pytest.approx(f1_score(labels, predicted, average="macro", labels=np.unique(labels)))
     assert scores.nll == pytest.approx(log_loss(labels, probabilities, labels=range(CLASSES)))
     np.testing.assert_allclose(np.array(scores.class_accuracies, float), recalls)
     assert scores.class_accuracies[present:] == [None] * (CLASSES - present)
     assert 0 < scores.accuracy < 1 and scores.balanced_accuracy != scores.macro_f1
+
+
+@pytest.mark.parametrize(
+    ("class_images", "uneven"), [([], False), ([0, 0], True), ([3, 29], False), ([30, 5, 3], True)]
+)
+def test_uneven_classes(class_images: list[int], uneven: bool) -> None:
+    assert are_uneven(class_images) == are_uneven(np.array(class_images)) == uneven
 
 
 def test_classes_nobody_has_or_predicts_do_not_count() -> None:

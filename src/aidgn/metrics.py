@@ -1,5 +1,6 @@
 """Metrics of predictions: accuracy, per class and balanced, macro-F1, negative log-likelihood, calibration error."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]
 
 CALIBRATION_BINS = 15
+UNEVEN = 10  # times the images of the smallest class, from which accuracy says little about the rare classes
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Scores:
     Args:
         accuracy: Share of images with the right label.
         balanced_accuracy: Mean over classes of the accuracy on images of the class; classes without images left out.
-        macro_f1: Mean over classes of 2 hits / (images + predictions); classes with neither left out.
+        macro_f1: Mean over classes of 2 hits / (images + predictions); classes without images left out, as WILDS does.
         nll: Mean negative log-likelihood of the right labels.
         ece: Expected calibration error, see `calibration_error`.
         class_accuracies: Accuracy on the images of every class; None for a class without images.
@@ -89,18 +91,22 @@ def measure(labels: Integers, predicted: Integers, confidences: Floats, losses: 
     predictions = np.bincount(predicted, minlength=num_classes)
     hits = np.bincount(labels[right], minlength=num_classes)
     known = images > 0
-    seen = images + predictions > 0
     recalls = hits[known] / images[known]
     by_class = np.full(num_classes, None, dtype=object)
     by_class[known] = recalls.tolist()
     return Scores(
         accuracy=int(right.sum()) / len(labels),
         balanced_accuracy=float(recalls.mean()),
-        macro_f1=float((2 * hits[seen] / (images + predictions)[seen]).mean()),
+        macro_f1=float((2 * hits[known] / (images + predictions)[known]).mean()),
         nll=float(losses.mean(dtype=np.float64)),
         ece=calibration_error(confidences, right),
         class_accuracies=by_class.tolist(),
     )
+
+
+def are_uneven(class_images: Sequence[int] | Integers) -> bool:
+    """Whether the largest class has at least `UNEVEN` times the images of the smallest."""
+    return len(class_images) > 0 and max(class_images) >= UNEVEN * min(class_images)
 
 
 @dataclass(frozen=True)

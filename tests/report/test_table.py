@@ -16,6 +16,8 @@ from aidgn.report.export import all_records_csv
 from aidgn.report.table import tables
 from aidgn.report.table_formats import FORMATS, Cell, Row, Table
 from aidgn.runs.differences import differences
+from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.records import as_records
 from aidgn.selection import read_runs, select
 
 Record = dict[str, Any]
@@ -648,6 +650,28 @@ def test_metrics_by_hand() -> None:
     assert [texts(nll)[name][0] for name in ("ERM", "AIDGN")] == ["0.123 ± 0.000", "2.500 ± 0.707"]
     assert [marks[0] for marks in nll.marks()] == ["best", "second"]  # the lower is the better
     assert "lower is better" in nll.footnotes[0] and "%)" not in nll.footnotes[0]
+
+
+def test_the_metric_of_uneven_classes() -> None:
+    """Data of one's own show macro-F1 from ten times the images, published data what their papers show."""
+
+    def shown(name: str, class_images: list[int], metric: str | None = None) -> tuple[str, str]:
+        records = with_metrics("ERM", 0.9, macro_f1=[0.5, 0.7])
+        for line in records:
+            line["args"] = {**line["args"], "dataset": name}
+        loaded = as_records(records)
+        for run in loaded.runs[:1]:  # others may be older
+            run.metadata = RunMetadata(class_images=class_images)
+        (table,) = tables(loaded, metric=metric)
+        return table.metric, " ".join(note for note in table.notes if "--metric" in note)
+
+    assert shown("own", [10, 99]) == ("accuracy", "") == shown("own", [])
+    assert shown("PACS", [10, 99]) == ("accuracy", "") == shown("own", [10, 100], "accuracy")
+    metric, note = shown("own", [10, 100])
+    assert metric == "macro_f1" and "100" in note and "--metric accuracy" in note
+    metric, note = shown("PACS", [10, 100])
+    assert metric == "accuracy" and "published" in note and "--metric macro_f1" in note
+    assert shown("iWildCam-official", [10, 11])[0] == "macro_f1"
 
 
 def test_the_metric_selects_nothing() -> None:

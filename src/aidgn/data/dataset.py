@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from aidgn.data.registry import SMALL_SIDE, DatasetInfo, lookup, normalize_name, normalize_unicode, short_names
+from aidgn.data.registry import (
+    SMALL_SIDE,
+    DatasetInfo,
+    choose_metric,
+    lookup,
+    normalize_name,
+    normalize_unicode,
+    short_names,
+)
 from aidgn.data.source import DataSource
 from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError, UnknownNameError, plural
@@ -166,6 +174,11 @@ class Dataset:
             groups=None if self.groups is None else self.groups[kept],
             held_out=None if self.held_out is None else self.held_out[kept],
         )
+
+    @property
+    def metric(self) -> str:
+        """The metric of its tables: the published one, or macro-F1 if classes of one's own are uneven."""
+        return choose_metric(self.name, self.count_images().sum(0).tolist())
 
     def with_image_size(self, image_size: int) -> "Dataset":
         """Return the data set with another side of the network's input."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aidgn.errors import UnknownNameError
+from aidgn.metrics import are_uneven
 
 SMALL_SIDE = 64  # a small network trained from scratch suits images of at most this side
 
@@ -34,7 +35,7 @@ class DatasetInfo:
         lr_milestones: Steps at which the learning rate is halved.
         marker: File or folder by which its folder is known, if that is not ROOT/<domain>/<class>.
         page: Where people get it, if `aidgn data download` cannot.
-        metric: The metric of its tables.
+        metric: The metric of its published tables.
     """
 
     name: str
@@ -298,6 +299,18 @@ def lookup(name: str) -> DatasetInfo | None:
 def is_registered(name: str) -> bool:
     """Whether a data set is known by this name. A folder, which is given by a path with /, is not."""
     return "/" not in name and lookup(name) is not None
+
+
+def choose_metric(name: str, class_images: Sequence[int]) -> str:
+    """Return the metric of a data set's tables: the published one, or macro-F1 if classes of one's own are uneven.
+
+    Args:
+        name: Name of the data set.
+        class_images: Images of each class; empty if unknown.
+    """
+    if name in DATASETS:
+        return DATASETS[name].metric
+    return "macro_f1" if are_uneven(class_images) else "accuracy"
 
 
 def get_info(name: str) -> DatasetInfo:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scipy.special import stdtrit
 
+from aidgn.data import Dataset
 from aidgn.errors import plural
 from aidgn.metrics import METRICS
 from aidgn.runs.differences import differences
@@ -22,6 +23,11 @@ log = logging.getLogger("aidgn")
 # What `fit --metric` chooses by: names on the command line and in `aidgn.metrics.METRICS`
 ACCURACY = "accuracy"
 CHOICES = {ACCURACY: "accuracy", "balanced": "balanced_accuracy", "macro-f1": "macro_f1"}
+
+
+def choose_metric(dataset: Dataset) -> str:
+    """Return the name in `CHOICES` of a data set's metric."""
+    return next(name for name, metric in CHOICES.items() if metric == dataset.metric)
 
 
 @dataclass(frozen=True)
@@ -140,4 +146,6 @@ def summarize(
     ]
     if len(estimates) > 1:
         sentences.append(compare(estimates, chosen, metric))
+    elif estimates and metric != ACCURACY:
+        sentences.append(f"{METRICS[CHOICES[metric]].title} on unseen domains: {estimates[0].score(metric):.1%}.")
     return [*sentences, f"On the domains it has seen: {seen_accuracy:.1%} of the validation images."]

@@ -8,6 +8,7 @@ from aidgn.data import Dataset
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.validate import Groups, Inspection, inspect_decoded
 from aidgn.errors import AidgnError, plural, some
+from aidgn.fitting.estimate import ACCURACY
 
 FEW_IMAGES = 10  # a class with fewer images is hardly learnt
 
@@ -65,6 +66,26 @@ def _describe_files(inspection: Inspection) -> list[str]:
     if ignored := inspection.dataset.ignored:
         sentences.append(f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}.")
     return sentences
+
+
+def describe_metric(dataset: Dataset, metric: str, tries_balance: bool) -> list[str]:
+    """Say why the algorithm is not chosen by accuracy, if it is not.
+
+    Args:
+        dataset: The images that can be read.
+        metric: The metric of the data set, a name of `CHOICES`.
+        tries_balance: Whether balanced samples are compared with the samples as they come.
+    """
+    if metric == ACCURACY or len(dataset.domains) < 2:
+        return []
+    counts = dataset.count_images().sum(0)
+    largest, smallest = int(counts.argmax()), int(counts.argmin())
+    compared = ", with and without balanced samples" if tries_balance else ""
+    return [
+        f"Classes are uneven ({dataset.classes[largest]} {counts[largest]} images, {dataset.classes[smallest]} "
+        f"{counts[smallest]}), so the algorithm is chosen by {metric}, which counts every class alike{compared}. "
+        "--metric accuracy chooses by accuracy, as for even classes."
+    ]
 
 
 def _list_copies(groups: Groups) -> str:

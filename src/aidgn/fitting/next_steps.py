@@ -4,6 +4,7 @@ import numpy as np
 
 from aidgn.data import Dataset
 from aidgn.errors import plural
+from aidgn.fitting.estimate import ACCURACY
 from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.new_site.expectations import Expectations
 from aidgn.new_site.interval import percent
@@ -12,13 +13,16 @@ MANY_SITES = 8  # from here on, more sites narrow the interval little
 UNEVEN = 3  # times the pictures that the smallest class has
 
 
-def advise(dataset: Dataset, expectations: Expectations | None, pictures: DoubtfulPictures, model: str) -> list[str]:
+def advise(
+    dataset: Dataset, expectations: Expectations | None, pictures: DoubtfulPictures, metric: str, model: str
+) -> list[str]:
     """List what to do next, the most useful first.
 
     Args:
         dataset: The pictures that could be read.
         expectations: What to expect at a new site.
         pictures: Pictures to look at.
+        metric: What the algorithm was chosen by, a name of `CHOICES`.
         model: Folder of the model, for commands.
     """
     steps = []
@@ -34,10 +38,11 @@ def advise(dataset: Dataset, expectations: Expectations | None, pictures: Doubtf
     counts = dataset.count_images().sum(0)
     if counts.max() >= UNEVEN * counts.min():
         rarest = dataset.classes[int(counts.argmin())]
+        other = ", or choose by --metric macro-f1, which tries balanced samples" if metric == ACCURACY else ""
         steps.append(
             f"Classes are uneven: {rarest} has {plural(int(counts.min()), 'picture')}, "
             f"{dataset.classes[int(counts.argmax())]} {counts.max()}. If the rare ones suffer (the accuracy "
-            "by class shows it), add pictures of them, or choose by --metric macro-f1, which tries balanced samples."
+            f"by class shows it), add pictures of them{other}."
         )
     steps.append(f"At a new site, label some pictures and check: aidgn evaluate {model} NEW_SITE/")
     return steps

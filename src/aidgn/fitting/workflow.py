@@ -21,9 +21,9 @@ from aidgn.data.table import find_source
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.fitting.ahead import ReportAhead
-from aidgn.fitting.estimate import ACCURACY, CHOICES, choose_algorithm, read_estimates, summarize
+from aidgn.fitting.estimate import CHOICES, choose_algorithm, choose_metric, read_estimates, summarize
 from aidgn.fitting.expectations import describe_expectations, measure_expectations
-from aidgn.fitting.findings import inspect
+from aidgn.fitting.findings import describe_metric, inspect
 from aidgn.fitting.forecast import describe_frozen
 from aidgn.fitting.next_steps import advise
 from aidgn.fitting.pictures import check_pictures, explain_doubts
@@ -66,7 +66,7 @@ def fit(
     refit: bool = False,
     trials: int = 1,
     adapt: bool = False,
-    metric: str = ACCURACY,
+    metric: str | None = None,
     out: str | Path | None = None,
     hyper_parameters: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
@@ -101,8 +101,9 @@ def fit(
         trials: How often each domain is left out, with another seed each time.
         adapt: Whether to measure adaptation to unlabelled images of the domains left out, for `predict --adapt`.
         metric: What the algorithm is chosen by on the domains left out: accuracy, balanced (the mean accuracy of the
-            classes) or macro-f1. With the last two, and uneven classes, balanced samples are compared too, unless the
-            option `balance` says what to do.
+            classes) or macro-f1; by default accuracy, but macro-f1 if the largest class has ten times the images of
+            the smallest. With the last two, and uneven classes, balanced samples are compared too, unless the option
+            `balance` says what to do.
         out: Where model, report and runs go; by default runs/fit-NAME.
         hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
         data_dir: Where data sets are, if `folder` is the name of one.
@@ -129,7 +130,7 @@ def fit(
     refuse_in_import()
     find(algorithm)
     choose_device(device)
-    if metric not in CHOICES:
+    if metric not in (None, *CHOICES):
         raise ParameterError("metric", metric, " or ".join(CHOICES))
     settings, values = split_options(options, RunOptions, [algorithm])
     values |= hyper_parameters or {}
@@ -153,6 +154,9 @@ def fit(
         )
     dataset = decoded.dataset
     findings = inspect(decoded)
+    if metric is None:
+        metric = choose_metric(dataset)
+        findings += describe_metric(dataset, metric, settings.get("balance") is None)
 
     def plan_runs(**options: Any) -> FitPlan:
         return plan_fit(
@@ -236,7 +240,7 @@ def fit(
     seen_accuracy = RunResult(Path(folders[-1])).best.validation
     if refit:
         seen_accuracy = statistics.fmean(evaluation.validation for evaluation in selected)
-    next_steps = advise(dataset, expectations, pictures, shlex.quote(str(place.model)))
+    next_steps = advise(dataset, expectations, pictures, metric, shlex.quote(str(place.model)))
     summary = [
         *summarize(estimates, chosen, seen_accuracy, len(dataset.classes), metric),
         *(describe_expectations(expectations) if expectations else []),

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aidgn.data.registry import DATASETS
+from aidgn.data.registry import DATASETS, choose_metric
 from aidgn.errors import AidgnError, UnknownNameError, plural, some
-from aidgn.metrics import METRICS
+from aidgn.metrics import METRICS, are_uneven
 from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_rows
 from aidgn.report.table_formats import SPREADS, Cell, Row, RowName, Table
 from aidgn.runs.differences import check_same_images, differences, search_differences
@@ -42,7 +42,7 @@ def tables(
         method: Selection method, a name in `aidgn.selection.METHODS`.
         spread: Number after the plus-minus: "sd" (standard deviation) or "se" (standard error).
         paper: Add the paper's numbers, which are accuracies, and the difference below each row.
-        metric: A key of `aidgn.metrics.METRICS`; by default that of each data set, which is the accuracy for most.
+        metric: A key of `aidgn.metrics.METRICS`; by default that of each data set (`choose_metric`).
 
     Returns:
         One table per data set (algorithms x targets) and, if there are several data sets, one over all of them
@@ -86,6 +86,7 @@ def tables(
         columns[dataset] = column_names(dataset, [domain_names(run.args) for run in runs], count)
         notes[dataset] = _mixture_notes(runs)
     made = make_tables(find_method(method).title, results, columns, rows, spread, paper, metric)
+    sizes = finished.class_images
     reading_notes = _reading_notes(loaded)
     for table in made:
         if table.dataset is None:
@@ -93,6 +94,7 @@ def tables(
         else:
             table.notes += missing_runs(run for run in finished.runs if run.args["dataset"] == table.dataset)
             table.notes += notes[table.dataset]
+            table.notes += [] if paper else _metric_notes(table.dataset, metric, sizes.get(table.dataset, []))
         if len(measured) < len(selected):
             lacking = plural(len(selected) - len(measured), "selected run")
             table.notes.append(f"Left out, because an earlier version or DomainBed did not record it: {lacking}.")
@@ -103,10 +105,11 @@ def tables(
 
 def group_by_metric(records: Records) -> dict[str, Records]:
     """Group runs by the metric of their data sets."""
+    sizes = records.class_images
     groups: dict[str, list[RunRecords]] = {}
     for run in records.runs:
-        known = DATASETS.get(str(run.args.get("dataset")))
-        groups.setdefault(known.metric if known else "accuracy", []).append(run)
+        name = run.args["dataset"]
+        groups.setdefault(choose_metric(name, sizes.get(name, [])), []).append(run)
     return {metric: Records(runs, records.cut, records.twice, records.empty) for metric, runs in sorted(groups.items())}
 
 
@@ -298,6 +301,18 @@ def missing_runs(runs: Iterable[RunRecords]) -> list[str]:
         if missing:
             notes.append(f"{dataset} lacks {len(missing)} finished runs: {some(missing, separator='; ')}.")
     return notes
+
+
+def _metric_notes(dataset: str, metric: str, class_images: Sequence[int]) -> list[str]:
+    """Say of a data set with uneven classes why its table shows the accuracy or the macro-F1."""
+    if not are_uneven(class_images):
+        return []
+    sizes = f"The largest class of {dataset} has {max(class_images)} images, the smallest {min(class_images)}"
+    if metric == "macro_f1":
+        return [f"{sizes}: the macro-F1 counts every class alike. --metric accuracy shows the accuracy."]
+    if metric == "accuracy" and dataset in DATASETS:
+        return [f"{sizes}. Its published tables show the accuracy; --metric macro_f1 counts every class alike."]
+    return []
 
 
 def _reading_notes(records: Records) -> list[str]:

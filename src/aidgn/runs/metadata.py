@@ -45,6 +45,7 @@ class RunMetadata:
         identity: `RunSpec.identity` and the precision, which together distinguish the run from all others.
         steps: Step at which the run is finished.
         classes: Names of the classes.
+        class_images: Images of each class in all domains.
         domains: Names of the domains, sources and targets.
         image_size: Side of the network's input in pixels.
         skipped: Images that could not be decoded and were left out.
@@ -63,6 +64,7 @@ class RunMetadata:
     identity: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
     classes: list[str] = field(default_factory=list)
+    class_images: list[int] = field(default_factory=list)
     domains: list[str] = field(default_factory=list)
     image_size: int = 0
     skipped: list[str] = field(default_factory=list)

@@ -235,6 +235,11 @@ class Records:
         """Folders of the runs that have not reached their last step."""
         return [*self.empty, *(run.path.parent if run.path else str(run) for run in self.runs if not run.finished)]
 
+    @property
+    def class_images(self) -> dict[str, list[int]]:
+        """Images of each class by data set, as far as runs know them."""
+        return {run.args["dataset"]: run.metadata.class_images for run in self.runs if run.metadata.class_images}
+
     def finished(self) -> "Records":
         return Records([run for run in self.runs if run.finished], self.cut, self.twice)
 

@@ -184,6 +184,7 @@ def describe_run(run: PreparedRun, threads: int, device: torch.device) -> RunMet
         dict(run.identity),
         steps=spec.steps,
         classes=list(dataset.classes),
+        class_images=dataset.count_images().sum(0).tolist(),
         domains=list(dataset.domains),
         image_size=dataset.image_size,
         skipped=list(run.images.skipped),
