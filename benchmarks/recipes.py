@@ -38,9 +38,9 @@ from aidgn.data.cache import prepare
 from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.options import run_options
+from aidgn.runs.reader import read_runs
 from aidgn.runs.records import RunRecords, domain_names
 from aidgn.runs.spec import RunSpec
-from aidgn.selection import read_runs
 from aidgn.sweeps.launchers.local import LocalLauncher
 from aidgn.sweeps.plan_file import read_plans
 

@@ -14,7 +14,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from aidgn.selection import choose, domain_names, read_runs
+from aidgn.runs.reader import read_runs
+from aidgn.runs.records import domain_names
+from aidgn.selection import choose
 
 
 def main() -> None:

@@ -101,7 +101,7 @@ def write_sweep(folder: Path, runs: int, records: int) -> int:
 def measure(folder: Path) -> None:
     from aidgn.report.table import tables
     from aidgn.report.table_formats import to_markdown
-    from aidgn.selection import read_runs
+    from aidgn.runs.reader import read_runs
 
     began = time.perf_counter()
     records = read_runs(folder)

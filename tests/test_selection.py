@@ -16,7 +16,8 @@ import pytest
 
 import aidgn.runs.reader
 from aidgn.errors import AidgnError
-from aidgn.selection import load_records, read_runs, select
+from aidgn.runs.reader import read_runs
+from aidgn.selection import load_records, select
 
 Record = dict[str, Any]
 

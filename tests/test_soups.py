@@ -20,7 +20,7 @@ from aidgn.data.splits import train_val_indices
 from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
 from aidgn.runs.folder import RunFolder
-from aidgn.selection import read_runs
+from aidgn.runs.reader import read_runs
 from aidgn.soups import Mixer, Validation, average_weights, check_shared_start, soup
 
 DigitsRun = Callable[..., Path]

@@ -10,7 +10,15 @@ from aidgn.data.labelled import LabelledPictures, find_labelled
 from aidgn.errors import AidgnError, plural, some
 from aidgn.inference.model import Model
 from aidgn.inference.prediction import softmax
-from aidgn.metrics import ClassMetrics, Scores, calibration_error, measure, measure_classes
+from aidgn.metrics import (
+    ClassMetrics,
+    Scores,
+    calibration_error,
+    count_confusions,
+    list_mistakes,
+    measure,
+    measure_classes,
+)
 from aidgn.new_site.confidence import area, surest_accuracy
 from aidgn.new_site.expectations import SHARES
 from aidgn.new_site.interval import Interval, SiteAccuracies, percent, sampling_interval
@@ -130,14 +138,8 @@ class Evaluation:
     @property
     def confusions(self) -> list[tuple[str, str, int]]:
         """Right class, label and number of pictures of the most frequent mistakes."""
-        mistakes = self.confusion - np.diag(np.diag(self.confusion))
-        order = np.argsort(-mistakes, axis=None, kind="stable")
-        rows, columns = np.unravel_index(order, mistakes.shape)
-        return [
-            (self.classes[row], self.classes[column], int(mistakes[row, column]))
-            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
-            if mistakes[row, column]
-        ]
+        mistakes = list_mistakes(self.confusion, self.confusion.size)
+        return [(self.classes[right], self.classes[label], count) for right, label, count, _ in mistakes]
 
     def sentences(self) -> list[str]:
         """Say what was found."""
@@ -230,8 +232,6 @@ def evaluate(
     confidences = probabilities.max(axis=1)
     losses = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-300))
     scores = measure(labels, predicted, confidences, losses, len(model.classes))
-    confusion = np.zeros((len(model.classes), len(model.classes)), np.int64)
-    np.add.at(confusion, (labels, predicted), 1)
     chances, warned, expected = joined["chances"], joined["warned"], model.expectations
     return Evaluation(
         model=name,
@@ -242,7 +242,7 @@ def evaluate(
         scores=scores,
         interval=sampling_interval(int(right.sum()), len(labels)),
         ece_before=calibration_error(softmax(logits).max(axis=1), right),
-        confusion=confusion,
+        confusion=count_confusions(labels, predicted, len(model.classes)),
         bins=make_bins(confidences, right),
         surest=None if chances is None else {share: surest_accuracy(chances, right, share) for share in SHARES},
         promised_surest=None if expected is None else expected.surest,

@@ -78,6 +78,11 @@ class Output(Console):
         raise BrokenPipeError
 
 
+def wide_console(columns: int) -> Output:
+    """Return standard output as wide as the terminal, or with so many columns if there is none."""
+    return Output() if sys.stdout.isatty() else Output(width=columns, height=25)  # no height: TERM=dumb makes it 80
+
+
 class Display:
     """A bar that appears when its block has lasted two seconds.
 

@@ -10,8 +10,8 @@ from aidgn.errors import AidgnError, UnknownNameError, plural
 from aidgn.escape import for_html
 from aidgn.inference import load_model
 from aidgn.runs.accuracy_key import accuracy_key
+from aidgn.runs.reader import read_runs
 from aidgn.runs.records import Record, Records, RunRecords, domain_names
-from aidgn.selection import read_runs
 
 if TYPE_CHECKING:
     import pandas

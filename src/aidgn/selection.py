@@ -13,21 +13,16 @@ from aidgn.errors import UnknownNameError
 from aidgn.metrics import METRICS
 from aidgn.runs.accuracy_key import accuracy_key, class_accuracies_key, metric_key
 from aidgn.runs.differences import check_same_images
-from aidgn.runs.reader import load_records, read_runs
-from aidgn.runs.records import Record, Records, RunRecords, as_records, domain_names
+from aidgn.runs.reader import load_records
+from aidgn.runs.records import Record, RunRecords, as_records, domain_names
 
 __all__ = [
     "METHODS",
-    "Record",
-    "Records",
-    "RunRecords",
+    "Selected",
     "SelectionMethod",
-    "as_records",
     "choose",
-    "domain_names",
     "find_method",
     "load_records",
-    "read_runs",
     "select",
     "select_runs",
 ]

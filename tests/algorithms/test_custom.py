@@ -14,7 +14,8 @@ from aidgn.algorithms import create, find
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.report.table import tables
-from aidgn.selection import load_records, read_runs
+from aidgn.runs.reader import read_runs
+from aidgn.selection import load_records
 from aidgn.training import RunSpec, train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from PIL import Image
 
 from aidgn.cli import app, describe_error, main
-from aidgn.cli.display import SweepDisplay, rate
 from aidgn.cli.options import parse_settings
 from aidgn.cli.sweep import finished_tables, print_end
 from aidgn.errors import AidgnError, ParameterError
 from aidgn.inference.output import PredictionRow, format_csv
+from aidgn.progress import SweepDisplay, rate
 from aidgn.report.table_formats import Cell, Row, Table, to_terminal
 from aidgn.serve import name_model
 from aidgn.sweeps.store import PlannedRun, SweepFolder

@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from aidgn.cli import app
 from aidgn.errors import AidgnError
-from aidgn.selection import read_runs, select
+from aidgn.runs.reader import read_runs
+from aidgn.selection import select
 from aidgn.sweeps.plan import plan_runs
 from aidgn.sweeps.sweep import stop_if_all_fail
 from aidgn.training import train

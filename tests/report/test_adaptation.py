@@ -14,7 +14,7 @@ from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, 
 from aidgn.report.paper import paper, paper_ablation
 from aidgn.report.table import tables
 from aidgn.report.table_formats import FORMATS, Table
-from aidgn.selection import read_runs
+from aidgn.runs.reader import read_runs
 
 PACS = ["art_painting", "cartoon", "photo", "sketch"]
 TARGETS = range(4)

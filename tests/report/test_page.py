@@ -28,8 +28,8 @@ from aidgn.report.latent_view import packed
 from aidgn.report.page import as_json, write_report
 from aidgn.report.paper import paper
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.reader import read_runs
 from aidgn.runs.run_id import sweep_key
-from aidgn.selection import read_runs
 from aidgn.sweeps.plan import SweepPlan
 from aidgn.sweeps.plan_file import read_plans
 

@@ -12,7 +12,7 @@ import pytest
 from aidgn.report.comparison import comparison_tables
 from aidgn.report.table import keep_algorithms
 from aidgn.report.table_formats import to_markdown
-from aidgn.selection import read_runs
+from aidgn.runs.reader import read_runs
 
 ROOT = Path(__file__).parents[2]
 RUNS, REPEATED = "docs/results/pacs-resnet50-he2015.zip", "docs/results/pacs-repeated.zip"

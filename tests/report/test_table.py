@@ -17,8 +17,9 @@ from aidgn.report.table import tables
 from aidgn.report.table_formats import FORMATS, Cell, Row, Table
 from aidgn.runs.differences import differences
 from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.reader import read_runs
 from aidgn.runs.records import as_records
-from aidgn.selection import read_runs, select
+from aidgn.selection import select
 
 Record = dict[str, Any]
 PAPER = json.loads((Path(sys.modules["aidgn.report.table"].__file__ or "").parent / "paper.json").read_text())

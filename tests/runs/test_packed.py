@@ -14,7 +14,8 @@ from aidgn.report.table import tables
 from aidgn.runs import packed
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.packed import pack, unpack
-from aidgn.selection import load_records, read_runs, select
+from aidgn.runs.reader import read_runs
+from aidgn.selection import load_records, select
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

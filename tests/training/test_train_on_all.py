@@ -19,8 +19,9 @@ from aidgn.errors import AidgnError, ParameterError
 from aidgn.fitting.plan import plan_refit
 from aidgn.inference import load_model
 from aidgn.runs.folder import RunFolder
+from aidgn.runs.reader import read_runs
 from aidgn.runs.spec import RunSpec
-from aidgn.selection import read_runs, select
+from aidgn.selection import select
 from aidgn.soups import soup
 from aidgn.training import train
 

@@ -51,7 +51,7 @@ def adapt(
     For a SWEEP, adapt the runs that training-domain validation selects. The runs stay unchanged."""
     from aidgn.adaptation.evaluate import adapt as adapt_run
     from aidgn.adaptation.methods import DEFAULT
-    from aidgn.cli.display import RunDisplay
+    from aidgn.progress import RunDisplay
     from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, read_lines
     from aidgn.report.table_formats import to_terminal
     from aidgn.runs.folder import RunFolder

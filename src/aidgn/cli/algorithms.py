@@ -21,8 +21,8 @@ def algorithms(name: str | None, small: bool) -> None:
 
     from aidgn.algorithms import ALGORITHMS, find
     from aidgn.algorithms.base import COMMON
-    from aidgn.cli.display import wide_console
     from aidgn.errors import short
+    from aidgn.progress import wide_console
 
     console = wide_console(120)
     if name is None:

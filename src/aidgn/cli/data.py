@@ -28,8 +28,8 @@ def list_() -> None:
     """List the data sets that aidgn knows by name."""
     from rich.table import Table
 
-    from aidgn.cli.display import NARROW, wide_console
     from aidgn.data import DATASETS
+    from aidgn.progress import NARROW, wide_console
 
     console = wide_console(160)
     headings = ["name", "domains", "images", "classes", "steps", "eval every", "halve lr at"]
@@ -70,10 +70,10 @@ def check(folder: str, data_dir: str | None, uncut: bool, **columns: str | None)
     from rich.table import Table
     from rich.text import Text
 
-    from aidgn.cli.display import RunDisplay, wide_console
     from aidgn.data import inspect_dataset, load_dataset
     from aidgn.data.layout import doubt_layout
     from aidgn.data.source import DataSource
+    from aidgn.progress import RunDisplay, wide_console
 
     with lists_uncut(uncut), RunDisplay() as display:
         dataset = load_dataset(DataSource.parse(folder, **columns), data_dir, tolerant=True)
@@ -106,8 +106,8 @@ def download(name: str, data_dir: str | None) -> None:
     """Download the data set NAME from its mirrors and verify the counts. The same command resumes a download."""
     import os
 
-    from aidgn.cli.display import RunDisplay
     from aidgn.data.download import download as download_dataset
+    from aidgn.progress import RunDisplay
 
     with RunDisplay() as display:
         folder = download_dataset(
@@ -132,10 +132,10 @@ Example:
 @click.option("--skip-broken", is_flag=True, help="Leave out images that cannot be read.")
 def prepare(folder: str, data_dir: str | None, workers: int | None, skip_broken: bool, **columns: str | None) -> None:
     """Decode the images of FOLDER now, so that the first training starts at once."""
-    from aidgn.cli.display import RunDisplay
     from aidgn.data import load_dataset
     from aidgn.data.cache import prepare as prepare_dataset
     from aidgn.data.source import DataSource
+    from aidgn.progress import RunDisplay
 
     with RunDisplay() as display:
         prepared = prepare_dataset(
@@ -164,8 +164,8 @@ def pages(folder: str, out: str) -> None:
 
     The folders stay the same, and each file becomes a folder of its pages, a group in splits. Without this command the
     first page of a file is used."""
-    from aidgn.cli.display import RunDisplay
     from aidgn.data.pages import PAGE_LAYOUT, split_pages
+    from aidgn.progress import RunDisplay
 
     with RunDisplay() as display:
         count = split_pages(

@@ -31,8 +31,8 @@ def demo(out: str, steps: int | None, trials: int) -> None:
     from pathlib import Path
 
     import aidgn
-    from aidgn.cli.display import RunDisplay
     from aidgn.data.row_cache import usable_cores
+    from aidgn.progress import RunDisplay
     from aidgn.report.page import write_report
     from aidgn.report.table_formats import to_terminal
 

@@ -74,7 +74,7 @@ def _open_features(given: Path, draw: bool, **options: Any) -> "tuple[Path, Feat
     """Return the folder for the results and the features of a run or a file."""
     from aidgn.analysis.extraction import extract_features
     from aidgn.analysis.features import Features
-    from aidgn.cli.display import RunDisplay
+    from aidgn.progress import RunDisplay
     from aidgn.report.diagnosis_figures import draw_curves
     from aidgn.runs.folder import RunFolder
 
@@ -105,10 +105,10 @@ def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) 
     from rich.text import Text
 
     from aidgn.analysis.summary import compare, describe_fixed_norm, meaning, sentences, tested
-    from aidgn.cli.display import Output
+    from aidgn.progress import Output
     from aidgn.runs.differences import differences
     from aidgn.runs.folder import RunFolder
-    from aidgn.selection import read_runs
+    from aidgn.runs.reader import read_runs
 
     columns = min(shutil.get_terminal_size((120, 24)).columns, 120)
 

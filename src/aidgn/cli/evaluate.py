@@ -44,11 +44,11 @@ def evaluate(
 ) -> None:
     """Measure MODEL on labelled pictures of a new site, NEWSITE/<class>/<picture> or a table, and compare the
     accuracy with what `aidgn fit` promised."""
-    from aidgn.cli.display import RunDisplay
     from aidgn.evaluation import evaluate as evaluate_model
     from aidgn.evaluation import find_labelled
     from aidgn.files import for_json
     from aidgn.inference import load_model
+    from aidgn.progress import RunDisplay
     from aidgn.report.evaluation import write_evaluation
 
     results: list[Evaluation] = []

@@ -23,8 +23,8 @@ RUN/features.npz keeps the features, and every analysis reads them from there.""
 def features(run: str, out: str | None, **options: Any) -> None:
     """Compute the features of every image of every domain with the network of RUN, a finished run."""
     from aidgn.analysis.extraction import extract_features
-    from aidgn.cli.display import RunDisplay
     from aidgn.errors import AidgnError
+    from aidgn.progress import RunDisplay
     from aidgn.runs.folder import RunFolder
 
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):

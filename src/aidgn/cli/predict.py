@@ -104,11 +104,11 @@ def predict(
     if csv and Path(csv).is_dir():
         raise AidgnError(f"--csv {csv} is a folder: name a file in it.")
 
-    from aidgn.cli.display import RunDisplay
     from aidgn.data.source import DataSource
     from aidgn.data.table_reader import read_table
     from aidgn.inference import find_images, load_model
     from aidgn.inference.output import TableRows, format_csv, format_json, format_text, make_rows
+    from aidgn.progress import RunDisplay
 
     ignored: list[str] = []
     in_table = None

@@ -32,8 +32,8 @@ The run folders keep the features and the embedding, so the next report is quick
 def report(folders: tuple[str, ...], out: str | None, **options: Any) -> None:
     """Write one HTML page about the runs below each folder: tables, curves, the latent space, the diagnosis of both
     assumptions, adaptation, and the commands that reproduce the runs. The page works offline and loads nothing."""
-    from aidgn.cli.display import RunDisplay
     from aidgn.errors import AidgnError
+    from aidgn.progress import RunDisplay
     from aidgn.report.page import write_report
 
     first = Path(folders[0])

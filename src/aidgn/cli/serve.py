@@ -103,7 +103,7 @@ def serve(
 
     Drop pictures on the page to see their labels, probabilities and warnings, their positions among the training
     images, and the nearest training images."""
-    from aidgn.cli.display import RunDisplay
+    from aidgn.progress import RunDisplay
     from aidgn.serve import Access, Limits, is_loopback, listen, load_app, local_address, name_model, run_server
 
     secret = ""  # a given token stays out of logs

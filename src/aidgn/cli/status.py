@@ -45,7 +45,7 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
     from rich.live import Live
     from rich.text import Text
 
-    from aidgn.cli.display import Output
+    from aidgn.progress import Output
     from aidgn.sweeps.status import describe_status, read_status
     from aidgn.sweeps.store import SweepFolder
 
@@ -71,7 +71,7 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
 
 def verify_files(folder: str) -> None:
     """Print which files below the folder are damaged."""
-    from aidgn.cli.display import RunDisplay
+    from aidgn.progress import RunDisplay
     from aidgn.runs.checkpoints import verify
 
     with RunDisplay() as display:

@@ -253,7 +253,7 @@ def finished_tables(out: str) -> "list[Table]":
     """Return the tables of a sweep, with the paper's numbers where it has some; none if there is nothing to show."""
     from aidgn.report.paper import dataset_order, paper_ablation
     from aidgn.report.table import tables
-    from aidgn.selection import read_runs
+    from aidgn.runs.reader import read_runs
 
     try:
         records = read_runs(out)

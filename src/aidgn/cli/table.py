@@ -117,7 +117,7 @@ def table(
         from aidgn.report.export import all_records_csv, write_tidy
         from aidgn.report.paper import paper_ablation
         from aidgn.report.table import keep_algorithms, tables
-        from aidgn.selection import read_runs
+        from aidgn.runs.reader import read_runs
 
         method = selection.lower()
         records = keep_algorithms(read_runs(*folders), algorithms)

@@ -63,8 +63,8 @@ def train(
 ) -> None:
     """Train one run on DATA, a data set from `aidgn data list`, a folder ROOT/<domain>/<class>/<image>, or a table."""
     from aidgn.algorithms import find
-    from aidgn.cli.display import RunDisplay
     from aidgn.data.source import DataSource
+    from aidgn.progress import RunDisplay
     from aidgn.results import RunResult
     from aidgn.training import RunSpec
     from aidgn.training import train as train_run

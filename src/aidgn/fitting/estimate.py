@@ -13,7 +13,8 @@ from aidgn.data import Dataset
 from aidgn.errors import plural
 from aidgn.metrics import METRICS
 from aidgn.runs.differences import differences
-from aidgn.selection import read_runs, select
+from aidgn.runs.reader import read_runs
+from aidgn.selection import select
 
 CLEAR_POINTS = 0.01  # a smaller difference is never clear
 

@@ -87,12 +87,7 @@ def export(
             f"--out {folder} is the folder of the run: the export would overwrite {source_file.name}. Choose another "
             "folder."
         )
-    dataset: Dataset | None = None
-    try:
-        dataset = find_training_images(metadata, data)
-    except AidgnError:
-        if data is not None:
-            raise
+    dataset = find_images_if_any(metadata, data)
 
     check = None
     files = []
@@ -171,15 +166,20 @@ def export_ensemble(
         raise AidgnError(f"{out} is a file: give --out a folder.")
     if folder.exists:
         raise AidgnError(f"--out {out} is the folder of a run. Choose another folder.")
-    try:
-        dataset: Dataset | None = find_training_images(metadata, data)
-    except AidgnError:
-        if data is not None:
-            raise
-        dataset = None
+    dataset = find_images_if_any(metadata, data)
     report(f"writing ONNX of {len(runs)} models and comparing it with their mean")
     check = write_onnx(model, metadata, folder.path / ONNX_FILE, dataset)
     return Exported([folder.path / ONNX_FILE], check)
+
+
+def find_images_if_any(metadata: RunMetadata, data: str | Path | None) -> Dataset | None:
+    """Do `find_training_images`; return None for images that are not available, unless `data` names them."""
+    try:
+        return find_training_images(metadata, data)
+    except AidgnError:
+        if data is not None:
+            raise
+        return None
 
 
 def find_training_images(

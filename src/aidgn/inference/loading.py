@@ -96,7 +96,8 @@ def load_single_model(
             f"{len(run.classes)} classes: {mismatch}. They are not of the same run, or one was changed."
         )
     network.load_state_dict(tensors, strict=False)
-    novelty = load_novelty(weights, network, metadata)
+    novelty = read_values_of(weights, names.NOVELTY, metadata)
+    expectations = read_values_of(weights, names.EXPECTATIONS, metadata)
     return Model(
         network,
         label,
@@ -104,10 +105,10 @@ def load_single_model(
         run.domains,
         run.image_size,
         target_device,
-        novelty,
+        novelty and Novelty.from_dict(novelty, class_vectors(network.classifier)),
         false_alarms,
         find_preprocessing(run),
-        load_expectations(weights, metadata),
+        expectations and Expectations.from_dict(expectations),
     )
 
 
@@ -176,26 +177,18 @@ def find_model(path: str | Path) -> Path:
     return path / "model" if inner else path
 
 
-def load_novelty(weights: Path, network: Algorithm, metadata: dict[str, Any]) -> Novelty | None:
-    """Read the norms and angles of validation images, which exist for the weights of the selected step."""
-    if "run" in metadata:
-        exported = metadata.get("novelty")
-        return None if exported is None else Novelty.from_dict(exported, class_vectors(network.classifier))
-    run = RunFolder(weights.parent)
-    if weights.name != run.model.name or not run.novelty.exists():
-        return None
-    return Novelty.from_dict(read_values(run.novelty), class_vectors(network.classifier))
+def read_values_of(weights: Path, name: str, metadata: dict[str, Any]) -> Any:
+    """Read the values that belong to the weights of a selected step; None if there are none.
 
-
-def load_expectations(weights: Path, metadata: dict[str, Any]) -> Expectations | None:
-    """Read what to expect at a new site, which models of `aidgn fit` know."""
+    Args:
+        weights: File of the weights.
+        name: File of the values next to it, novelty.json or expectations.json.
+        metadata: Metadata of the weights; those of an exported file hold the values.
+    """
     if "run" in metadata:
-        exported = metadata.get("expectations")
-        return None if exported is None else Expectations.from_dict(exported)
-    run = RunFolder(weights.parent)
-    if weights.name != run.model.name or not run.expectations.exists():
-        return None
-    return Expectations.from_dict(read_values(run.expectations))
+        return metadata.get(Path(name).stem)
+    path = weights.with_name(name)
+    return read_values(path) if weights.name == names.MODEL and path.exists() else None
 
 
 def find_algorithm(run_file: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:

@@ -19,7 +19,8 @@ from aidgn.inference.onnx_export import ONNX_FILE
 from aidgn.runs import names
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.metadata import RunMetadata
-from aidgn.selection import read_runs, select
+from aidgn.runs.reader import read_runs
+from aidgn.selection import select
 
 # Runs that tell the accuracy of a model on unseen domains may differ from it in these parts of their identity.
 FREE = ("target", "trial", "draw", "hyper_parameters", "precision", "evaluate_source_in", "augment_validation")

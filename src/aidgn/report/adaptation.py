@@ -13,9 +13,9 @@ from aidgn.report.table import Columns, Trials, column_names, in_order, make_tab
 from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.differences import check_same_images, differences
 from aidgn.runs.folder import RunFolder
-from aidgn.runs.reader import ADAPTED, read_adaptation
+from aidgn.runs.reader import ADAPTED, read_adaptation, read_runs
 from aidgn.runs.records import Records, RunRecords
-from aidgn.selection import read_runs, select_runs
+from aidgn.selection import select_runs
 
 Line = dict[str, Any]  # of adaptation.jsonl, with the names of the data set's domains as "domains"
 

@@ -14,8 +14,8 @@ from aidgn.metrics import METRICS
 from aidgn.report.export import write_rows
 from aidgn.report.table import column_names
 from aidgn.report.table_formats import Cell, CellText, Row, Table
-from aidgn.runs.records import Record, Records, as_records
-from aidgn.selection import domain_names, find_method
+from aidgn.runs.records import Record, Records, as_records, domain_names
+from aidgn.selection import find_method
 
 SCOPE = "The tests are about these unseen domains, trained again; they say nothing about other domains."
 

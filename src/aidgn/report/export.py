@@ -12,8 +12,8 @@ from aidgn.errors import AidgnError
 from aidgn.escape import for_csv
 from aidgn.files import atomic_write
 from aidgn.metrics import METRICS
-from aidgn.runs.records import Record, Records, as_records
-from aidgn.selection import domain_names, select_runs
+from aidgn.runs.records import Record, Records, as_records, domain_names
+from aidgn.selection import select_runs
 
 
 def all_records_csv(records: Iterable[Record], path: str | Path) -> None:

@@ -36,8 +36,9 @@ from aidgn.report.table import in_order
 from aidgn.report.table_formats import Table
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.packed import SUFFIX as PACKED
+from aidgn.runs.reader import read_runs
 from aidgn.runs.records import Records
-from aidgn.selection import read_runs, select_runs
+from aidgn.selection import select_runs
 
 log = logging.getLogger("aidgn")
 

@@ -14,8 +14,8 @@ from aidgn.report.table_formats import RowName, Table
 from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 from aidgn.runs.differences import differences
 from aidgn.runs.folder import RunFolder
-from aidgn.runs.records import Records, RunRecords
-from aidgn.selection import Selected, choose, domain_names, select_runs
+from aidgn.runs.records import Records, RunRecords, domain_names
+from aidgn.selection import Selected, choose, select_runs
 
 MANY_RUNS = 300  # with more, the page shows the curves of selected runs only
 CURVE_POINTS = 120

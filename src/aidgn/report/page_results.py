@@ -15,7 +15,7 @@ from aidgn.report.rank_figure import draw_ranks, to_svg
 from aidgn.report.table import Trials, have_same_trials, tables
 from aidgn.report.table_formats import Cell, CellText, Row, RowName, Table
 from aidgn.runs.records import Record, Records
-from aidgn.selection import METHODS, select
+from aidgn.selection import METHODS, SelectionMethod, select
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,8 @@ class Result:
     rank_figures: dict[str, Markup] = field(default_factory=dict)  # SVG by data set, "" for all of several
 
     @property
-    def short_title(self) -> str:
-        return METHODS[self.method].short_title
-
-    @property
-    def title(self) -> str:
-        return METHODS[self.method].title
-
-    @property
-    def words(self) -> str:
-        return METHODS[self.method].description
+    def selection(self) -> SelectionMethod:
+        return METHODS[self.method]
 
 
 def make_results(records: Records, finished: Records) -> tuple[list[Result], list[str]]:

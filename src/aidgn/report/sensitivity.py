@@ -13,7 +13,9 @@ from aidgn.errors import AidgnError, plural
 from aidgn.report.figures import SOURCE_COLOURS, TARGET_COLOURS, WIDTH, grid, save, styled
 from aidgn.report.table import Trials, average_over_targets
 from aidgn.runs.differences import check_same_images, differences
-from aidgn.selection import Record, Records, as_records, read_runs, select
+from aidgn.runs.reader import read_runs
+from aidgn.runs.records import Record, Records, as_records
+from aidgn.selection import select
 
 log = logging.getLogger("aidgn")
 

@@ -14,8 +14,8 @@ from aidgn.report.paper import dataset_order, paper_notes, paper_order, paper_ro
 from aidgn.report.table_formats import SPREADS, Cell, Row, RowName, Table
 from aidgn.runs.differences import check_same_images, differences, search_differences
 from aidgn.runs.label import Label
-from aidgn.runs.records import Record, Records, RunRecords, as_records
-from aidgn.selection import domain_names, find_method, select
+from aidgn.runs.records import Record, Records, RunRecords, as_records, domain_names
+from aidgn.selection import find_method, select
 
 Trials = dict[Any, dict[int, float]]  # target -> trial -> accuracy from 0 to 1, or another metric
 Results = Mapping[str, Mapping[RowName, Trials]]  # data set -> row

@@ -64,7 +64,7 @@ def load_records(*folders: str | Path) -> list[Record]:
     """Return the records of all runs.
 
     Args:
-        folders: Folders of runs, or folders around them at any depth; or files of `aidgn.runs.pack`.
+        folders: Folders of runs, or folders around them at any depth; or files of `aidgn.runs.packed.pack`.
     """
     return list(read_runs(*folders))
 

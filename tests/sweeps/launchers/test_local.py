@@ -20,7 +20,7 @@ from aidgn.errors import AidgnError
 from aidgn.report.table import tables
 from aidgn.report.table_formats import to_markdown
 from aidgn.runs.folder import RunFolder
-from aidgn.selection import read_runs
+from aidgn.runs.reader import read_runs
 from aidgn.sweeps.journal import attempt
 from aidgn.sweeps.launchers import base, local
 from aidgn.sweeps.launchers.local import LocalLauncher
