@@ -27,10 +27,9 @@ from aidgn.errors import AidgnError
 from aidgn.evaluation import Comparison, evaluate, find_labelled, make_bins
 from aidgn.inference import Model, load_model
 from aidgn.inference.export import export
-from aidgn.new_site.confidence import DISTANCE, Confidence
+from aidgn.new_site.confidence import DISTANCE, Confidence, Outputs, UnseenSite
 from aidgn.new_site.expectations import Expectations, measure
 from aidgn.new_site.interval import SiteAccuracies
-from aidgn.new_site.outputs import Outputs, UnseenSite
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
 from aidgn.trust import sample_references

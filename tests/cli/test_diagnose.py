@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True)
 def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aidgn.report.diagnosis_figures.MAX_POINTS", 120)  # of t-SNE, for speed
+    monkeypatch.setattr("aidgn.report.run_figures.MAX_POINTS", 120)  # of t-SNE, for speed
 
 
 def aidgn(*arguments: object) -> None:

@@ -77,7 +77,7 @@ QUICK_OPTIONS = {
 @PAGES_TO_RUN
 def test_blocks_run_with_few_steps(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which has imported everything already."""
-    monkeypatch.setattr("aidgn.report.diagnosis_figures.MAX_POINTS", 120)
+    monkeypatch.setattr("aidgn.report.run_figures.MAX_POINTS", 120)
     for block in blocks_to_run(page):
         code = re.sub(r"steps=\d+", "steps=4", code_of(block))
         if block["title"]:

@@ -9,12 +9,13 @@ from sklearn.metrics import roc_auc_score
 from aidgn.new_site.calibration import choose_temperature, fit_temperature, nll
 from aidgn.new_site.confidence import (
     Confidence,
+    Outputs,
+    UnseenSite,
     area,
     fit_confidence,
     fit_logistic,
     surest_accuracy,
 )
-from aidgn.new_site.outputs import Outputs, UnseenSite
 
 RANDOM = np.random.default_rng(0)
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.special import softmax
 
 from aidgn.errors import AidgnError
+from aidgn.new_site.confidence import Outputs, UnseenSite
 from aidgn.new_site.expectations import Expectations, measure
-from aidgn.new_site.outputs import Outputs, UnseenSite
 
 
 def outputs(seed: int, temperature: float, count: int = 300) -> Outputs:

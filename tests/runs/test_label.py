@@ -17,8 +17,3 @@ from aidgn.runs.label import Label
 )
 def test_text_and_label(text: str, label: Label) -> None:
     assert Label.parse(text) == label and str(label) == text
-
-
-def test_version_is_the_start_of_the_digest() -> None:
-    label = Label("Mine", "sma").with_source("4f1c99")
-    assert label.version == "4f1c" and label.without_version() == Label("Mine", "sma")

@@ -25,8 +25,8 @@ from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
 from aidgn.inference.explanation import explain, paint
+from aidgn.new_site.confidence import Outputs, UnseenSite
 from aidgn.new_site.expectations import measure
-from aidgn.new_site.outputs import Outputs, UnseenSite
 from aidgn.serve.access import Access
 from aidgn.serve.app import create_app
 from aidgn.serve.decoding import FAST_DECODERS, Decoders

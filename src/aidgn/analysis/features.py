@@ -3,6 +3,7 @@
 import base64
 import json
 import zipfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,14 @@ class Features:
     def save(self, path: str | Path) -> Path:
         """Write an open file without objects: .npz, or .parquet with a row per image."""
         path = Path(path)
-        check_suffix(path)
+        if path.suffix not in (".npz", ".parquet"):
+            raise AidgnError(f"{path} should end in .npz or .parquet, the two formats of feature files.")
         with atomic_write(path) as temporary:
             if path.suffix == ".parquet":
                 _write_parquet(self, temporary)
             else:
-                _write_npz(self, temporary)
+                arrays = {key: getattr(self, name) for name, (key, _, _) in ARRAYS.items()}
+                write_npz(temporary, {**arrays, "weight": self.weight, "files": self.files, **self._metadata()})
         return path
 
     @classmethod
@@ -107,7 +110,11 @@ class Features:
         if not path.is_file():
             raise AidgnError(f"There is no feature file {path}. `aidgn features RUN` makes one.")
         try:
-            values = _read_parquet(path) if path.suffix == ".parquet" else _read_npz(path)
+            if path.suffix == ".parquet":
+                values = _read_parquet(path)
+            else:
+                values = read_npz(path, [*(key for key, _, _ in ARRAYS.values()), "weight"])
+                values["validation"] = values.pop("outside")
             if int(values.pop("version")) > VERSION:
                 raise AidgnError(f"{path} was written by a later aidgn. Install a newer one, or make the file again.")
             features = cls(**{"weight": None, "kappa": None, **values})
@@ -130,9 +137,8 @@ class Features:
             array = getattr(self, name)
             if array.ndim != dimensions or array.dtype != dtype or len(array) != len(self.files):
                 raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
-        for name, names in (("labels", self.class_names), ("domains", self.domain_names)):
-            if not np.isin(getattr(self, name), np.arange(len(names))).all():
-                raise ValueError(f"{name} are not all from 0 to {len(names) - 1}, of {len(names)} names")
+        check_numbers(self.labels, self.class_names)
+        check_numbers(self.domains, self.domain_names)
         if self.logits.shape[1] != len(self.class_names) or {*self.targets} - {*self.domain_names}:
             raise ValueError("logits or targets do not fit the names of classes and domains")
 
@@ -142,31 +148,30 @@ class Features:
         return {"version": VERSION, **{name: getattr(self, name) for name in names}}
 
 
-def check_suffix(path: Path) -> None:
-    """Refuse the name of a file that is neither .npz nor .parquet."""
-    if path.suffix not in (".npz", ".parquet"):
-        raise AidgnError(f"{path} should end in .npz or .parquet, the two formats of feature files.")
-
-
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-def _write_npz(features: Features, path: Path) -> None:
-    arrays: dict[str, Any] = {key: getattr(features, name) for name, (key, _, _) in ARRAYS.items()}
-    arrays |= {"weight": features.weight, "files": np.array(features.files, dtype=np.str_), **features._metadata()}
+def write_npz(path: Path, values: Mapping[str, Any]) -> None:
+    """Write arrays, texts, lists of texts and numbers by name, for `read_npz`; None is left out."""
+    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in values.items() if value is not None}
     with path.open("wb") as file:
-        known: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items() if value is not None}
-        np.savez(file, **known)
+        np.savez(file, **arrays)
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
+def read_npz(path: str | Path, arrays: Collection[str]) -> dict[str, Any]:
+    """Read what `write_npz` wrote; all but the named `arrays` become texts, lists of texts and numbers."""
     with np.load(path, allow_pickle=False) as file:
         values: dict[str, Any] = {name: file[name] for name in file.files}
-    values["validation"] = values.pop("outside")
-    for name, value in values.items():
-        if name not in (*ARRAYS, "weight"):
-            values[name] = [str(item) for item in value] if value.ndim else value.item()
+    for name in values.keys() - set(arrays):
+        value = values[name]
+        values[name] = [str(item) for item in value] if value.ndim else value.item()
     return values
+
+
+def check_numbers(numbers: np.ndarray, names: Sequence[str]) -> None:
+    """Raise ValueError unless each number stands for one of the names."""
+    if not np.isin(numbers, np.arange(len(names))).all():
+        raise ValueError(f"classes or domains are not all from 0 to {len(names) - 1}, of {len(names)} names")
 
 
 def _write_parquet(features: Features, path: Path) -> None:

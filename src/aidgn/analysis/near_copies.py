@@ -78,7 +78,8 @@ def find_near_copies(
         if not len(part):
             continue
         for (i, j), similarity in zip(part.tolist(), similarities(thumbnails, part).tolist(), strict=True):
-            if similarity >= ALIKE and not same_pixels(decoded, i, j):
+            same_pixels = np.array_equal(picture(decoded, i), picture(decoded, j))  # `inspect` reports these
+            if similarity >= ALIKE and not same_pixels:
                 copies.append(NearCopy(decoded.dataset.files[i], decoded.dataset.files[j], similarity))
     report("comparing sites", len(pairs), len(pairs))
     return sorted(copies, key=lambda copy: -copy.similarity)
@@ -97,11 +98,6 @@ def picture(decoded: DecodedDataset, number: int) -> NDArray[np.uint8]:
     """Return the decoded pixels of a picture [H, W, 3]."""
     height, width = decoded.geometry[number, :2].tolist()
     return decoded.pixels[decoded.rows[number], :height, :width]
-
-
-def same_pixels(decoded: DecodedDataset, first: int, second: int) -> bool:
-    """Whether two pictures have equal size and pixels, which `inspect` reports."""
-    return np.array_equal(picture(decoded, first), picture(decoded, second))
 
 
 def centred(thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:

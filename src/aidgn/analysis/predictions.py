@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from aidgn.analysis.extraction import extract_features
-from aidgn.analysis.features import Features
+from aidgn.analysis.features import Features, check_numbers, read_npz, write_npz
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
 from aidgn.runs.inputs import open_run
 from aidgn.trust import SCORES, sample_references, trust_scores
 
 VERSION = 1
-TEXTS = ("files", "class_names", "domain_names", "targets")
+ARRAYS = ("labels", "domains", "unseen", "validation", "logits", "scores")  # with an entry per image
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +80,7 @@ class Predictions:
         """Return the predictions for some of the images."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["files"] = [file for file, kept in zip(self.files, mask, strict=True) if kept]
-        for name in ("labels", "domains", "unseen", "validation", "logits", "scores"):
-            values[name] = values[name][mask]
+        values |= {name: values[name][mask] for name in ARRAYS}
         return Predictions(**values)
 
     @property
@@ -121,23 +120,17 @@ class Predictions:
 
     def save(self, path: Path) -> None:
         """Write the file."""
-        values = {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
-        with atomic_write(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, version=np.asarray(VERSION), **values)  # type: ignore[arg-type]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        with atomic_write(path) as temporary:
+            write_npz(temporary, {"version": VERSION, **values})
 
     @classmethod
     def load(cls, path: str | Path) -> "Predictions":
         """Read a file that `save` wrote; refuse a damaged one."""
         try:
-            with np.load(path, allow_pickle=False) as file:
-                values: dict[str, Any] = {name: file[name] for name in file.files}
-            version = int(values.pop("version"))
-            if version > VERSION:
+            values = read_npz(path, ARRAYS)
+            if int(values.pop("version")) > VERSION:
                 raise AidgnError(f"{path} was written by a later aidgn. Install a newer one, or remove the file.")
-            for name in (*TEXTS, "score_names"):
-                values[name] = [str(text) for text in values[name]]
-            for name in ("algorithm", "trial", "model"):
-                values[name] = values[name].item()
             predictions = cls(**values)
             predictions._check()
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -149,23 +142,14 @@ class Predictions:
 
     def _check(self) -> None:
         """Raise ValueError if the arrays do not fit together."""
-        count = len(self.files)
-        shapes = {
-            "labels": (count,),
-            "domains": (count,),
-            "unseen": (count,),
-            "validation": (count,),
-            "logits": (count, len(self.class_names)),
-            "scores": (count, len(self.score_names)),
-        }
-        for name, shape in shapes.items():
-            if getattr(self, name).shape != shape:
+        columns = {"logits": (len(self.class_names),), "scores": (len(self.score_names),)}
+        for name in ARRAYS:
+            if getattr(self, name).shape != (len(self.files), *columns.get(name, ())):
                 raise ValueError(f"{name} has the shape {getattr(self, name).shape}")
         if {*self.score_names} - {*SCORES}:
             raise ValueError("it has unknown scores")
-        for name, names in (("labels", self.class_names), ("domains", self.domain_names)):
-            if not np.isin(getattr(self, name), np.arange(len(names))).all():
-                raise ValueError(f"{name} are not all from 0 to {len(names) - 1}")
+        check_numbers(self.labels, self.class_names)
+        check_numbers(self.domains, self.domain_names)
 
 
 def load_predictions(run: str | Path, **options: Any) -> Predictions:

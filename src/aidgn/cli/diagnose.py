@@ -51,7 +51,7 @@ def diagnose(
     Angular invariance: within a class, feature directions have the same distribution in every domain. Norm shift:
     feature norms do not. A source domain is represented by its validation images, the unseen domain by all images."""
     from aidgn.analysis.diagnosis import diagnose as diagnose_features
-    from aidgn.report.diagnosis_figures import draw_diagnosed
+    from aidgn.report.run_figures import draw_diagnosed
     from aidgn.runs.folder import RunFolder
 
     features: list[tuple[Path, Features]] = []
@@ -75,7 +75,7 @@ def _open_features(given: Path, draw: bool, **options: Any) -> "tuple[Path, Feat
     from aidgn.analysis.extraction import extract_features
     from aidgn.analysis.features import Features
     from aidgn.progress import RunDisplay
-    from aidgn.report.diagnosis_figures import draw_curves
+    from aidgn.report.run_figures import draw_curves
     from aidgn.runs.folder import RunFolder
 
     if given.is_file() and given.suffix in (".npz", ".parquet"):

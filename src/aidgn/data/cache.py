@@ -256,11 +256,10 @@ class ImageCache(RowCache):
         Images that exist but are not in the data set stay: another run may use more of the folder.
         """
         members = set(self.dataset.files)
-        kept = [entry for entry in index.entries.values() if entry.file in members or self._exists(entry)]
+        kept = [
+            entry for entry in index.entries.values() if entry.file in members or Path(self.root, entry.file).exists()
+        ]
         stored = sum(entry.row != BROKEN for entry in kept)
         rows = index.pixels.stat().st_size // slot_bytes(index.slot)
         if rows > 2 * stored and self.free() > stored * slot_bytes(index.slot):
             index.rewrite(index.slot, kept)
-
-    def _exists(self, entry: CacheEntry) -> bool:
-        return Path(self.root + entry.file).exists()

@@ -10,9 +10,9 @@ import numpy as np
 from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.features import Features
 from aidgn.analysis.predictions import Predictions, load_predictions
+from aidgn.new_site.confidence import Outputs, UnseenSite
 from aidgn.new_site.expectations import Expectations, measure
 from aidgn.new_site.interval import percent
-from aidgn.new_site.outputs import Outputs, UnseenSite
 from aidgn.new_site.shift import SiteReference
 from aidgn.trust import sample_references
 

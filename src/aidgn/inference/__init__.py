@@ -1,7 +1,7 @@
 """Trained models in use: load, predict, export."""
 
+from aidgn.data.folders import find_images
 from aidgn.inference.ensemble import Ensemble
-from aidgn.inference.image_files import find_images
 from aidgn.inference.loading import find_model, load_model
 from aidgn.inference.model import Model
 from aidgn.inference.prediction import Prediction

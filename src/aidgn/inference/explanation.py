@@ -167,10 +167,5 @@ class ExplanationFolder:
             for name, picture, heat in zip(names, pixels, explain(self.model, pixels), strict=True):
                 self.written += 1
                 stem = Path(str(name)).stem[:LONGEST_STEM]
-                side_by_side(picture, heat).save(self.folder / f"{self.written:05d}-{stem}.png")
-
-
-def side_by_side(picture: NDArray[np.uint8], heat: Maps) -> Image.Image:
-    """Return the picture and, on its right, the picture with its map."""
-    both = np.concatenate([picture, np.asarray(paint(picture, heat))], axis=1)
-    return Image.fromarray(both)
+                both = np.concatenate([picture, np.asarray(paint(picture, heat))], axis=1)
+                Image.fromarray(both).save(self.folder / f"{self.written:05d}-{stem}.png")

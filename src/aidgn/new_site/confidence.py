@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import mannwhitneyu
 
 from aidgn.new_site.calibration import Predicted, choose_temperature
-from aidgn.new_site.outputs import Outputs, UnseenSite
+from aidgn.trust import logit_scores
 
 Floats = NDArray[np.floating]
+Integers = NDArray[np.integer]
 
 DISTANCE = "distance"
 
@@ -28,6 +28,50 @@ CANDIDATES = ("probability", "margin", "energy", "norm", "negative-aware norm", 
 TIE = 0.02  # of the area under the ROC curve; below, the simpler score is chosen
 UNSURE = 0.5  # a prediction that is more likely wrong than right gets a warning
 RIDGE = 1e-4  # keeps the slope finite where a score separates right from wrong without error
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Predictions for N images.
+
+    Args:
+        logits: [N, C].
+        labels: Right class of each image [N].
+        scores: Scores of trust that do not depend on the logits, by name, each [N].
+    """
+
+    logits: Floats
+    labels: Integers
+    scores: dict[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Whether each prediction is right [N]."""
+        return self.logits.argmax(1) == self.labels
+
+    def score(self, name: str, temperature: float) -> Floats:
+        """Return a score of `aidgn.trust.SCORES`; a higher one means more trust."""
+        return self.scores[name] if name in self.scores else logit_scores(self.logits, temperature)[name]
+
+
+@dataclass(frozen=True, eq=False)
+class UnseenSite:
+    """Predictions of a run that left out one site.
+
+    Args:
+        site: Name of the site.
+        trial: Seed of the run.
+        unseen: Predictions for the site.
+        seen: Predictions for validation images of the other sites.
+    """
+
+    site: str
+    trial: int
+    unseen: Outputs
+    seen: Outputs
 
 
 @dataclass(frozen=True)
@@ -122,18 +166,12 @@ def describe_scale(scores: Floats) -> tuple[float, float]:
 
 def fit_logistic(values: Sequence[Floats], right: Sequence[NDArray[np.bool_]]) -> tuple[float, float]:
     """Fit slope and intercept of P(right) = sigmoid(slope x + intercept); every site counts alike."""
+    from sklearn.linear_model import LogisticRegression  # takes a while to import
+
     weights = np.concatenate([np.full(len(x), 1 / len(x) / len(values)) for x in values])
     x, y = np.concatenate(list(values)).astype(np.float64), np.concatenate(list(right))
-
-    def loss(parameters: Floats) -> tuple[float, Floats]:
-        slope, intercept = parameters
-        margin = slope * x + intercept
-        wrong_by = weights * (expit(margin) - y)
-        gradient = np.array([(wrong_by * x).sum() + 2 * RIDGE * slope, wrong_by.sum()])
-        return float((weights * np.logaddexp(0, np.where(y, -margin, margin))).sum() + RIDGE * slope**2), gradient
-
-    slope, intercept = minimize(loss, np.array([1.0, 0.0]), jac=True, method="BFGS").x
-    return float(slope), float(intercept)
+    fitted = LogisticRegression(C=1 / (2 * RIDGE), tol=1e-8).fit(x[:, None], y, sample_weight=weights)
+    return float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
 
 
 def surest_accuracy(trust: Floats, right: NDArray[np.bool_], share: float) -> float:

@@ -13,9 +13,17 @@ import numpy as np
 from aidgn.errors import AidgnError
 from aidgn.metrics import calibration_error
 from aidgn.new_site.calibration import log_probabilities, nll
-from aidgn.new_site.confidence import DISTANCE, UNSURE, Confidence, area, fit_confidence, surest_accuracy
+from aidgn.new_site.confidence import (
+    DISTANCE,
+    UNSURE,
+    Confidence,
+    Outputs,
+    UnseenSite,
+    area,
+    fit_confidence,
+    surest_accuracy,
+)
 from aidgn.new_site.interval import SiteAccuracies
-from aidgn.new_site.outputs import Outputs, UnseenSite
 from aidgn.new_site.shift import SiteReference
 from aidgn.trust import Floats, decode_references, encode_references
 
@@ -115,10 +123,9 @@ class Expectations:
         """Return the mean absolute error of accuracies that a method predicted for left-out sites."""
         return float(np.mean([abs(r.predicted[method] - r.accuracy) for r in self.results.values()]))
 
-    def predict_accuracy(self, mean_chance: float, method: str | None = None) -> float:
+    def predict_accuracy(self, mean_chance: float) -> float:
         """Predict the accuracy at a new site from the mean chance of its pictures, without labels."""
-        seen = self.seen_accuracy, self.seen_confidence
-        return _predict(method or self.method, mean_chance, *seen)
+        return _predict(self.method, mean_chance, self.seen_accuracy, self.seen_confidence)
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
@@ -221,8 +228,7 @@ def _measure_site(site: UnseenSite, fitted: Confidence) -> SiteResult:
     right = unseen.right
     trust = confidence.of(unseen)
     warned = trust < UNSURE
-    seen_confidence = float(confidence.of(site.seen).mean())
-    seen = float(site.seen.right.mean()), seen_confidence
+    seen = float(site.seen.right.mean()), float(confidence.of(site.seen).mean())
     return SiteResult(
         images=len(unseen),
         accuracy=float(right.mean()),

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def chosen_runs(folders: Sequence[str | Path], adapted: bool = False) -> tuple[l
             raise AidgnError("\n".join([first, *notes]))
     places: dict[tuple[str, str, str, int], RunRecords] = {}
     for run in chosen:
-        name = str(run.label.without_version())  # lines of different versions have one name
+        name = str(replace(run.label, version=""))  # lines of different versions have one name
         other = places.setdefault((run.args["dataset"], name, str(run.targets), run.args["trial_seed"]), run)
         if str(other) != str(run):
             raise AidgnError(

@@ -52,15 +52,15 @@ class Latent:
 def look_inside(
     folders: Sequence[Path],
     *,
-    data: str | Path | None = None,
-    data_dir: str | Path | None = None,
-    device: str = "auto",
-    algorithm: str | Sequence[str] | None = None,
     points: int = 2000,
     permutations: int = 999,
     on_progress: Progress | None = None,
+    **extraction: Any,
 ) -> Latent:
-    """Collect features, embedding and diagnosis of each run; leave a note for a run where that fails."""
+    """Collect features, embedding and diagnosis of each run; leave a note for a run where that fails.
+
+    The arguments are those of `write_report`.
+    """
     report = on_progress or (lambda *_: None)
     latent = Latent()
     chosen: dict[str, tuple[int, Path, Features, np.ndarray]] = {}  # by data set: its number in `points` and images
@@ -87,9 +87,7 @@ def look_inside(
             report("looking inside", number - len(pending), len(runs))
             try:
                 if run.model.exists():
-                    features = extract_features(
-                        run.path, data=data, data_dir=data_dir, device=device, algorithm=algorithm, on_progress=report
-                    )
+                    features = extract_features(run.path, on_progress=report, **extraction)
                 else:
                     features = Features.load(run.features)
             except AidgnError as error:
@@ -109,7 +107,8 @@ def look_inside(
     report("looking inside", len(runs), len(runs))
     for entry, (_, folder, features, indices) in zip(latent.points, chosen.values(), strict=True):
         try:
-            dataset = find_dataset(RunFolder(folder).metadata, data, data_dir)
+            places = extraction.get("data"), extraction.get("data_dir")
+            dataset = find_dataset(RunFolder(folder).metadata, *places)
             side = min(SIDES[min(len(chosen), len(SIDES)) - 1], dataset.image_size)
             entry["thumbnails"] = {"first": len(latent.sheets), "row": SHEET, "side": side}
             latent.sheets += _thumbnails(dataset, [features.files[index] for index in indices], side, report)

@@ -53,28 +53,22 @@ def write_report(
     folders: Sequence[str | Path],
     out: Path,
     *,
-    data: str | Path | None = None,
-    data_dir: str | Path | None = None,
-    device: str = "auto",
-    algorithm: str | Sequence[str] | None = None,
     points: int = POINTS,
     permutations: int = 999,
     overview: Overview | None = None,
     on_progress: Progress | None = None,
+    **extraction: Any,
 ) -> Path:
     """Write the report of the runs below the folders to the file `out`. The page says what it cannot show.
 
     Args:
         folders: Folders of runs, or folders around them.
         out: The HTML file.
-        data: Folder of the images, if they were moved.
-        data_dir: Folder of data sets.
-        device: Where features are computed.
-        algorithm: path/to/file.py:Class of runs of custom algorithms.
         points: Images of each data set in the latent space, which shows one run per algorithm and target.
         permutations: Permutations behind the diagnosis of the latent space.
         overview: What the page says first, for runs of `fit`.
         on_progress: Called with the part of the work, the number done and the total.
+        extraction: Arguments of `extract_features`: where images are, where to compute, custom algorithms.
     """
     from aidgn.report.latent_view import look_inside
 
@@ -100,13 +94,10 @@ def write_report(
     results, notes = make_results(records, finished)
     latent = look_inside(
         [run.path.parent for run in representatives(finished) if run.path],
-        data=data,
-        data_dir=data_dir,
-        device=device,
-        algorithm=algorithm,
         points=points,
         permutations=permutations,
         on_progress=on_progress,
+        **extraction,
     )
     if latent.notes:
         log.warning("The page cannot show everything: %s", some(latent.notes, 1))
@@ -160,7 +151,7 @@ def write_report(
                 name,
             )
         ],
-        again=_again(list(given), adapted, algorithm, points),
+        again=_again(list(given), adapted, extraction.get("algorithm"), points),
         versions=rerun.versions(records.runs),
         hyper_parameters=rerun.hyper_parameters(records.runs),
         unfinished=_unfinished(records),

@@ -95,6 +95,7 @@ class Result:
 def make_results(records: Records, finished: Records) -> tuple[list[Result], list[str]]:
     """Tabulate the runs by each selection method that they allow, and say why training-domain validation fails."""
     results, notes = [], []
+    class_names = {run.args["dataset"]: run.metadata.classes for run in finished.runs if run.metadata.classes}
     for method in METHODS if finished.runs else ():
         try:
             shown = tables(finished, method, paper=True)
@@ -120,7 +121,7 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
             for_page(shown, records),
             accuracies,
             metric_tables=for_page(metric_tables, records),
-            class_tables=average_classes(rows, _class_names(finished)),
+            class_tables=average_classes(rows, class_names),
             comparisons=format_comparisons(comparisons, finished, method),
             rank_figures={
                 name: to_svg(figure, f"ranks-{method}-{number}")
@@ -168,7 +169,3 @@ def _means(values: np.ndarray) -> list[Cell | None]:
     """Return the mean of each column in percent without NaN; None if a column has nothing else."""
     known = [column[~np.isnan(column)] for column in values.T]
     return [Cell(100 * float(column.mean())) if len(column) else None for column in known]
-
-
-def _class_names(finished: Records) -> dict[str, list[str]]:
-    return {run.args["dataset"]: run.metadata.classes for run in finished.runs if run.metadata.classes}

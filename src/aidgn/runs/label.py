@@ -1,6 +1,6 @@
 """The label of an algorithm in records and tables."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, order=True)
@@ -10,7 +10,7 @@ class Label:
     Args:
         name: Name of the algorithm.
         average: How its weights are averaged over steps, "sma" for example; empty for the weights as trained.
-        version: First digits of the digest of a custom algorithm's file, if runs of several versions are compared.
+        version: First four digits of the digest of a custom algorithm's file, if runs of several versions are compared.
     """
 
     name: str
@@ -28,10 +28,3 @@ class Label:
         average = f"+{self.average.upper()}" if self.average else ""
         version = f"@{self.version}" if self.version else ""
         return f"{self.name}{average}{version}"
-
-    def with_source(self, source: str) -> "Label":
-        """Return the label with the version that the digest of a custom algorithm's file stands for."""
-        return replace(self, version=source[:4])
-
-    def without_version(self) -> "Label":
-        return replace(self, version="")

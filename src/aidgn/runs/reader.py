@@ -5,6 +5,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
@@ -116,7 +117,7 @@ def label_versions(runs: Iterable[RunRecords]) -> None:
             sources.setdefault(run.label, set()).add(run.source)
     for run in runs:
         if run.source and len(sources[run.label]) > 1:
-            run.relabel(run.label.with_source(run.source))
+            run.relabel(replace(run.label, version=run.source[:4]))
 
 
 def read_adaptation(run: Path, model: str | None) -> list[Record]:

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
+import yaml
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -19,21 +21,22 @@ from starlette.routing import Route
 
 import aidgn
 from aidgn import hub
+from aidgn.data.images import FORMAT_NAMES
 from aidgn.errors import AidgnError
 from aidgn.files import for_json, temporary_folder
 from aidgn.inference import Model, find_model, load_model
 from aidgn.runs.folder import RunFolder
 from aidgn.serve.access import Access, AccessMiddleware, content_security_policy
 from aidgn.serve.admission import LATE, Admission, Admitted
-from aidgn.serve.decoding import FAST_DECODERS
+from aidgn.serve.decoding import FAST_DECODERS, OTHER_MODES_SHARE
 from aidgn.serve.engine import Engine, Limits
 from aidgn.serve.errors import RequestError, on_failure, on_http_error, on_request_error
 from aidgn.serve.form import read_form
 from aidgn.serve.metrics import Metrics, MetricsMiddleware
 from aidgn.serve.neighbors import LatentSpace, build_latent_space
-from aidgn.serve.schema import schema
 
 PAGE = Path(__file__).with_name("page.html")
+INTERFACE = Path(__file__).with_name("openapi.yaml")
 WAITS = 6  # for a place, of `LATE` seconds each; several, as others that wait take the first places
 
 
@@ -68,7 +71,7 @@ def create_app(
             Route("/api/model", server.describe_model),
             Route("/api/site", server.describe_site),
             Route("/api/training/{index}", server.send_thumbnail),
-            Route("/api/schema", lambda _: JSONResponse(schema(server.limits))),
+            Route("/api/schema", lambda _: JSONResponse(describe_interface(server.limits))),
             Route("/api/health", server.health),
             Route("/metrics", server.metrics.send),
         ],
@@ -127,6 +130,14 @@ def name_model(path: str | Path) -> str:
     while path.name in ("model", RunFolder(path).model.name, RunFolder(path).export.name):
         path = path.parent
     return path.name.removesuffix(".safetensors")
+
+
+def describe_interface(limits: Limits) -> dict[str, Any]:
+    """Return the description of the JSON endpoint in OpenAPI, for people and for generators of clients."""
+    other_megapixels = f"{limits.megapixels * OTHER_MODES_SHARE:g}"
+    values = {"version": aidgn.__version__, "formats": FORMAT_NAMES, "other_megapixels": other_megapixels}
+    text = Template(INTERFACE.read_text(encoding="utf-8")).substitute(values, **asdict(limits))
+    return {**yaml.safe_load(text), "x-limits": asdict(limits)}
 
 
 @dataclass(eq=False)
