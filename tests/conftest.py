@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -42,18 +43,20 @@ def digits_run() -> Callable[..., Path]:
 @pytest.fixture
 def own(tmp_path: Path) -> str:
     """An algorithm of one's own, FILE:CLASS, that predicts in its own way."""
-    (tmp_path / "own.py").write_text("""
-from torch.nn.functional import cross_entropy
-from aidgn.algorithms.base import Algorithm, join
+    (tmp_path / "own.py").write_text(
+        dedent("""
+                from torch.nn.functional import cross_entropy
+                from aidgn.algorithms.base import Algorithm, join
 
-class Mine(Algorithm):
-    def objective(self, minibatches):
-        x, y = join(minibatches)
-        return {"loss": cross_entropy(self.predict(x), y)}
+                class Mine(Algorithm):
+                    def objective(self, minibatches):
+                        x, y = join(minibatches)
+                        return {"loss": cross_entropy(self.predict(x), y)}
 
-    def predict(self, x):
-        return -super().predict(x)
-""")
+                    def predict(self, x):
+                        return -super().predict(x)
+                """)
+    )
     return f"{tmp_path / 'own.py'}:Mine"
 
 

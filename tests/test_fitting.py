@@ -217,7 +217,7 @@ def test_the_better_algorithm_makes_the_model() -> None:
     assert compare([worse, better], "ERM").startswith("ERM 80.0%, AIDGN 75.0%: no clear difference.")
 
 
-def test_the_metric_chooses_the_algorithm_and_tries_balanced_samples() -> None:
+def test_metric_chooses_algorithm_and_tries_balanced_samples() -> None:
     erm = Estimate("ERM", {"a": 0.9, "b": 0.7}, {"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.3})
     ours = Estimate("AIDGN", {"a": 0.8, "b": 0.7}, {"a": 0.6, "b": 0.5}, {"a": 0.4, "b": 0.2})
     balanced = Estimate("ERM on balanced samples", {"a": 0.7, "b": 0.7}, {"a": 0.6, "b": 0.6}, {"a": 0.4, "b": 0.4})

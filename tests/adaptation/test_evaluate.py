@@ -370,10 +370,10 @@ def test_what_cannot_be_adapted_is_said(run: Path, aidgn: Path, digits_run: Digi
         extract_features(aidgn, device="cpu").save(tmp_path / "aidgn.npz")
         adapt(run, device="cpu", features=tmp_path / "aidgn.npz")
     (run / "model.safetensors").unlink()
-    with pytest.raises(AidgnError, match=r"is not finished.*`aidgn report .*` shows its curves so far"):
+    with pytest.raises(AidgnError, match=r"not finished.*`aidgn report "):
         adapt(run, device="cpu")
     everywhere = digits_run(tmp_path, "ERM", (), steps=1, eval_every=1)
-    with pytest.raises(AidgnError, match="trained on all domains: there is no unseen one"):
+    with pytest.raises(AidgnError, match="all domains"):
         adapt(everywhere, device="cpu")
 
 

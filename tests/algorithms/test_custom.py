@@ -301,7 +301,7 @@ def test_a_term_must_not_be_called_as_what_records_have(tmp_path: Path, name: st
         "from aidgn.algorithms.erm import ERM\nclass Mine(ERM):\n    def objective(self, m):\n"
         f"        loss = super().objective(m)['loss']\n        return {{'loss': loss, '{name}': loss.detach()}}\n"
     )
-    with pytest.raises(AidgnError, match=f"Mine gives a term `{name}`, which is something else in records"):
+    with pytest.raises(AidgnError, match=f"Mine .*`{name}`"):
         train(short_run(tmp_path), tmp_path / "runs", device="cpu")
 
 
@@ -332,7 +332,7 @@ def test_a_network_that_no_optimiser_trains(toy: SimpleNamespace, tmp_path: Path
                     return {'loss': super().objective(m)['loss'] + self.aux(self.features(join(m)[0])).mean()}
             """)
     (tmp_path / "own.py").write_text(text)
-    with pytest.raises(AidgnError, match=r"Mine: the loss depends on aux\.weight, but no optimizer trains it"):
+    with pytest.raises(AidgnError, match=r"Mine: .*aux\.weight"):
         toy.make(f"{tmp_path}/own.py:Mine", toy.network()).update(toy.batches(0))
     for better in (
         f"{text}    def build_optimizers(self):\n        return {{'main': self.adam([self])}}\n",

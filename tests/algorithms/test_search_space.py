@@ -36,7 +36,7 @@ def test_a_whole_part_below_zero_is_the_one_below() -> None:
 
 
 def test_words_are_those_that_were_said() -> None:
-    with pytest.raises(AidgnError, match="Mine: mode=zzz is out of range, expected one of soft, hard"):
+    with pytest.raises(AidgnError, match=r"Mine: mode=zzz .*soft, hard"):
         one_of("soft", "hard").check("Mine", "mode", "zzz")
     settings = parse_settings(("mode=none", "n=None"), None)
     space = {"mode": ("hard", one_of("none", "hard")), "n": (1, one_of(1, 2, optional=True))}
@@ -48,7 +48,7 @@ def test_whole_numbers_are_those_of_which_all_are() -> None:
     found = resolve("Mine", space, {"width": "32"})
     assert found == {"width": 32, "depth": 3, "weight": 1.0}
     assert [type(value) for value in found.values()] == [int, int, float]
-    with pytest.raises(AidgnError, match=r"Mine: width=16\.5 is not a whole number of at least 0"):
+    with pytest.raises(AidgnError, match=r"Mine: width=16\.5 .*whole number"):
         resolve("Mine", space, {"width": 16.5})
 
 

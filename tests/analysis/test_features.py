@@ -201,14 +201,10 @@ def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_run_that_is_not_finished_or_none(copy: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").unlink()
-    with pytest.raises(
-        AidgnError,
-        match=r"is not finished.*`aidgn report .*` shows its curves so far\. The `aidgn "
-        "train` command that started it goes on",
-    ):
+    with pytest.raises(AidgnError, match=r"not finished.*`aidgn report .*`aidgn train`"):
         extract_features(copy, device="cpu")
     (copy / "results.jsonl").write_text("")
-    with pytest.raises(AidgnError, match=r"is not finished.*It has no records yet either\. The `aidgn train` command"):
+    with pytest.raises(AidgnError, match=r"not finished.*no records.*`aidgn train`"):
         extract_features(copy, device="cpu")
     with pytest.raises(AidgnError, match="does not exist"):
         extract_features(tmp_path / "nowhere")
@@ -257,12 +253,12 @@ def test_the_folder_of_the_images_is_remembered_and_can_be_told(photos: Path) ->
     assert first.files[0] == "a/dark/0.png" and len(first) == 30
     (run / "features.npz").unlink()
     moved = photos.rename(photos.with_name("moved"))
-    with pytest.raises(AidgnError, match=r"images of .* were not found: .*photos.* --data DIR"):
+    with pytest.raises(AidgnError, match=r"photos.* --data DIR"):
         extract_features(run, device="cpu")
     np.testing.assert_array_equal(extract_features(run, data=moved, device="cpu").logits, first.logits)
     (run / "features.npz").unlink()
     Image.new("RGB", (30, 40)).save(moved / "a" / "dark" / "0.png")
-    with pytest.raises(AidgnError, match=r"images in .*moved are not those that .* was trained on"):
+    with pytest.raises(AidgnError, match=r"moved .*--data DIR"):
         extract_features(run, data=moved, device="cpu")
     shutil.rmtree(moved)
     (run / "features.npz").write_bytes(b"")

@@ -377,7 +377,7 @@ def test_no_permission(tmp_path):
 # The check ----------------------------------------------------------------------------------------------------------
 
 
-def test_check_finds_at_once_all_that_fit_refuses_one_after_the_other(tmp_path, monkeypatch):
+def test_check_finds_at_once_all_that_fit_refuses_in_turn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = make(tmp_path / "own", ("north", "south", "west"), images=3)
     for empty in ("nowhere/cat", "north/bird"):

@@ -52,7 +52,7 @@ def test_pixels_of_avif_and_heic(tmp_path, suffix):
     assert turned.shape == (64, 48, 3) and np.abs(turned - np.rot90(pixels, 3)).max() <= 4
 
 
-def test_a_format_that_is_not_installed_is_named_with_its_command(tmp_path, monkeypatch):
+def test_a_missing_format_is_named_with_its_install_command(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for place in ("a/x", "a/y", "b/x", "b/y"):
         (tmp_path / "photos" / place).mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_compressed_files_have_the_pixels_of_the_others():
 
 def test_dicom_without_a_picture_or_cut_short(tmp_path):
     folder = Path(pydicom.__file__).parent / "data" / "test_files"
-    with pytest.raises(AidgnError, match=r"test-SR.dcm is DICOM without a picture \(modality SR\)"):
+    with pytest.raises(AidgnError, match=r"test-SR.dcm .*modality SR"):
         read_image(folder / "test-SR.dcm")
     path = write_dicom(tmp_path / "a.dcm", GREY)
     path.write_bytes(path.read_bytes()[:-20])
@@ -201,9 +201,7 @@ def test_a_compression_without_a_decoder_is_named(tmp_path):
     header.PixelData = pydicom.encaps.encapsulate([header.PixelData])
     header["PixelData"].VR = "OB"
     header.save_as(path)
-    with pytest.raises(
-        AidgnError, match=r"a.dcm is DICOM compressed by MPEG2 Main Profile.*, which pydicom does not decode"
-    ):
+    with pytest.raises(AidgnError, match=r"a.dcm .*MPEG2 Main Profile.*pydicom"):
         read_image(path)
 
 
@@ -252,7 +250,7 @@ def test_a_smaller_copy_is_no_page(tmp_path):
     assert images.count_pages(tmp_path / "b.tif") == 1
 
 
-def test_pictures_in_memory_and_files_of_every_format_go_together(tmp_path):
+def test_pictures_in_memory_and_files_of_all_formats_mix(tmp_path):
     path = write_dicom(tmp_path / "a.dcm", smooth(12, 10), "RGB")
     first, second = save_pictures([path, smooth(12, 10)], tmp_path / "pictures")
     assert (read(first) == read(second)).all()

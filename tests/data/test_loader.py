@@ -39,7 +39,7 @@ def test_every_domain_gives_its_share_uniformly_with_replacement() -> None:
     assert float(uniforms.min()) >= 0 and float(uniforms.max()) < 1
 
 
-def test_balanced_sampling_draws_the_classes_of_a_domain_equally_often() -> None:
+def test_balanced_sampling_draws_classes_equally_often() -> None:
     labels = np.zeros(140, np.int64)
     labels[100:103], labels[103:110] = 1, 2  # 3 and 7 of 40 images; the other domains have one class
     sampler = BatchSampler(POOLS, 4, seed=0, labels=labels)

@@ -237,9 +237,7 @@ def test_of_several_draws_the_one_that_validation_chooses(tmp_path: Path) -> Non
     assert texts(table)["ERM + T3A"][0] == "60.0"
     given = sorted(tmp_path.glob("*"))[0]
     assert chosen_runs([given]) == ([given], [])  # a run is taken as it is
-    with pytest.raises(
-        AidgnError, match=r"-0-0-0 and .*-0-1-1 are runs of the same algorithm, unseen domain and trial"
-    ):
+    with pytest.raises(AidgnError, match=r"-0-0-0 and .*-0-1-1"):
         chosen_runs(sorted(tmp_path.glob("*")))
 
 
@@ -260,14 +258,14 @@ def test_what_other_weights_gave_is_left_out(tmp_path: Path) -> None:
 
 def test_nothing_to_show(tmp_path: Path) -> None:
     run = write_run(tmp_path, "ERM", 0, 0, None)
-    with pytest.raises(AidgnError, match=r"None of the 1 runs .* has been adapted\. `aidgn adapt "):
+    with pytest.raises(AidgnError, match="aidgn adapt "):
         load_adaptation([tmp_path])
     for text in ("{", '{"method": "T3A"}', '{"dataset": 3}'):
         (run / "adaptation.jsonl").write_text(text + "\n")
         with pytest.raises(AidgnError, match=r"adaptation\.jsonl cannot be read .* Remove it"):
             load_adaptation([tmp_path])
     (run / "model.safetensors").unlink()
-    with pytest.raises(AidgnError, match=r"(?s)no finished run .* its model.*records but no model"):
+    with pytest.raises(AidgnError, match="no model"):
         chosen_runs([tmp_path])
 
 

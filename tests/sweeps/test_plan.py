@@ -102,9 +102,9 @@ def test_all_that_lack_source_domains_are_named_at_once(tmp_path: Path) -> None:
             (tmp_path / "pets" / domain / name).mkdir(parents=True)
             Image.fromarray(np.zeros((30, 30, 3), np.uint8)).save(tmp_path / "pets" / domain / name / "1.png")
     pets = [str(tmp_path / "pets")]
-    with pytest.raises(AidgnError, match=r"^Mixup, CORAL need more source domains: with north unseen, pets has 1"):
+    with pytest.raises(AidgnError, match=r"^Mixup, CORAL .* north .* pets has 1"):
         plan_runs(pets, ["ERM", "Mixup", "AIDGN", "CORAL"], weights="none")
-    with pytest.raises(AidgnError, match=r"^CORAL needs at least 2 source domains; with target north there is 1"):
+    with pytest.raises(AidgnError, match=r"^CORAL .* 2 source domains.* north .* 1"):
         plan_runs(pets, ["ERM", "CORAL"], weights="none")
     assert len(plan_runs(pets, ["ERM", "AIDGN"], trials=1, weights="none")) == 4
 

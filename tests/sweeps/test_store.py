@@ -400,7 +400,7 @@ def test_plan_is_refused_while_another_sweep_starts(tmp_path: Path) -> None:
     first = planned(tmp_path)
     first.save_plan(2, None)
     for changes in ({"steps": 5}, {"hyper_parameters": {"batch_size": 8}}):
-        with pytest.raises(AidgnError, match=f"Another sweep is at work in {tmp_path} with other settings"):
+        with pytest.raises(AidgnError, match=f"at work in {tmp_path}"):
             planned(tmp_path, **changes).save_plan(2, None)
     planned(tmp_path, trials=3).save_plan(2, None)  # shares its runs, and adds some
     assert len(first.folder.planned()[0]) == 3

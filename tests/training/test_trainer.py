@@ -363,19 +363,22 @@ def test_a_term_that_is_not_finite_is_named(save_seconds: float, tmp_path: Path)
                     return {'loss': loss, 'entropy': loss.detach() / 0}
             """)
     )
-    with pytest.raises(AidgnError, match=r"entropy, which Mine reports, became NaN or infinite at step 1\."):
+    with pytest.raises(AidgnError, match=r"entropy.* Mine .* step 1\."):
         train(spec(algorithm=f"{tmp_path}/own.py:Mine"), tmp_path / "runs", device="cpu", save_seconds=save_seconds)
 
 
 def test_nan_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("""
-from aidgn.algorithms.erm import ERM
-class Breaks(ERM):
-    def objective(self, minibatches):
-        return {"loss": super().objective(minibatches)["loss"] * (float("nan") if self.updates == 7 else 1)}
-""")
+    (tmp_path / "own.py").write_text(
+        dedent("""
+                from aidgn.algorithms.erm import ERM
+                class Breaks(ERM):
+                    def objective(self, minibatches):
+                        factor = float("nan") if self.updates == 7 else 1
+                        return {"loss": super().objective(minibatches)["loss"] * factor}
+                """)
+    )
     broken = spec(algorithm=f"{tmp_path / 'own.py'}:Breaks")
-    with pytest.raises(AidgnError, match=r"NaN or infinite at step 7\..*smaller learning rate"):
+    with pytest.raises(AidgnError, match=r"step 7\..*lr="):
         train(broken, tmp_path / "out", device="cpu", save_seconds=0.0)
     folder = RunFolder(next((tmp_path / "out").iterdir()))
     assert not folder.finished and [record["step"] for record in folder.records] == [4]
@@ -385,12 +388,14 @@ class Breaks(ERM):
 
 
 def test_an_own_update_may_give_numbers(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("""
-from aidgn.algorithms.erm import ERM
-class Numbers(ERM):
-    def update(self, minibatches):
-        return {"loss": super().update(minibatches)["loss"].item(), "updates": self.updates}
-""")
+    (tmp_path / "own.py").write_text(
+        dedent("""
+                from aidgn.algorithms.erm import ERM
+                class Numbers(ERM):
+                    def update(self, minibatches):
+                        return {"loss": super().update(minibatches)["loss"].item(), "updates": self.updates}
+                """)
+    )
     folder = train(spec(algorithm=f"{tmp_path / 'own.py'}:Numbers", steps=2), tmp_path / "out", device="cpu")
     plain = train(spec(algorithm="ERM", steps=2), tmp_path / "out", device="cpu")
     (numbers,), (tensors,) = RunFolder(folder).records, RunFolder(plain).records

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -323,15 +324,17 @@ def test_places_of_a_machine_with_gpus_and_of_one_without(monkeypatch: pytest.Mo
 
 def test_a_worker_sees_its_own_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of real workers, as there are no GPUs to look at."""
-    (tmp_path / "own.py").write_text("""
-import os, pathlib
-from aidgn.algorithms.erm import ERM
+    (tmp_path / "own.py").write_text(
+        dedent("""
+                import os, pathlib
+                from aidgn.algorithms.erm import ERM
 
-class Tells(ERM):
-    def build(self):
-        with open(pathlib.Path(__file__).with_name("told"), "a") as file:
-            file.write(os.environ["CUDA_VISIBLE_DEVICES"] + chr(10))
-""")
+                class Tells(ERM):
+                    def build(self):
+                        with open(pathlib.Path(__file__).with_name("told"), "a") as file:
+                            file.write(os.environ["CUDA_VISIBLE_DEVICES"] + chr(10))
+                """)
+    )
     monkeypatch.setattr(local, "choose_places", lambda *_: [local.WorkerDevice("cpu", "5")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     specs = plan_runs(**{**SWEEP, "algorithms": [f"{tmp_path / 'own.py'}:Tells"], "steps": 1})

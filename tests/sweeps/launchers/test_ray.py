@@ -302,10 +302,10 @@ def test_mistakes_are_said(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(AidgnError, match="workers is -1"):
         RayLauncher(workers=-1).run(specs, tmp_path)
     assert RayLauncher().run([], tmp_path) == {}
-    with pytest.raises(AidgnError, match="No node of the Ray cluster has 64 CPUs and 0 GPUs"):
+    with pytest.raises(AidgnError, match="64 CPUs and 0 GPUs"):
         RayLauncher(ray_address=nodes.cluster.address, cpus_per_run=64).run(specs, tmp_path)
     for address in ("127.0.0.1:1", "nonsense"):
-        with pytest.raises(AidgnError, match=f"No Ray cluster could be reached at --ray-address {address}: "):
+        with pytest.raises(AidgnError, match=f"--ray-address {address}: "):
             RayLauncher(ray_address=address).run(specs, tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AidgnError, match=r"pip install 'aidgn\[ray\]'"):
