@@ -172,23 +172,14 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
-        return {
-            "model": self.model,
-            "site": self.site,
-            "images": self.images,
-            "left_out": self.left_out,
-            **{key: value for key, value in asdict(self.scores).items() if key != "class_accuracies"},
-            "ece_before": self.ece_before,
-            "interval": asdict(self.interval),
+        values = asdict(self)
+        scores = values.pop("scores")
+        del values["site_report"], scores["class_accuracies"]
+        return values | {
+            **scores,
             "classes": {name: asdict(found) for name, found in zip(self.classes, self.class_metrics, strict=True)},
             "confusion": self.confusion.tolist(),
-            "reliability": [asdict(entry) for entry in self.bins],
-            "surest": self.surest,
-            "promised_surest": self.promised_surest,
-            "auroc": self.auroc,
-            "warned": self.warned,
-            "warned_wrong": self.warned_wrong,
-            "comparison": asdict(self.comparison) if self.comparison else None,
+            "reliability": values.pop("bins"),
             "site_alarm": self.site_report.to_dict() if self.site_report else None,
         }
 

@@ -126,11 +126,11 @@ def test_identities_of_runs_made_by_0_1_0_are_unchanged() -> None:
 def test_one_field_is_enough_to_add_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True, kw_only=True)
     class More(RunOptions):
-        clip: int | None = option(None, "Largest norm of the gradient", minimum=1, must_match=True)
+        clip: int | None = option("Largest norm of the gradient", minimum=1)
 
     monkeypatch.setattr(options, "RunOptions", More)
     entry = list(run_options())[-1]
-    assert (entry.name, entry.type, entry.command_line, entry.must_match) == ("clip", int, "--clip", True)
+    assert (entry.name, entry.type, entry.command_line, entry.may_differ) == ("clip", int, "--clip", False)
 
     @click.command()
     @add_run_options()

@@ -52,13 +52,8 @@ def train(
     targets: tuple[str, ...],
     trial: int,
     draw: int,
-    devices: int,
     hyper_parameters: dict[str, Any],
     out: str,
-    data_dir: str | None,
-    device: str,
-    precision: str,
-    trackers: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Train one run on DATA, a data set from `aidgn data list`, a folder ROOT/<domain>/<class>/<image>, or a table."""
@@ -70,13 +65,14 @@ def train(
     from aidgn.training import train as train_run
     from aidgn.training.trackers import find_tracker
 
+    machine = {name: options.pop(name) for name in ("data_dir", "device", "devices", "precision", "trackers")}
     find(algorithm)
-    for tracker in trackers:
+    for tracker in machine["trackers"]:
         find_tracker(tracker)
     unseen_names = () if targets == ("none",) else targets
     source = DataSource.parse(data, **{name: options.pop(name) for name in SOURCE_HELP})
     spec = RunSpec(str(source), algorithm, unseen_names, trial, draw, hyper_parameters, **options)
-    dataset = spec.load_dataset(data_dir)
+    dataset = spec.load_dataset(machine["data_dir"])
     if not targets:
         raise AidgnError(
             "Name the domain to hold out with --target: "
@@ -97,16 +93,7 @@ def train(
         err=True,
     )
     with RunDisplay() as display:
-        folder = train_run(
-            spec,
-            out,
-            data_dir=data_dir,
-            device=device,
-            precision=precision,
-            devices=devices,
-            trackers=trackers,
-            on_progress=display.run,
-        )
+        folder = train_run(spec, out, on_progress=display.run, **machine)
     if "training" not in display.tasks:
         click.echo("This run was finished before; nothing was left to train.", err=True)
     best = RunResult(folder).best

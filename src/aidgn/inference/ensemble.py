@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from aidgn.errors import AidgnError
 from aidgn.inference.model import Model, Pending
@@ -67,10 +66,6 @@ class PendingEnsemble(NamedTuple):
         outputs = [batch.outputs() for batch in self.batches]
         pairs = zip(self.members, outputs, strict=True)
         probabilities = [torch.from_numpy(member.prediction(output).probabilities) for member, output in pairs]
-        none = torch.zeros(len(probabilities[0]), dtype=torch.float64)
-        return Outputs(torch.cat([output.features for output in outputs], dim=1), log_mean(probabilities), none, none)
-
-
-def log_mean(probabilities: Sequence[Tensor]) -> Tensor:
-    """Return the logarithm of the mean of probabilities, float32, finite where a probability is 0."""
-    return torch.stack(list(probabilities)).mean(0).clamp(min=SMALLEST).log().float()
+        logits = torch.stack(probabilities).mean(0).clamp(min=SMALLEST).log().float()
+        none = torch.zeros(len(logits), dtype=torch.float64)
+        return Outputs(torch.cat([output.features for output in outputs], dim=1), logits, none, none)

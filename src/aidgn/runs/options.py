@@ -28,7 +28,7 @@ class Option:
 
     Args:
         help: The sentence that `--help` shows.
-        default_help: What applies when the option is not given, if that depends on other choices.
+        default_help: What applies when the option is not given; by default the number that the option then has.
         metavar: Placeholder of the value in `--help`.
         minimum: Smallest value of a number.
         above: Whether a number must be larger than `minimum`.
@@ -36,8 +36,8 @@ class Option:
         pattern: Regular expression that a text must match.
         flag: Option on the command line, if the name differs from the field's.
         aliases: Other names of the field that commands, plan files and Python functions accept.
-        must_match: Whether all runs in one sweep folder must agree on the value. Sweeps refuse a mixture; tables of
-            runs from several folders name the difference (`aidgn.runs.differences`).
+        may_differ: Whether runs in one sweep folder may have different values. If not, sweeps refuse a mixture, and
+            tables of runs from several folders name the difference (`aidgn.runs.differences`).
         identity: Whether the value is part of a run's identity. "if set" omits the default, which keeps identities
             from before the option existed valid.
     """
@@ -51,7 +51,7 @@ class Option:
     pattern: str | None = None
     flag: str = ""
     aliases: tuple[str, ...] = ()
-    must_match: bool = False
+    may_differ: bool = False
     identity: Literal["always", "if set", "never"] = "if set"
     name: str = ""
     type: type = str
@@ -99,9 +99,16 @@ class Option:
         return list(dict.fromkeys([self.command_line, *(f"--{name.replace('_', '-')}" for name in names)]))
 
 
-def option(default: Any, help: str, **settings: Any) -> Any:
+def option(help: str, default: Any = None, **settings: Any) -> Any:
     """Declare an option as a field of a dataclass; `settings` are those of `Option`."""
+    if type(default) in (int, float):
+        settings = {"default_help": f"{default:g}", **settings}
     return field(default=default, metadata={"help": help, **settings})
+
+
+def choice(words: str, help: str, **settings: Any) -> Any:
+    """Declare an option that is one of several words, which | separates."""
+    return option(help, metavar=words, pattern=words, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,144 +116,101 @@ class RunOptions:
     """Options that single runs, sweeps and plan files share. None means the data set's or algorithm's default."""
 
     steps: int | None = option(
-        None,
-        "Number of updates",
-        default_help="the data set's, 5000 for most",
-        minimum=1,
-        must_match=True,
-        identity="always",
+        "Number of updates", default_help="the data set's, 5000 for most", minimum=1, identity="always"
     )
     eval_every: int | None = option(
-        None,
-        "Steps between evaluations",
-        default_help="the data set's",
-        minimum=1,
-        must_match=True,
-        identity="always",
+        "Steps between evaluations", default_help="the data set's", minimum=1, identity="always"
     )
     image_size: int | None = option(
-        None,
         "Side of the input images in pixels; up to 64 suits --backbone small",
         default_help="224",
         minimum=8,
         maximum=1 << 14,
-        must_match=True,
         identity="always",
     )
     backbone: str | None = option(
-        None,
         "Network: a timm name with weights tag, torchvision/NAME, or small",
         default_help="resnet50.tv_in1k; small for small images",
         metavar="NAME",
-        must_match=True,
         identity="always",
     )
     weights: str | None = option(
-        None,
-        "Initial weights",
-        default_help="hub; none for small",
-        metavar="FILE|hub|none",
-        must_match=True,
-        identity="always",
+        "Initial weights", default_help="hub; none for small", metavar="FILE|hub|none", identity="always"
     )
-    train_only: str | None = option(
-        None,
+    train_only: str | None = choice(
+        f"{ALL}|{LAST_STAGE}|{HEAD}",
         "Train all, the last stage and the classifier, or the head (the classifier) alone, on the features of a frozen "
         "pretrained network, which are computed once",
         default_help="all",
-        metavar="all|last-stage|head",
-        pattern=f"{ALL}|{LAST_STAGE}|{HEAD}",
         flag="--train",
         aliases=("train",),
-        must_match=True,
     )
     views: int | None = option(
-        None,
         "With --train head: augmented views of each image to train on in addition to the image itself. Each costs "
         "another pass over the images",
         default_help="0",
         minimum=0,
-        must_match=True,
     )
     average: str | None = option(
-        None,
         "Average the weights: sma over all steps from 100 (or N) on, swad over the validation-loss valley.",
         metavar="sma|swad|sma:N",
         pattern=r"sma|swad|sma:[1-9]\d*",
+        may_differ=True,
         identity="always",
     )
     schedule: str | None = option(
-        None,
         "Learning-rate schedule",
         default_help="constant, or the milestones of the data set for algorithms that use them",
         metavar="constant|cosine|linear|halve:STEP,...",
         pattern=r"constant|cosine|linear|halve:\d+(,\d+)*",
-        must_match=True,
     )
-    warmup: int = option(
-        0, "Raise the learning rate to its value over the first N steps", default_help="0", minimum=0, must_match=True
-    )
-    warm_start: int = option(
-        0,
-        "Train the head alone for the first N steps, then the whole network",
-        default_help="0",
-        minimum=0,
-        must_match=True,
-    )
-    balance: str | None = option(
-        None,
+    warmup: int = option("Raise the learning rate to its value over the first N steps", 0, minimum=0)
+    warm_start: int = option("Train the head alone for the first N steps, then the whole network", 0, minimum=0)
+    balance: str | None = choice(
+        f"{NO_BALANCE}|{SAMPLING}|{CLASS_WEIGHTS}",
         "For rare classes: sampling draws the classes of a domain equally often, weights weighs the loss of each image "
         "by the inverse share of its class",
         default_help="none",
-        metavar="none|sampling|weights",
-        pattern=f"{NO_BALANCE}|{SAMPLING}|{CLASS_WEIGHTS}",
-        must_match=True,
     )
-    batch_norm: str | None = option(
-        None,
+    batch_norm: str | None = choice(
+        "frozen|live",
         "Statistics of batch norm: frozen keeps those of the initial weights, live follows the batches",
         default_help="frozen; live with --weights none",
-        metavar="frozen|live",
-        pattern="frozen|live",
-        must_match=True,
     )
-    optimizer: str | None = option(
-        None,
+    optimizer: str | None = choice(
+        "adam|adamw",
         "Optimizer: adam adds weight decay to gradients, adamw shrinks weights, but no biases and norms, directly",
         default_help="adam",
-        metavar="adam|adamw",
-        pattern="adam|adamw",
-        must_match=True,
     )
     layer_decay: float | None = option(
-        None,
         "Learning rate of a layer relative to the layer after it, such as 0.75 for a transformer of timm",
         default_help="1",
         metavar="FACTOR",
         minimum=0.0,
         above=True,
-        must_match=True,
     )
     accumulate: int = option(
-        1,
         "Compute gradients in N parts of a batch, for batches that do not fit into memory; for algorithms whose loss "
         "is a mean over samples",
-        default_help="1",
+        1,
         minimum=1,
+        may_differ=True,
     )
-    augment_validation: bool = option(
-        False, "Validate on augmented images, as DomainBed does.", must_match=True, identity="always"
-    )
+    augment_validation: bool = option("Validate on augmented images, as DomainBed does.", False, identity="always")
     train_on_all: bool = option(
-        False,
-        "Train on the validation images too, and keep the last step: validation accuracies then mean nothing.",
-        must_match=True,
+        "Train on the validation images too, and keep the last step: validation accuracies then mean nothing.", False
     )
     evaluate_source_in: bool = option(
-        False, "Also measure the accuracy on the training images.", flag="--eval-in", identity="always"
+        "Also measure the accuracy on the training images.",
+        False,
+        flag="--eval-in",
+        may_differ=True,
+        identity="always",
     )
     # Leaving images out changes the fingerprint of the data, which the identity has already.
-    skip_broken: bool = option(False, "Leave out unreadable images; the records count them.", identity="never")
+    skip_broken: bool = option(
+        "Leave out unreadable images; the records count them.", False, may_differ=True, identity="never"
+    )
 
     @property
     def trains_head(self) -> bool:

@@ -19,7 +19,7 @@ from aidgn.runs.spec import RunSpec, check_sources
 Load = Callable[[RunSpec], Dataset]
 RUN_OPTIONS = tuple(option.name for option in run_options())
 MAX_RUNS = 1_000_000
-MUST_MATCH = tuple(option.name for option in run_options() if option.must_match)
+MUST_MATCH = tuple(option.name for option in run_options() if not option.may_differ)
 
 
 @dataclass(frozen=True)
@@ -37,30 +37,24 @@ class SweepPlan(RunOptions):
 
     datasets: tuple[str, ...]
     algorithms: tuple[str, ...] = option(
-        (),
         "A name that `aidgn algorithms` lists, or path/to/file.py:Class for your own; repeatable.",
+        (),
         metavar="NAME",
         flag="--algorithm",
     )
     targets: tuple[str, ...] = option(
-        (),
         "Leave out this domain, by name or letter; repeatable",
+        (),
         default_help="each domain in turn",
         metavar="NAME",
         flag="--target",
     )
     leave_one_out: bool = option(
-        False, "Add the runs with two unseen domains that `aidgn table --selection leave-one-out` needs."
+        "Add the runs with two unseen domains that `aidgn table --selection leave-one-out` needs.", False
     )
-    trials: int = option(
-        3, "Repeat each run with N different splits and seeds", default_help="3", minimum=1, maximum=MAX_RUNS
-    )
+    trials: int = option("Repeat each run with N different splits and seeds", 3, minimum=1, maximum=MAX_RUNS)
     draws: int = option(
-        1,
-        "Train N draws of the hyper-parameters; the first uses the defaults",
-        default_help="1",
-        minimum=1,
-        maximum=MAX_RUNS,
+        "Train N draws of the hyper-parameters; the first uses the defaults", 1, minimum=1, maximum=MAX_RUNS
     )
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "auto"

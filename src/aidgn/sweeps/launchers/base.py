@@ -36,7 +36,6 @@ class Launcher(ABC):
     """Trains many runs somewhere. The fields of a launcher, a dataclass, are the options of the command line."""
 
     workers: int | None = option(
-        None,
         "Number of worker processes; more workers than GPUs share the GPUs",
         default_help="one per GPU; on the CPU one per core, or one for large images; with ray as many as there is room "
         "for; with slurm no limit",
@@ -88,9 +87,9 @@ class ClusterLauncher(Launcher):
     """A launcher whose workers are on other machines."""
 
     gpus_per_run: float | None = option(
-        None, "GPUs of each worker; with ray, 0.25 lets four workers share one GPU.", minimum=0
+        "GPUs of each worker; with ray, 0.25 lets four workers share one GPU.", minimum=0
     )
-    cpus_per_run: int | None = option(None, "CPUs of each worker.", minimum=1)
+    cpus_per_run: int | None = option("CPUs of each worker.", minimum=1)
 
 
 class RunQueue:

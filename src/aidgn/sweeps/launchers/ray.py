@@ -42,7 +42,6 @@ class RayLauncher(ClusterLauncher):
     """Workers on a Ray cluster, as many as it has room for, now and when nodes join."""
 
     ray_address: str | None = option(
-        None,
         "Address of a Ray cluster",
         default_help="$RAY_ADDRESS, else a cluster on this machine",
         metavar="HOST:PORT",

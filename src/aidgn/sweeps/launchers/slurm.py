@@ -45,10 +45,10 @@ class SlurmLauncher(ClusterLauncher):
     A job that is preempted or whose time is up saves its run, is queued again and continues.
     """
 
-    partition: str | None = option(None, "Partition of the jobs.", metavar="NAME")
-    time_limit: str = option(TIME_LIMIT, "Time limit of each job", default_help=TIME_LIMIT, metavar="[D-]H:MM:SS")
+    partition: str | None = option("Partition of the jobs.", metavar="NAME")
+    time_limit: str = option("Time limit of each job", TIME_LIMIT, default_help=TIME_LIMIT, metavar="[D-]H:MM:SS")
     slurm: tuple[str, ...] = option(
-        (), "Any other option of sbatch, such as account=ours; repeatable.", metavar="NAME=VALUE"
+        "Any other option of sbatch, such as account=ours; repeatable.", (), metavar="NAME=VALUE"
     )
 
     def check(self) -> None:
