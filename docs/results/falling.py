@@ -7,7 +7,7 @@ from aidgn.algorithms.eqrm import EQRM
 
 
 class FallingERM(EQRM):
-    """loss = mean_d CE_d. After eqrm_burnin_iters updates Adam starts anew with rate eqrm_lr."""
+    """loss = mean_d CE_d. After eqrm_burnin_iters updates Adam starts again from zero with rate eqrm_lr."""
 
     title = "ERM, with the rate of EQRM"
 

@@ -69,14 +69,14 @@ def _candidate(run: RunRecords, validation: float, record: int) -> Iterator[Cand
 
 
 def _training(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
-    """Validation accuracy: mean of the sources' *out* accuracies."""
+    """Judge runs by the mean of the sources' *out* accuracies."""
     for run in runs:
         if run.targets == [target]:
             yield from _candidate(run, *run.select())
 
 
 def _leave_one_out(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
-    """Validation accuracy: mean over the sources of their *in* accuracy in the run that held them out as well."""
+    """Judge runs by the mean over sources of the *in* accuracy in the run that held the source out as well."""
     settings: dict[str, list[RunRecords]] = {}
     for run in runs:
         settings.setdefault(run.setting, []).append(run)
@@ -100,7 +100,7 @@ def _leave_one_out(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
 
 
 def _oracle(target: int, runs: list[RunRecords]) -> Iterator[Candidate]:
-    """Validation accuracy: the target's *out* accuracy at the last step. No step is chosen."""
+    """Judge runs by the target's *out* accuracy at the last step. No step is chosen."""
     for run in runs:
         if run.targets == [target]:
             validation = run.number(run.record(int(run.order[-1])), accuracy_key(target, "out"))

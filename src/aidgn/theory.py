@@ -127,8 +127,8 @@ DEBYE = debye_polynomials(8)
 
 
 def to_polar(z: ArrayLike) -> tuple[Array, Array]:
-    """(r [...], phi [..., n-1]) with z_1 = r cos phi_1, z_2 = r sin phi_1 cos phi_2, ..., z_n = r sin phi_1 .. sin
-    phi_{n-1}; all angles in [0, pi] but the last, in [0, 2 pi)."""
+    """Return (r [...], phi [..., n-1]): z_1 = r cos phi_1, z_2 = r sin phi_1 cos phi_2, ..., z_n = r sin phi_1 ..
+    sin phi_{n-1}. All angles are in [0, pi] but the last, which is in [0, 2 pi)."""
     z = floats(z)
     tail = np.sqrt(np.cumsum(z[..., ::-1] ** 2, axis=-1))[..., ::-1]  # |(z_i .. z_n)|
     phi = np.arctan2(tail[..., 1:], z[..., :-1])

@@ -154,7 +154,7 @@ class Results:
 
 
 def _trained_accuracies(features: Features) -> tuple[float, float]:
-    """Accuracy on the sources' validation images and on the targets' train split, without adaptation."""
+    """Return the accuracy on the sources' validation images and on the targets' train split, without adaptation."""
     sources = [features.accuracy(features.split(name)[1]) for name in features.source_names]
     targets = [features.accuracy(features.split(name)[0]) for name in features.targets]
     return float(np.mean(sources)), float(np.mean(targets))
@@ -163,7 +163,7 @@ def _trained_accuracies(features: Features) -> tuple[float, float]:
 def _adapted_accuracies(
     network: Algorithm, method: str, settings: dict[str, Any], streams: "Streams"
 ) -> tuple[float, float]:
-    """The same accuracies under adaptation, which starts afresh in every domain."""
+    """Return the same accuracies under adaptation, which starts from the trained weights in every domain."""
     adapter = METHODS[method].adapter(network, **settings)
     names = streams.features.source_names, streams.features.targets
     sources = [accuracy(adapter, streams.domain(name, method, validation=True)) for name in names[0]]
@@ -205,7 +205,7 @@ class Streams:
         return self._open_images()
 
     def domain(self, name: str, method: str, validation: bool) -> Domain:
-        """The validation or train split of a domain, in its shuffled order."""
+        """Return the validation or train split of a domain, in its shuffled order."""
         needs_images = METHODS[method].needs_images
         key = name, validation, needs_images
         if key not in self._domains:

@@ -106,7 +106,7 @@ class Diagnosis:
 
     @classmethod
     def load(cls, path: Path) -> "Diagnosis":
-        """What `save` wrote; ValueError, KeyError, TypeError or AttributeError if it is no such file."""
+        """Read what `save` wrote; raise ValueError, KeyError, TypeError or AttributeError for another file."""
         found: dict[str, Any] = {
             key: None if key in TESTS and value is None else _with_nan(value)
             for key, value in parse_json(path.read_bytes()).items()
@@ -265,7 +265,7 @@ def check_domains(features: Features) -> None:
 def compared_cells(
     labels: Integers, domains: Integers, features: Features, most: int, rng: np.random.Generator
 ) -> tuple[dict[int, dict[int, Integers]], list[dict[str, Any]]]:
-    """Class -> domain -> up to `most` images, drawn at random; and which have too few."""
+    """Draw up to `most` images of each class and domain; also list the classes and domains with too few."""
     cells: dict[int, dict[int, Integers]] = {}
     skipped = []
     for number, name in enumerate(features.class_names):
@@ -280,12 +280,12 @@ def compared_cells(
 
 
 def known(values: Iterable[float]) -> list[float]:
-    """Drop NaNs; a NaN if there is nothing else."""
+    """Drop NaNs; return one NaN if there is nothing else."""
     return [value for value in values if not np.isnan(value)] or [float("nan")]
 
 
 def _with_nan(value: Any) -> Any:
-    """NaN again where JSON has null."""
+    """Put NaN back where JSON has null."""
     if isinstance(value, dict):
         return {key: _with_nan(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Pictures of the latent space: t-SNE in two dimensions, and which images to show when there are many."""
+"""The latent space in two dimensions by t-SNE, and a choice of images to show when there are many."""
 
 import hashlib
 import threading
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
 
-COMPONENTS = 50  # principal ones, in which neighbours are looked for
-ITERATIONS, ITERATIONS_OF_FEW, FEW = 750, 500, 3_000  # few points settle sooner
-THREADS = 1  # two spin while they wait for each other: 40 times slower on a busy machine; and sums keep their order
+COMPONENTS = 50  # principal components in which t-SNE looks for neighbours
+ITERATIONS, ITERATIONS_OF_FEW, FEW = 750, 500, 3_000  # up to 3,000 points settle sooner
+THREADS = 1  # several would wait for each other on a busy machine, 40 times slower, and add in another order
 
 _lock = threading.Lock()
 _latest: dict[str, Future[NDArray[np.float32]]] = {}  # positions of the last vectors: runs may share a frozen network

@@ -60,7 +60,7 @@ class Features:
         return np.isin(self.domains, [self.domain_names.index(name) for name in self.targets])
 
     def split(self, domain: str) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of a domain's train and validation images, in the splits' shuffled order."""
+        """Return the indices of a domain's train and validation images, in the splits' shuffled order."""
         number = self.domain_names.index(domain)
         indices = np.flatnonzero(self.domains == number)
         train, validation = (indices[part] for part in train_val_indices(len(indices), self.trial, number))
@@ -70,7 +70,7 @@ class Features:
         return shuffled[~self.validation[shuffled]], shuffled[self.validation[shuffled]]
 
     def representative(self) -> dict[str, np.ndarray]:
-        """Indices of the images that stand for each domain: a source's validation images, else all images.
+        """Return the indices of the images that stand for each domain: a source's validation images, else all images.
 
         A network treats images that it was trained on differently.
         """
@@ -143,7 +143,7 @@ class Features:
             raise ValueError("logits or targets do not fit the names of classes and domains")
 
     def _metadata(self) -> dict[str, Any]:
-        """Everything but arrays and files."""
+        """Return everything but arrays and files."""
         names = [field.name for field in fields(self) if field.name not in (*ARRAYS, "files", "weight")]
         return {"version": VERSION, **{name: getattr(self, name) for name in names}}
 

@@ -219,7 +219,7 @@ def _predictions(diagnosis: Diagnosis) -> list[str]:
 
 
 def _pair(diagnosis: Diagnosis, key: str, word: str = "") -> str:
-    """An angle on the targets, and on the sources in brackets."""
+    """Format an angle on the targets, with that on the sources in brackets."""
     targets, sources = diagnosis.mean(diagnosis.targets, key), diagnosis.mean(diagnosis.sources, key)
     return f"{targets:.0f}° ({word}{sources:.0f}°)"
 

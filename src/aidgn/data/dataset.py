@@ -208,7 +208,7 @@ class Dataset:
         return digest.hexdigest()
 
     def _first_members(self) -> list[int]:
-        """The index of the first image of each image's group, which does not depend on the names of groups."""
+        """Return the index of the first image of each image's group, which does not depend on the names of groups."""
         if self.groups is None:
             return [-1] * len(self)
         _, first, inverse = np.unique(self.groups, return_index=True, return_inverse=True)

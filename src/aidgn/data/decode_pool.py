@@ -269,7 +269,7 @@ def worker_died(process: subprocess.Popen, files: Sequence[str]) -> AidgnError:
 
 
 def fork_workers() -> None:
-    """Main function of the started process: fork a worker for each connection given as an argument.
+    """Fork a worker for each connection given as an argument; the main function of the started process.
 
     Forking takes less time than importing this module in each worker. If one worker dies, all are ended, and this
     process ends with the same exit code or signal.

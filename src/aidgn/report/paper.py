@@ -65,7 +65,7 @@ def paper_rows(name: RowName, table: str, columns: Sequence[str], ours: Sequence
 
 
 def _adapted_rows(table: str) -> dict[str, Any]:
-    """AIDGN under adaptation, per target; over data sets, the averages of these tables, as in the paper's figure 3."""
+    """Return the paper's AIDGN under adaptation, per target or, over data sets, the averages of its figure 3."""
     if table != "benchmark":
         return paper().get(f"tta_{table}", {}).get("rows", {})
     datasets = dataset_order()

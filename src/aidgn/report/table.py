@@ -190,7 +190,7 @@ def _benchmark_table(
     paper: bool,
     metric: str,
 ) -> Table:
-    """Algorithms x data sets: targets are averaged within a trial first, as DomainBed does."""
+    """Make the table of algorithms x data sets; targets are averaged within a trial first, as DomainBed does."""
     averaged: dict[RowName, Trials] = {name: {} for name in names}
     partial: list[str] = []
     for name, (number, dataset) in product(names, enumerate(datasets)):
@@ -224,7 +224,7 @@ def _cell(values: Iterable[float], table: Table) -> Cell | None:
 
 
 def _spread(values: NDArray[np.float64], spread: str) -> float | None:
-    """sd: sqrt(sum (a - mean)^2 / (n - 1)); se: sqrt(sum (a - mean)^2 / n) / sqrt(n), as DomainBed prints it."""
+    """Return sd = sqrt(sum (a - mean)^2 / (n - 1)) or se = sqrt(sum (a - mean)^2 / n) / sqrt(n), as DomainBed does."""
     if len(values) < 2:
         return None
     return float(np.std(values, ddof=1) if spread == "sd" else np.std(values / np.sqrt(len(values))))

@@ -123,7 +123,7 @@ def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
 
 
 def _weights_digest(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
-    """sha256 of the metadata, then of each tensor's name, type, shape and bytes, sorted by name."""
+    """Return a sha256 of the metadata, then of each tensor's name, type, shape and bytes, sorted by name."""
     import torch
 
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""What a run is called, from its identity alone: what run.json says makes it this run."""
+"""The names of a run, which follow from its identity: the settings in run.json that distinguish it from others."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ OF_FILES = ("data", "weights", "precision", "preprocessing")
 
 
 def folder_name(identity: Mapping[str, Any]) -> str:
-    """A readable name with a digest of the whole identity."""
+    """Compose a readable name with a digest of the whole identity."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     parts = [
         identity["dataset"],
@@ -34,7 +34,7 @@ def without_preprocessing(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sweep_key(identity: Mapping[str, Any]) -> str:
-    """`RunSpec.key` from the identity in a run.json."""
+    """Return what `RunSpec.key` returns, from the identity in a run.json."""
     known = {key: value for key, value in identity.items() if key not in OF_FILES}
     name = normalize_name(known["dataset"])
     folder = name.removeprefix("own")  # of an own data set that is called as a published one

@@ -155,7 +155,7 @@ class RunSpec(RunOptions):
         return identity
 
     def _identity_without_files(self, dataset: str) -> dict[str, Any]:
-        """The part of the identity that is known without reading images or weights."""
+        """Return the part of the identity that is known without reading images or weights."""
         identity = {**asdict(self), "dataset": dataset, "algorithm": str(self.label())}
         if source := self.source():
             identity["source"] = source
@@ -246,5 +246,5 @@ def refuse_features(algorithm: type[Algorithm]) -> str:
 
 
 def _seed_name(dataset: Dataset) -> str:
-    """The seed component that identifies the data set, whatever its folder is called."""
+    """Return the seed component that identifies the data set, whatever its folder is called."""
     return dataset.name if dataset.name in DATASETS else dataset.fingerprint

@@ -303,7 +303,7 @@ def _append(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _may_be_alive(attempt: Attempt) -> bool:
-    """False only if the process was on this machine and is gone."""
+    """Return False only if the process was on this machine and is gone."""
     if attempt.host != socket.gethostname():
         return True
     try:

@@ -103,7 +103,7 @@ class SweepPlan(RunOptions):
         return runs
 
     def _targets(self, dataset: Dataset) -> list[tuple[str, ...]]:
-        """The unseen domains of each run: the targets, then pairs of a target and another domain if asked for."""
+        """List the unseen domains of each run: the targets, then pairs of a target and another domain if asked for."""
         if self.runs:
             numbers = [sorted({dataset.find_domain(str(name)) for name in names}) for _, _, *names in self.runs]
             return [tuple(dataset.domains[number] for number in group) for group in numbers]
@@ -116,14 +116,14 @@ class SweepPlan(RunOptions):
         return [tuple(dataset.domains[number] for number in group) for group in groups]
 
     def _repeats(self, targets: list[tuple[str, ...]]) -> Iterator[tuple[int, int, list[tuple[str, ...]]]]:
-        """Draw, trial and groups of unseen domains; of runs listed one by one, those at the same place in `targets`."""
+        """Yield draw, trial and groups of unseen domains; for runs listed one by one, the group at the same place."""
         if not self.runs:
             yield from ((draw, trial, targets) for draw, trial in product(range(self.draws), range(self.trials)))
         for (trial, draw, *_), group in zip(self.runs, targets, strict=False):
             yield draw, trial, [group]
 
     def _grid(self, algorithm: str, algorithms: Sequence[str]) -> list[dict[str, Any]]:
-        """The hyper-parameters given for an algorithm, then one variant for every value of every list."""
+        """List the hyper-parameters given for an algorithm, then one variant for every value of every list."""
         known = {find(name).name().casefold(): find(name) for name in algorithms}
         known |= {name.casefold(): find(name) for name in algorithms}
         given: dict[str, Any] = {}

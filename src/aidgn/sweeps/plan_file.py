@@ -161,7 +161,7 @@ def _precision(key: str, value: Any) -> str:
 
 
 def _hyper_parameters(key: str, value: Any) -> dict[str, Any]:
-    """A mapping to values or lists of values, and of algorithms to such mappings."""
+    """Check a mapping of names to values or lists of values, and of algorithms to such mappings."""
     if not isinstance(value, dict):
         raise ParameterError(key, value, "a mapping of names to values, or to lists of values")
     values = {str(name): inner for name, inner in value.items()}

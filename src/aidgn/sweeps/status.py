@@ -89,7 +89,7 @@ def read_status(folder: SweepFolder) -> Status:
 
 
 def _seconds_per_step(status: RunStatus, typical: float | None) -> float | None:
-    """The typical time of finished runs, else that of this run in progress."""
+    """Return the typical time of finished runs, else that of this run in progress."""
     running = status.history.running
     if typical is not None or running is None or running.first is None:
         return typical
@@ -99,7 +99,7 @@ def _seconds_per_step(status: RunStatus, typical: float | None) -> float | None:
 
 
 def _status_without_plan(folder: SweepFolder) -> Status:
-    """The status of runs that no sweep has planned: finished or not."""
+    """Return the status of runs that no sweep has planned: finished or not."""
     if not folder.path.is_dir():
         raise AidgnError(f"The folder {folder.path} does not exist.")
     if RunFolder(folder.path).exists:

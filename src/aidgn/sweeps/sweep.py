@@ -186,7 +186,7 @@ class Sweep:
             self._check_custom_algorithms()
 
     def _compare(self, identity: dict[str, Any], spec: RunSpec) -> dict[str, tuple[Any, Any]]:
-        """The settings that a run in the folder must share with a new one and does not: (there, here) by name."""
+        """Return settings that a run in the folder must share with a new one and does not: (there, here) by name."""
         here = {name: getattr(spec, name) for name in MUST_MATCH if name != "weights"}
         here |= self.shared[identity["dataset"]]
         different = {}
@@ -245,7 +245,7 @@ class Sweep:
         return self.datasets[dataset].name if dataset in self.datasets else Path(dataset).name
 
     def _remarks(self, runs: int) -> list[str]:
-        """Comments for the head of sweep.yaml."""
+        """Compose the comments at the head of sweep.yaml."""
         specs = {spec.dataset: spec for spec in reversed(self.specs)}
         return [
             f"Written by aidgn {aidgn.__version__}: {runs} runs. "
