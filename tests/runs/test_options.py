@@ -126,18 +126,18 @@ def test_identities_of_runs_made_by_0_1_0_are_unchanged() -> None:
 def test_one_field_is_enough_to_add_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True, kw_only=True)
     class More(RunOptions):
-        clip: int | None = option("Largest norm of the gradient", minimum=1)
+        made_up: int | None = option("An option that no run has", minimum=1)
 
     monkeypatch.setattr(options, "RunOptions", More)
     entry = list(run_options())[-1]
-    assert (entry.name, entry.type, entry.command_line, entry.may_differ) == ("clip", int, "--clip", False)
+    assert (entry.name, entry.type, entry.command_line, entry.may_differ) == ("made_up", int, "--made-up", False)
 
     @click.command()
     @add_run_options()
     def command(**values: object) -> None:
-        click.echo(values["clip"])
+        click.echo(values["made_up"])
 
-    assert CliRunner().invoke(command, ["--clip", "5"], catch_exceptions=False).output == "5\n"
+    assert CliRunner().invoke(command, ["--made-up", "5"], catch_exceptions=False).output == "5\n"
     with pytest.raises(ParameterError):
         entry.convert(0)
 

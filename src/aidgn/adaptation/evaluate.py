@@ -17,7 +17,6 @@ from torch import Tensor
 
 from aidgn.adaptation.common import batches, check_classifier
 from aidgn.adaptation.methods import DEFAULT, METHODS, ORDER
-from aidgn.adaptation.tent import Tent
 from aidgn.algorithms import Algorithm
 from aidgn.analysis.extraction import (
     Progress,
@@ -174,16 +173,17 @@ def _adapted_accuracies(
 
 @dataclass
 class Domain:
-    """The batches of a domain without labels, and the labels to measure with, in the same order."""
+    """The batches of a domain, images or features, and the labels to measure with, in the same order."""
 
     batches: Callable[[], Iterable[Tensor]]
     labels: Tensor
+    has_images: bool
 
 
 def accuracy(adapter: Any, domain: Domain) -> Tensor:
     """Reset the adapter and measure its predictions, each made when its batch comes; float64, on the device."""
     adapter.reset()
-    predict = adapter.predict if isinstance(adapter, Tent) else adapter.predict_features
+    predict = adapter.predict if domain.has_images else adapter.predict_features
     predicted = torch.cat([predict(batch).argmax(1) for batch in domain.batches()])
     hits = predicted == domain.labels
     return (hits.cpu() if hits.device.type == "mps" else hits).double().mean()  # mps has no float64
@@ -213,10 +213,10 @@ class Streams:
             labels = torch.from_numpy(self.features.labels[indices]).to(self.device)
             rows = [torch.from_numpy(indices[batch.start : batch.stop]) for batch in batches(len(indices), BATCH_SIZE)]
             if needs_images:
-                self._domains[key] = Domain(lambda: self._image_batches(rows), labels)
+                self._domains[key] = Domain(lambda: self._image_batches(rows), labels, needs_images)
             else:
                 values = list(self._feature_batches(rows))
-                self._domains[key] = Domain(lambda: values, labels)
+                self._domains[key] = Domain(lambda: values, labels, needs_images)
         return self._domains[key]
 
     def _feature_batches(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:

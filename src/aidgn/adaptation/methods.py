@@ -1,12 +1,26 @@
 """The table of adaptation methods. It loads no PyTorch until a method's class is asked for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from aidgn.adaptation.t3a import T3A
-    from aidgn.adaptation.tent import EntropyMinimization
+    from torch import Tensor
+
+
+class Adapter(Protocol):
+    """A trained algorithm that adapts, made by its class from the algorithm and one of the method's settings.
+
+    The class of a method that adapts nothing below the features also has `predict_features`, which takes features in
+    place of images.
+    """
+
+    def reset(self) -> None:
+        """Forget all batches."""
+
+    def predict(self, x: "Tensor") -> "Tensor":
+        """Adapt to a batch of images and return its logits."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +31,7 @@ class AdaptationMethod:
         name: Name in tables and in adaptation.jsonl.
         title: What the method adapts, in a few words.
         description: How the method adapts, in a sentence.
-        location: Module and class below `aidgn.adaptation`.
+        location: Module and class below `aidgn.adaptation`; the class is an `Adapter`.
         settings: Settings to choose from by accuracy on source validation data.
         needs_images: Whether the method adapts the network below the features.
     """
@@ -30,10 +44,11 @@ class AdaptationMethod:
     needs_images: bool = False
 
     @property
-    def adapter(self) -> "type[T3A] | type[EntropyMinimization]":
+    def adapter(self) -> Callable[..., Adapter]:
         """The class that adapts."""
         module, name = self.location.split(".")
-        return getattr(import_module(f"aidgn.adaptation.{module}"), name)
+        adapter: Callable[..., Adapter] = getattr(import_module(f"aidgn.adaptation.{module}"), name)
+        return adapter
 
 
 TENT_SETTINGS = tuple({"rate": rate, "updates": updates} for rate in (0.1, 1.0, 10.0) for updates in (1, 3))

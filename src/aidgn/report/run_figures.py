@@ -36,7 +36,7 @@ from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.reader import read_adaptation
 
-METHOD_COLOURS = {"none": "#888888", "T3A": "#D55E00", "Tent-BN": "#0072B2", "Tent-C": "#56B4E9", "Tent": "#E69F00"}
+METHOD_COLOURS = ("#888888", "#D55E00", "#0072B2", "#56B4E9", "#E69F00", *CLASS_COLOURS)  # in the order of `ORDER`
 MAX_POINTS = 10_000  # images that t-SNE shows
 
 
@@ -144,7 +144,7 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
             [length - base for length in lengths],
             height * 0.9,
             left=base,
-            color=METHOD_COLOURS[method],
+            color=METHOD_COLOURS[ORDER.index(method)],
             label="no adaptation" if method == "none" else method,
             xerr=errors if any(errors) else None,
             error_kw={"linewidth": 0.6},
