@@ -46,37 +46,26 @@ class DataSource:
             source = cls(str(text), **given)
         else:
             source = cls(match[1], **{**dict(parse_qsl(match[2], encoding="utf-8", errors="surrogateescape")), **given})
-        columns = [f"{name}={value}" for name, value in source.named_columns.items() if value is not None]
+        columns = [f"{name}={value}" for name, value in source.options.items() if name != "layout"]
         if source.layout is not None and (columns or Path(source.path).suffix.lower() in TABLE_SUFFIXES):
             raise AidgnError(f"layout={source.layout} is for folders, {', '.join(columns) or source.path} for a table.")
         return source
 
     def __str__(self) -> str:
-        if not self.options_given:
+        if not self.options:
             return self.path
-        options = {name: value for name, value in self.options.items() if value is not None}
-        return f"{self.path}?{urlencode(options, safe='/{}*', quote_via=quote, errors='surrogateescape')}"
+        return f"{self.path}?{urlencode(self.options, safe='/{}*', quote_via=quote, errors='surrogateescape')}"
 
     @property
-    def options(self) -> dict[str, str | None]:
-        """Columns and layout by name."""
-        return {name: value for name, value in asdict(self).items() if name != "path"}
-
-    @property
-    def options_given(self) -> bool:
-        """Whether columns or a layout are named."""
-        return any(value is not None for value in self.options.values())
-
-    @property
-    def named_columns(self) -> dict[str, str | None]:
-        """The columns of a table by what they hold; None where no column is named."""
-        return {name: value for name, value in self.options.items() if name != "layout"}
+    def options(self) -> dict[str, str]:
+        """The columns and the layout that are named."""
+        return {name: value for name, value in asdict(self).items() if name != "path" and value is not None}
 
     @property
     def is_table(self) -> bool:
         """Whether it is a table; a folder is one if columns are named."""
-        named = any(value is not None for value in self.named_columns.values())
-        return named or (Path(self.path).suffix.lower() in TABLE_SUFFIXES and not Path(self.path).is_dir())
+        columns = self.options.keys() - {"layout"}
+        return bool(columns) or (Path(self.path).suffix.lower() in TABLE_SUFFIXES and not Path(self.path).is_dir())
 
     @property
     def exists(self) -> bool:
@@ -96,4 +85,4 @@ class DataSource:
     def moved(self, path: str | Path) -> "DataSource":
         """Return the source at another path, with the same columns or layout unless the path names others."""
         other = DataSource.parse(path)
-        return other if other.options_given else replace(self, path=other.path)
+        return other if other.options else replace(self, path=other.path)

@@ -27,7 +27,8 @@ def load_table(source: DataSource, table: Table | None = None, tolerant: bool = 
         tolerant: See `load_dataset`.
     """
     table = table or read_table(source.path)
-    names = {role: name for role, name in source.named_columns.items() if role != "group" or name}
+    names = {"file": source.file, "label": source.label, "domain": source.domain}
+    names |= {"group": source.group} if source.group else {}
     problems = list(filter(None, [table.describe_absent(names)]))
 
     def column(role: str) -> list[str]:

@@ -137,7 +137,7 @@ def fit(
     run_options = {name: value for name, value in settings.items() if (name, value) != ("average", "none")}
     RunOptions(**run_options).check_options()
     source = find_source(folder, out or "runs", file=file, label=label, domain=domain, group=group, layout=layout)
-    dataset = load_dataset(source if source.options_given else folder, data_dir)
+    dataset = load_dataset(source if source.options else folder, data_dir)
     if source.layout is None and (doubt := doubt_layout(dataset)):
         raise AidgnError(doubt)
     place = FitFolder(out or f"runs/fit-{dataset.name}")

@@ -80,7 +80,7 @@ def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str |
     source = None if root is None else DataSource.parse(root)
     if name == "digits":
         dataset = load_dataset(name)
-    elif source is not None and (source.options_given or source.is_table) and (data is not None or source.exists):
+    elif source is not None and (source.options or source.is_table) and (data is not None or source.exists):
         dataset = load_dataset(source if data is None else source.moved(data))
     elif data is not None and (info is None or info.matches(data)):
         dataset = load_folder(Path(data), info)
