@@ -196,7 +196,7 @@ class Validation:
     def accuracy(self, network: Algorithm) -> float:
         """Return the mean accuracy over the source domains."""
         scores = evaluate(network, self.images, self.groups, self.transform)
-        return float(np.mean([each.accuracy for each in scores]))
+        return float(np.mean([split.accuracy for split in scores]))
 
     def training_inputs(self, network: Algorithm) -> Iterator[Tensor]:
         """Yield training images of all source domains in random order, prepared for the network."""

@@ -19,7 +19,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Files that the system says are installed, none to begin with; matplotlib knows its own font only."""
     paths: list[str] = []
     monkeypatch.setattr(fonts, "findSystemFonts", lambda: paths)
-    monkeypatch.setattr(fonts, "told", set())
+    monkeypatch.setattr(fonts, "warned_of", set())
     own = [entry for entry in fontManager.ttflist if entry.name.startswith("DejaVu")]
     monkeypatch.setattr(fontManager, "ttflist", own)
     fonts.fonts_with.cache_clear()

@@ -112,16 +112,16 @@ class Diagnosis:
             for key, value in parse_json(path.read_bytes()).items()
             if key != "verdicts"
         }
-        for each in found["von_mises_fisher"]:  # a kappa that is no number was infinite: all directions were one
-            each["kappa"] = float("inf") if np.isnan(each["kappa"]) else each["kappa"]
+        for fit in found["von_mises_fisher"]:  # a kappa that is no number was infinite: all directions were one
+            fit["kappa"] = float("inf") if np.isnan(fit["kappa"]) else fit["kappa"]
         for name in TESTS:
             if found[name] is not None:
                 found[name] = Shift(
                     **{key: value for key, value in found[name].items() if key != "size"}
                     | {
                         "classes": {
-                            found["class_names"].index(c): (each["effect"], each["p_holm"])
-                            for c, each in found[name]["classes"].items()
+                            found["class_names"].index(c): (entry["effect"], entry["p_holm"])
+                            for c, entry in found[name]["classes"].items()
                         }
                     }
                 )
@@ -287,7 +287,7 @@ def known(values: Iterable[float]) -> list[float]:
 def _with_nan(value: Any) -> Any:
     """Put NaN back where JSON has null."""
     if isinstance(value, dict):
-        return {key: _with_nan(each) for key, each in value.items()}
+        return {key: _with_nan(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_with_nan(each) for each in value]
+        return [_with_nan(entry) for entry in value]
     return float("nan") if value is None else value

@@ -41,8 +41,8 @@ class Dataset:
             None if there are no groups.
         source: The table, or the folder with its layout, that the images were found by; None for folders
             ROOT/<domain>/<class>/<image>.
-        held_out: 1 for images that validate, 0 for those that train and -1 for neither, int8 [N], where these are
-            published; domains without such images are split as others. None where none are published.
+        held_out: The published split: 1 for images that validate, 0 for those that train and -1 for neither, int8 [N].
+            A domain without images of both kinds is split like any other. None if no split is published.
         problems: What is wrong with the folder or table; empty unless it was loaded to be checked.
     """
 

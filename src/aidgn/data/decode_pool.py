@@ -1,7 +1,7 @@
 """Decode image files into the slots of a pixel file or of shared memory, in worker processes where images are many.
 
-The workers are not those of multiprocessing or concurrent.futures, which import the main script, and torch with it. A
-script that trains so needs no `if __name__ == "__main__"`, and Ctrl-C reaches this process only. If an image kills its
+The workers do not come from multiprocessing or concurrent.futures, which import the main script and, with it, torch. So
+a script that trains needs no `if __name__ == "__main__"`, and Ctrl-C reaches this process only. If an image kills its
 worker, the error names the images that the worker had.
 """
 

@@ -15,8 +15,9 @@ def train_val_indices(
     As in DomainBed, numpy's RandomState with the seed int(md5(str((trial, domain)))) mod 2^31 shuffles the positions.
     The first floor(0.2 count) are for validation, and both parts keep the shuffled order.
 
-    With groups, whole groups are for validation: in the order in which they first appear among the shuffled positions,
-    each that keeps the number of images at floor(0.2 count) or less; if every group is larger, the smallest.
+    With groups, whole groups are for validation. They are taken in the order in which they first appear among the
+    shuffled positions, as long as a group keeps the number of images at floor(0.2 count) or less. If every group is
+    larger, the smallest one is taken.
 
     Args:
         count: Images of the domain.

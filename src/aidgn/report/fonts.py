@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 log = logging.getLogger("aidgn")
 BOXES = "Last Resort"  # matplotlib's font that has a box for every character
-told: set[str] = set()  # characters of the warning, which appears once
+warned_of: set[str] = set()  # characters of the warning, which appears once
 
 
 def fit_fonts(figure: Figure) -> None:
@@ -26,8 +26,8 @@ def fit_fonts(figure: Figure) -> None:
     families, missing = fonts_with(frozenset(lacking))
     for text in texts:
         text.set_fontfamily([*usual.get_family(), *families])
-    if missing and not told:
-        told.update(missing)
+    if missing and not warned_of:
+        warned_of.update(missing)
         log.warning(
             "No installed font has %s%s: figures show boxes in the place of such characters. Install a font "
             "that has them (for Chinese, Japanese and Korean on Debian fonts-noto-cjk), and run this again.",

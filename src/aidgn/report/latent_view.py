@@ -44,7 +44,7 @@ class Latent:
 
     points: list[dict[str, Any]] = field(default_factory=list)  # images, shared by the views of a data set
     views: list[dict[str, Any]] = field(default_factory=list)  # one per run
-    told: list[dict[str, Any]] = field(default_factory=list)  # stored diagnoses of runs without features
+    diagnoses: list[dict[str, Any]] = field(default_factory=list)  # stored diagnoses of runs without features
     sheets: list[str] = field(default_factory=list)  # thumbnails, data: URIs
     notes: list[str] = field(default_factory=list)  # what is missing, and why
 
@@ -76,7 +76,7 @@ def look_inside(
     for run in absent:
         with suppress(*UNREADABLE):
             known = Diagnosis.load(run.diagnosis)
-            latent.told.append(
+            latent.diagnoses.append(
                 {"dataset": known.dataset, "algorithm": known.algorithm, "targets": known.targets, **_words(known)}
             )
     # Most of the time is t-SNE, which runs on one thread and lets other threads run. Few runs are in memory at a time.
@@ -173,8 +173,8 @@ def _angles(features: Features, indices: np.ndarray) -> str | None:
     """Measure the angle between a feature and the classifier's direction of its class, in hundredths of a degree."""
     if features.weight is None:
         return None
-    z, own = features.features[indices].astype(np.float64), features.weight.T[features.labels[indices]]
-    cosine = (z * own).sum(1) / np.maximum(np.linalg.norm(z, axis=1) * np.linalg.norm(own, axis=1), 1e-12)
+    z, vectors = features.features[indices].astype(np.float64), features.weight.T[features.labels[indices]]
+    cosine = (z * vectors).sum(1) / np.maximum(np.linalg.norm(z, axis=1) * np.linalg.norm(vectors, axis=1), 1e-12)
     return packed(np.degrees(np.arccos(np.clip(cosine, -1, 1))) * 100)
 
 

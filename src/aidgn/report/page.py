@@ -18,7 +18,7 @@ from aidgn.errors import AidgnError, some
 from aidgn.escape import for_terminal
 from aidgn.files import for_json, write_text
 from aidgn.new_site.interval import percent
-from aidgn.report import reproduce as rerun
+from aidgn.report import reproduce
 from aidgn.report.overview import Overview, shade_rows
 from aidgn.report.page_data import (
     MANY_RUNS,
@@ -108,7 +108,7 @@ def write_report(
     for folder in map(Path, folders):
         name = _place_name(folder)
         places.setdefault(name, []).append(folder)
-        given[str(Path(name, rerun.folder(folder)))] = None
+        given[str(Path(name, reproduce.folder(folder)))] = None
     payload = {
         "datasets": datasets_of(records),
         "letters": _letters(results),
@@ -138,7 +138,7 @@ def write_report(
         source_count=_source_count(records),
         facts=_facts(records, finished),
         views=latent.views,
-        told=latent.told,
+        diagnoses=latent.diagnoses,
         latent_notes=latent.notes,
         adaptation=adapted,
         adaptation_notes=adaptation_notes,
@@ -146,14 +146,14 @@ def write_report(
         commands=[
             line
             for name, members in places.items()
-            for line in rerun.commands(
+            for line in reproduce.commands(
                 [run for run in records.runs if run.path and any(map(Path(str(run.path)).is_relative_to, members))],
                 name,
             )
         ],
         again=_again(list(given), adapted, extraction.get("algorithm"), points),
-        versions=rerun.versions(records.runs),
-        hyper_parameters=rerun.hyper_parameters(records.runs),
+        versions=reproduce.versions(records.runs),
+        hyper_parameters=reproduce.hyper_parameters(records.runs),
         unfinished=_unfinished(records),
         letters=payload["letters"],
     )

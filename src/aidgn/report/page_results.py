@@ -69,7 +69,7 @@ def make_answer(
         {domains[target]: 100 * float(np.mean(list(values.values()))) for target, values in sorted(of_best.items())},
         len(next(iter(of_best.values()))) if have_same_trials(of_best) else None,
         second,
-        next((each for each in found.differences if {each.first, each.second} == {best, second}), None),
+        next((pair for pair in found.differences if {pair.first, pair.second} == {best, second}), None),
         [row.head for row in table.ours if row.head not in means],
     )
 

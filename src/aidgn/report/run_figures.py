@@ -128,8 +128,8 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     }
     algorithms = sorted({algorithm for algorithm, _ in values}, key=lambda name: (name != "ERM", name))
     methods = [method for method in ORDER if any(key[1] == method for key in values)]
-    means = {key: float(np.mean(each)) for key, each in values.items()}
-    spreads = {key: float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for key, each in values.items()}
+    means = {key: float(np.mean(trials)) for key, trials in values.items()}
+    spreads = {key: float(np.std(trials, ddof=1)) if len(trials) > 1 else 0.0 for key, trials in values.items()}
     lowest = min(means[key] - spreads[key] for key in means)
     base = max(0.0, 5 * np.floor((lowest - 5) / 5))
     room = min(0.13 * (len(methods) + 1), (PAGE - 0.8) / len(algorithms))  # inches for an algorithm

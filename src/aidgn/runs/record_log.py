@@ -145,6 +145,6 @@ def _is_complete(content: bytes, step: int, eval_every: int | None) -> bool:
     except (ValueError, TypeError, KeyError):
         return False
     if not eval_every:
-        return all(isinstance(each, int) and each <= step for each in steps)
+        return all(isinstance(number, int) and number <= step for number in steps)
     expected = list(range(eval_every, step + 1, eval_every))
     return content.endswith(b"\n") == bool(steps) and steps in (expected, [*expected, step])

@@ -210,7 +210,7 @@ class SplitEvaluator:
         groups = list(self.groups.values())
         scores = evaluate(algorithm, self.images, groups, self.eval_transform)
         by_split = dict(zip(self.groups, scores, strict=True))
-        finite = not np.isnan([each.nll for each in scores]).any()
+        finite = not np.isnan([split.nll for split in scores]).any()
         if self.augment_validation:
             by_split |= self._augmented_validation(algorithm, step)
         return name_metrics(by_split), finite
@@ -232,7 +232,7 @@ class SplitEvaluator:
     def validation_loss(self, algorithm: Algorithm) -> float:
         """Return the mean cross entropy on the validation splits of the sources."""
         scores = evaluate(algorithm, self.images, self.source_validation, self.eval_transform)
-        return float(np.mean([each.nll for each in scores]))
+        return float(np.mean([split.nll for split in scores]))
 
     def calibrate(self, algorithm: Algorithm) -> Novelty:
         """Measure norms and angles on the validation splits of the sources."""
