@@ -164,11 +164,12 @@ def loss_and_margins(
     with no_autocast(z):
         r = torch.linalg.vector_norm(z, dim=1)
         mu_d, domain_weight = domain_means(r, domains)
-        m = variant_margin(r, mu_d.detach(), gamma, beta, ratio, variant, mu_star)
         if variant == "paper":
+            m = margin(r, mu_d.detach(), gamma, beta, ratio)
             penalty = (domain_weight * norm_regularizer(mu_d, mu_star, regularizer)).sum()
         else:
             norms = r.clamp(RELEASE_LEAST_NORM, mu_star)
+            m = margin(norms - RELEASE_LEAST_NORM, mu_d.detach(), gamma, beta, ratio) + RELEASE_OFFSET
             h = (r / mu_d).detach()
             h = torch.where(h > ratio_threshold, h, torch.ones_like(h))
             if variant == "release":
@@ -193,21 +194,6 @@ def margin(r: Tensor, mu_d: Tensor, gamma: float, beta: float, ratio: str = "lin
     scale = (beta * mu_d).clamp_min(TINY)
     # Clamp before the exponential to avoid overflow: all margins above pi have the same effect.
     return ((gamma * scale).log() + r / scale).clamp(max=math.log(4)).exp()
-
-
-def variant_margin(
-    r: Tensor,
-    mu_d: Tensor,
-    gamma: float,
-    beta: float,
-    ratio: str = "linear",
-    variant: str = "paper",
-    mu_star: float = 410.0,
-) -> Tensor:
-    """Return the margin of the paper, or of the released code, which clamps the norms and adds a fixed angle."""
-    if variant == "paper":
-        return margin(r, mu_d, gamma, beta, ratio)
-    return margin(r.clamp(RELEASE_LEAST_NORM, mu_star) - RELEASE_LEAST_NORM, mu_d, gamma, beta, ratio) + RELEASE_OFFSET
 
 
 def perturbed_logits(cosine: Tensor, labels: Tensor, m: Tensor, kappa: float) -> Tensor:
