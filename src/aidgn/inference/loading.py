@@ -105,10 +105,10 @@ def load_single_model(
         run.domains,
         run.image_size,
         target_device,
-        novelty and Novelty.from_dict(novelty, class_vectors(network.classifier)),
+        None if novelty is None else Novelty.from_dict(novelty, class_vectors(network.classifier)),
         false_alarms,
         find_preprocessing(run),
-        expectations and Expectations.from_dict(expectations),
+        None if expectations is None else Expectations.from_dict(expectations),
     )
 
 
