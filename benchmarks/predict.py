@@ -34,16 +34,16 @@ from torch import Tensor, nn
 
 from aidgn import backbones
 from aidgn.algorithms import find
-from aidgn.algorithms.base import class_vectors
 from aidgn.data.images import read_shrunk
 from aidgn.data.row_cache import usable_cores
 from aidgn.devices import choose_device, choose_precision
+from aidgn.inference import find_images
 from aidgn.inference import model as inference_model
-from aidgn.inference.image_files import find_images
 from aidgn.inference.image_stream import Pixels, pin
 from aidgn.inference.model import Model, PendingBatch
 from aidgn.inference.output import format_csv, make_rows
 from aidgn.novelty import CALIBRATION_IMAGES, Novelty
+from aidgn.objective import class_vectors
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer
 
 

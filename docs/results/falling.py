@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from aidgn.algorithms.base import Minibatches, risks
+from aidgn.algorithms import Minibatches
 from aidgn.algorithms.eqrm import EQRM
 
 
@@ -12,4 +12,5 @@ class FallingERM(EQRM):
     title = "ERM, with the rate of EQRM"
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        return {"loss": risks(self.apart(self.predict, [x for x, _ in minibatches]), minibatches).mean()}
+        logits = self.forward_per_domain(self.predict, [x for x, _ in minibatches])
+        return {"loss": self.risks(logits, minibatches).mean()}
