@@ -148,6 +148,39 @@ def test_sviro(tmp_path):
     assert load_dataset(tmp_path / "sviro").name == "SVIRO"
 
 
+@pytest.mark.parametrize("archive", ["", "{car}_{kind}/"])
+@pytest.mark.parametrize("kinds", [("grayscale", "RGB", "depth"), ("RGB",)])
+def test_sviro_as_unpacked(tmp_path, archive, kinds):
+    """The layout and names of https://sviro.kl.dfki.de/data-format: pictures of seats and of the whole bench."""
+    root = tmp_path / "sviro"
+    cars = DATASETS["SVIRO"].domains
+    for car in cars:
+        for kind in kinds:
+            above = root / archive.format(car=car, kind=kind) / car
+            for label in range(7):
+                name = f"{car}_{{}}_imageID_{label}_seatPosition_{label % 3}_GT_{label}.png"
+                picture(above / "train" / kind / str(label) / name.format("train"))
+                picture(above / "test_with_labels" / kind / str(label) / name.format("test"))
+            picture(above / "train" / f"{kind}_wholeImage" / f"{car}_train_imageID_9_GT_0_1_2.png")
+    for dataset in (load_dataset("SVIRO", tmp_path), load_dataset(root)):
+        assert dataset.name == "SVIRO" and dataset.domains == [*cars] and dataset.classes == [*"0123456"]
+        assert (dataset.count_images() == 1).all()
+        for file, label, domain in zip(dataset.files, dataset.labels, dataset.domain_of, strict=True):
+            path = dataset.root / file
+            assert path.is_file() and path.parts[-4:-1] == ("train", kinds[0], str(label))
+            assert path.name.startswith(f"{cars[domain]}_train") and path.stem.endswith(f"GT_{label}")
+
+
+def test_sviro_that_is_not_complete(tmp_path):
+    root = tmp_path / "sviro"
+    picture(root / "x5" / "train" / "grayscale_wholeImage" / "x5_train_imageID_0_GT_0_0_0.png")
+    with pytest.raises(AidgnError, match="single seats"):
+        load_dataset("SVIRO", tmp_path)
+    picture(root / "x5" / "train" / "grayscale" / "0" / "x5_train_imageID_0_seatPosition_0_GT_0.png")
+    with pytest.raises(AidgnError, match="no image of aclass"):
+        load_dataset("SVIRO", tmp_path)
+
+
 def test_spawrious(tmp_path, monkeypatch):
     monkeypatch.setattr("aidgn.data.benchmarks.SPAWRIOUS_IMAGES", 10)
     for folder in range(2):

@@ -1,4 +1,4 @@
-"""Data sets with names whose folders are not ROOT/<domain>/<class>: WILDS and Spawrious, as they are unpacked."""
+"""Data sets with names whose folders are not ROOT/<domain>/<class>: WILDS, SVIRO and Spawrious, as unpacked."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +18,13 @@ HELD_OUT = {"train": False, "id_val": True, "val": True}  # on the sources; othe
 Row = tuple[str, str, str, bool | None]  # file, class, domain, whether it is held out for validation
 
 
+def is_unpacked(root: Path, info: DatasetInfo) -> bool:
+    """Whether a folder holds a data set as its archives unpack it, not as ROOT/<domain>/<class>."""
+    return bool(info.marker) or (info.name == "SVIRO" and find_seats(root, info) is not None)
+
+
 def load_benchmark(root: Path, info: DatasetInfo, tolerant: bool = False) -> Dataset:
-    """Load a data set whose `info` has a marker from its folder."""
+    """Load a data set from its folder as it is unpacked."""
     marker = root / info.marker
     if not marker.exists():
         raise AidgnError(f"{root} has no {info.marker}, so it is not {info.name}. Get it from {info.page}.")
@@ -91,6 +96,42 @@ def read_fmow(root: Path, info: DatasetInfo) -> list[Row]:
     return rows
 
 
+SEATS = ("grayscale", "RGB")  # folders of the pictures of single seats; DomainBed's copy is grey
+
+
+def find_seats(root: Path, info: DatasetInfo) -> dict[str, Path] | None:
+    """Return the folder of each car's training pictures; None if there are no cars as SVIRO's archives unpack them.
+
+    An archive holds <car>/train/<kind>/<class>/<picture>. Many programs unpack it into a folder with its name.
+    """
+    above = {car: [*root.glob(f"{car}/train"), *root.glob(f"*/{car}/train")] for car in info.domains}
+    if not any(above.values()):
+        return None
+    kinds = []
+    for kind in SEATS:
+        found = {
+            car: next((path / kind for path in paths if (path / kind).is_dir()), None) for car, paths in above.items()
+        }
+        kinds.append({car: path for car, path in found.items() if path is not None})
+    return max(kinds, key=len)
+
+
+def read_sviro(root: Path, info: DatasetInfo) -> list[Row]:
+    """Read cars as domains. The classes are the numbers of SVIRO, from 0 (empty seat) to 6 (empty child seat)."""
+    seats = find_seats(root, info)
+    if not seats:
+        raise AidgnError(
+            f"{root} has no pictures of single seats, <car>/train/{SEATS[0]}/<class>. Get the archives for "
+            f"classification from {info.page}."
+        )
+    rows: list[Row] = []
+    for car, folder in seats.items():
+        below = str(folder.relative_to(root))
+        files = sorted(f"{parent}/{file}" for parent, file in walk_images(root, below, []))
+        rows.extend((file, file[len(below) + 1 :].split("/")[0], car, None) for file in files)
+    return rows
+
+
 # Backgrounds of bulldog, dachshund, labrador and corgi in training and in the test, and the background of all.
 SPAWRIOUS = {
     "O2O_easy": ("desert jungle dirt snow", "dirt snow desert jungle", "beach"),
@@ -134,4 +175,5 @@ READERS: dict[str, Callable[[Path, DatasetInfo], list[Row]]] = {
     "Camelyon17": read_camelyon,
     "iWildCam": read_iwildcam,
     "FMoW": read_fmow,
+    "SVIRO": read_sviro,
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.data.benchmarks import load_benchmark
+from aidgn.data.benchmarks import is_unpacked, load_benchmark
 from aidgn.data.dataset import Dataset, describe_own, find_name_clashes, refuse
 from aidgn.data.digits import load_digits
 from aidgn.data.folders import list_class_folders, list_folders, walk_images
@@ -90,7 +90,7 @@ def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = Fa
         problem = "is not a folder" if root.exists() else "does not exist"
         raise AidgnError(f"{root} {problem}. {LAYOUT}")
     info = info or recognize(root)
-    if info and info.marker:
+    if info and is_unpacked(root, info):
         return load_benchmark(root, info, tolerant)
     ignored: list[str] = []
     folders = list_folders(root, "", ignored)
@@ -137,7 +137,7 @@ def recognize(root: Path) -> DatasetInfo | None:
     """Find the data set in `DATASETS` whose name and content this folder has."""
     name = normalize_name(root.resolve().name)
     named = [info for info in DATASETS.values() if name in (normalize_name(info.name), normalize_name(info.folder))]
-    return next((info for info in named if info.matches(root)), None)
+    return next((info for info in named if info.matches(root) or (not info.marker and is_unpacked(root, info))), None)
 
 
 def describe_classes(root: Path, folders: Sequence[str], classes: Sequence[str], ignored: Sequence[str]) -> str:
