@@ -46,6 +46,16 @@ def open_no_link(path: Path, mode: str, **options: Any) -> IO[Any]:
     return open(path, mode, opener=opener, **options)
 
 
+def check_no_link(*folders: Path) -> None:
+    """Refuse folders that are symbolic links.
+
+    A folder from someone else must not choose the folder in which files are removed.
+    """
+    for folder in folders:
+        if folder.is_symlink():
+            raise storage_error(folder, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path; rename it to `path` if the block succeeds, remove it if not.
@@ -269,7 +279,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
             "free some space and run the same command again to continue."
         )
     if error.errno == errno.ELOOP:
-        return StorageError(f"{path} is, or holds, a symbolic link where a file is to be written. Remove the link.")
+        return StorageError(f"{path} is, or holds, a symbolic link where files are to be written. Remove the link.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StorageError(f"{path} cannot be written ({error.strerror}). Make it writable, or choose another folder.")
     return StorageError(f"{path} could not be written: {error.strerror or error}.")

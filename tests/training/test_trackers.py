@@ -166,6 +166,23 @@ def test_a_broken_tracker_is_one_warning(where: str, calls: int, tmp_path: Path)
     assert warning.endswith("warning: tracking by Broken stopped: SystemExit: no route to host at all")
 
 
+@pytest.mark.parametrize(("tracker", "file"), [("tensorboard", "events.out.tfevents.1"), ("wandb", "offline-run-1/x")])
+def test_nothing_is_removed_behind_a_link(
+    tracker: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(tracker)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    mine = tmp_path / "mine" / file
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / tracker).symlink_to(tmp_path / "mine")
+    with pytest.raises(AidgnError, match="symbolic link"):
+        trackers.TRACKERS[tracker]().start(run, {}, [])
+    assert mine.exists()
+
+
 class Hanging:
     hang = threading.Event()
 

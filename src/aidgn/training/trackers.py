@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from aidgn.errors import AidgnError, Interrupted, UnknownNameError
-from aidgn.files import write_text
+from aidgn.files import check_no_link, write_text
 from aidgn.runs.accuracy_key import parse_metric_key
 from aidgn.runs.folder import RunWriter
 
@@ -68,6 +68,7 @@ class TensorBoard:
     def start(self, folder: Path, about: Mapping[str, Any], records: Sequence[Record]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        check_no_link(folder / "tensorboard")
         for path in (folder / "tensorboard").glob("events.out.tfevents.*"):
             path.unlink()
         self.writer = SummaryWriter(str(folder / "tensorboard"))
@@ -99,6 +100,7 @@ class WandB:
 
         if os.environ.get("WANDB_MODE") not in ("offline", "disabled") and not wandb.login(prompt=False):
             raise RuntimeError("no key is known; run `wandb login`, or set WANDB_MODE=offline")
+        check_no_link(folder / "wandb")
         for path in (folder / "wandb").glob("offline-run-*"):
             shutil.rmtree(path, ignore_errors=True)
         self.run = wandb.init(

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import socket
 import sys
 from dataclasses import replace
@@ -97,6 +98,22 @@ def test_what_is_there_is_never_overwritten(server: Server, tmp_path: Path) -> N
     with pytest.raises(AidgnError, match=f"{tmp_path}/PACS .* not PACS"):
         get(source_of(ENTRY, mirror), tmp_path)
     assert mine.read_bytes() == b"mine" and not server.log
+
+
+@pytest.mark.parametrize("link", [".downloads", ".downloads/PACS"])
+def test_nothing_is_removed_behind_a_link(server: Server, tmp_path: Path, link: str) -> None:
+    """A folder of data sets from someone else names a folder whose PACS would be taken for unfinished downloads."""
+    sources = source_of(ENTRY, simple(server)[1])
+    get(sources, tmp_path)
+    mine = tmp_path / "mine" / "PACS"
+    mine.mkdir(parents=True)
+    (mine / "picture.png").touch()
+    shutil.rmtree(tmp_path / ".downloads")
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(mine if "/" in link else mine.parent)
+    with pytest.raises(AidgnError, match="symbolic link"):
+        get(sources, tmp_path)
+    assert (mine / "picture.png").exists()
 
 
 def test_a_full_disk_is_seen_before(server: Server, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from aidgn.data.loading import load_folder
 from aidgn.data.registry import DatasetInfo, get_info, normalize_name
 from aidgn.data.validate import compare_counts
 from aidgn.errors import AidgnError, some
-from aidgn.files import FolderLock, write_text
+from aidgn.files import FolderLock, check_no_link, write_text
 
 SHOWN = 8  # differences in a message
 LARGEST_LISTING = 10_000_000  # bytes
@@ -50,6 +50,7 @@ def download(
     info = source.info
     say = on_message or (lambda text: None)
     downloads = data_dir / ".downloads" / info.name
+    check_no_link(downloads.parent, downloads)
     if folder := find_existing(info, data_dir, say):
         return folder
     with translate_os_errors(downloads):
