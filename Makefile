@@ -62,10 +62,13 @@ $(VENV)/installed-dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $(VENV)/installed $@
 
-$(OLDEST)/installed: pyproject.toml $(VENV)/installed-dev
-	$(BIN)/uv venv --quiet --allow-existing --python 3.11 $(OLDEST)
-	$(BIN)/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable ".[dev]"
+# uv has a small environment, so that the large one for development is not needed.
+$(OLDEST)/installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)-uv
+	$(OLDEST)-uv/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.13"
+	$(OLDEST)-uv/bin/uv venv --quiet --allow-existing --python 3.11 $(OLDEST)
+	$(OLDEST)-uv/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable ".[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist site htmlcov .coverage
+	rm -rf $(VENV) $(OLDEST) $(OLDEST)-uv build dist site htmlcov .coverage
