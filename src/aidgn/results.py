@@ -80,15 +80,15 @@ class RunResult:
     @cached_property
     def best(self) -> Evaluation:
         """The evaluation that training-domain validation selects."""
-        validation, position = self._run.select()
-        record = self._run.record(position)
+        record = self._run.record(self._run.select()[1])
         names = domain_names(self._run.args)
         targets = self._run.targets
         accuracies = {
             name: record[accuracy_key(domain, "in" if domain in targets else "out")]
             for domain, name in enumerate(names)
         }
-        return Evaluation(record["step"], validation, accuracies, [names[domain] for domain in targets])
+        seen = [accuracies[name] for domain, name in enumerate(names) if domain not in targets]
+        return Evaluation(record["step"], sum(seen) / len(seen), accuracies, [names[domain] for domain in targets])
 
     def model(self, device: str = "auto", algorithm: str | None = None) -> "Model":
         """Load the model of the selected step.

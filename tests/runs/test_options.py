@@ -31,6 +31,7 @@ EXAMPLES = {
     "warmup": 2,
     "warm_start": 3,
     "balance": "sampling",
+    "select_by": "macro-f1",
     "batch_norm": "frozen",
     "optimizer": "adamw",
     "layer_decay": 0.5,

@@ -50,9 +50,10 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @click.option(
     "--metric",
     type=click.Choice(["accuracy", "balanced", "macro-f1"]),
-    help="What chooses the algorithm on the domains left out. balanced (the mean accuracy of the classes) and macro-f1 "
-    "are for classes of uneven size, and also try balanced samples unless --balance is given  [default: accuracy; "
-    "macro-f1 if the largest class has ten times the images of the smallest].",
+    help="What chooses the algorithm on the domains left out, and the step of each run on validation pictures of the "
+    "others. balanced (the mean accuracy of the classes) and macro-f1 are for classes of uneven size, and also try "
+    "balanced samples unless --balance is given  [default: accuracy; macro-f1 if the largest class has ten times the "
+    "images of the smallest].",
 )
 @click.option("--out", metavar="DIR", help="Folder for model, report and runs  [default: runs/fit-NAME].")
 @click.option(

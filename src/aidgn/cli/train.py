@@ -6,6 +6,7 @@ import click
 
 from aidgn.cli.options import SOURCE_HELP, hyper_parameter_options, machine_options, run_options, source_options
 from aidgn.errors import AidgnError, plural
+from aidgn.runs.options import ACCURACY, CHOICES
 
 
 @click.command(
@@ -59,6 +60,7 @@ def train(
     """Train one run on DATA, a data set from `aidgn data list`, a folder ROOT/<domain>/<class>/<image>, or a table."""
     from aidgn.algorithms import find
     from aidgn.data.source import DataSource
+    from aidgn.metrics import METRICS
     from aidgn.progress import RunDisplay
     from aidgn.results import RunResult
     from aidgn.training import RunSpec
@@ -100,7 +102,7 @@ def train(
     for name in resolved.target:
         click.echo(f"{name} (never seen in training): {best.accuracies[name]:.1%}")
     click.echo(
-        f"Images of the seen domains that were set aside: {best.validation:.1%}, highest at step {best.step}, which "
-        "is therefore selected."
+        f"Images of the seen domains that were set aside: {best.validation:.1%} at step {best.step}, selected by "
+        f"{METRICS[CHOICES[resolved.select_by or ACCURACY]].noun} on them."
     )
     click.echo(f"Run folder: {folder}")

@@ -13,17 +13,13 @@ from aidgn.data import Dataset
 from aidgn.errors import plural
 from aidgn.metrics import METRICS
 from aidgn.runs.differences import differences
+from aidgn.runs.options import ACCURACY, CHOICES
 from aidgn.runs.reader import read_runs
 from aidgn.selection import select
 
 CLEAR_POINTS = 0.01  # a smaller difference is never clear
 
 log = logging.getLogger("aidgn")
-
-
-# What `fit --metric` chooses by: names on the command line and in `aidgn.metrics.METRICS`
-ACCURACY = "accuracy"
-CHOICES = {ACCURACY: "accuracy", "balanced": "balanced_accuracy", "macro-f1": "macro_f1"}
 
 
 def choose_metric(dataset: Dataset) -> str:

@@ -14,8 +14,7 @@ from aidgn.data.images import longest_side
 from aidgn.data.registry import SMALL_SIDE
 from aidgn.devices import choose_device
 from aidgn.errors import ParameterError, plural
-from aidgn.fitting.estimate import ACCURACY
-from aidgn.runs.options import CLASS_WEIGHTS, HEAD, LAST_STAGE, NO_BALANCE, SAMPLING
+from aidgn.runs.options import ACCURACY, CLASS_WEIGHTS, HEAD, LAST_STAGE, NO_BALANCE, SAMPLING
 from aidgn.runs.spec import RunSpec
 from aidgn.training.averaging import SMA
 
@@ -108,7 +107,7 @@ def plan_fit(
         trials: How often each domain is left out, with another seed each time.
         device: Where the runs will be trained.
         hyper_parameters: Values for the algorithm.
-        metric: What chooses between the algorithms, a name of `CHOICES`.
+        metric: What chooses between the algorithms and between the steps of a run, a name of `CHOICES`.
         options: Options of a run that replace the choices made here. None stands for a choice; average="none" turns
             averaging off.
     """
@@ -124,6 +123,7 @@ def plan_fit(
     no_average = quick or weights == "none" or train_only == HEAD or steps < 2 * SMA.start
     average = given.pop("average", "none" if no_average else "sma")
     settings = {
+        "select_by": metric,
         "backbone": backbone,
         "weights": weights,
         "steps": steps,

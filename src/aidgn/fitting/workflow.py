@@ -21,7 +21,7 @@ from aidgn.data.table import find_source
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.fitting.ahead import ReportAhead
-from aidgn.fitting.estimate import CHOICES, choose_algorithm, choose_metric, read_estimates, summarize
+from aidgn.fitting.estimate import choose_algorithm, choose_metric, read_estimates, summarize
 from aidgn.fitting.expectations import describe_expectations, measure_expectations
 from aidgn.fitting.findings import describe_metric, inspect
 from aidgn.fitting.forecast import describe_frozen
@@ -34,7 +34,7 @@ from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.report.overview import Overview
 from aidgn.results import RunResult
 from aidgn.runs.folder import RunFolder
-from aidgn.runs.options import ALL, RunOptions
+from aidgn.runs.options import ALL, CHOICES, RunOptions
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.launchers.base import Launcher
@@ -100,10 +100,10 @@ def fit(
             image is left to measure them on.
         trials: How often each domain is left out, with another seed each time.
         adapt: Whether to measure adaptation to unlabelled images of the domains left out, for `predict --adapt`.
-        metric: What the algorithm is chosen by on the domains left out: accuracy, balanced (the mean accuracy of the
-            classes) or macro-f1; by default accuracy, but macro-f1 if the largest class has ten times the images of
-            the smallest. With the last two, and uneven classes, balanced samples are compared too, unless the option
-            `balance` says what to do.
+        metric: What the algorithm is chosen by on the domains left out, and the step of each run on validation images
+            of its own domains: accuracy, balanced (the mean accuracy of the classes) or macro-f1; by default accuracy,
+            but macro-f1 if the largest class has ten times the images of the smallest. With the last two, and uneven
+            classes, balanced samples are compared too, unless the option `balance` says what to do.
         out: Where model, report and runs go; by default runs/fit-NAME.
         hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
         data_dir: Where data sets are, if `folder` is the name of one.

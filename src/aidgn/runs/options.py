@@ -20,6 +20,9 @@ HEAD = "head"
 NO_BALANCE = "none"  # values of --balance
 SAMPLING = "sampling"
 CLASS_WEIGHTS = "weights"
+ACCURACY = "accuracy"
+# What a step or an algorithm can be selected by: values of --select-by and of `fit --metric`, names in `METRICS`
+CHOICES = {ACCURACY: "accuracy", "balanced": "balanced_accuracy", "macro-f1": "macro_f1"}
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,12 @@ class RunOptions:
         "For rare classes: sampling draws the classes of a domain equally often, weights weighs the loss of each image "
         "by the inverse share of its class",
         default_help="none",
+    )
+    select_by: str | None = choice(
+        "accuracy|balanced|macro-f1",
+        "What selects the step, on validation images of the sources: their accuracy, the mean accuracy of the classes, "
+        "or macro-F1",
+        default_help="accuracy",
     )
     batch_norm: str | None = choice(
         "frozen|live",

@@ -15,9 +15,10 @@ from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError, clip
 from aidgn.files import parse_json
 from aidgn.runs import names
-from aidgn.runs.accuracy_key import accuracy_key, parse_accuracy_key
+from aidgn.runs.accuracy_key import metric_key, parse_accuracy_key
 from aidgn.runs.label import Label
 from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.options import CHOICES
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -172,14 +173,16 @@ class RunRecords:
         """Select a step by training-domain validation.
 
         Returns:
-            The highest mean accuracy on the sources' *out* splits and the position of the first record that has it;
+            The highest mean on the sources' *out* splits of the accuracy, or of the metric that the run selects by, and
+            the position of the first record that has it;
             (-inf, 0) if no record has one. The last record of a run that trained on the validation images.
         """
         sources = [domain for domain in self.domains if domain not in self.targets]
         if not sources:
             raise AidgnError(f"The records of {self} have no accuracy on a source domain's out split (env*_out_acc).")
         positions = self.order
-        validation = np.stack([self.curve(accuracy_key(domain, "out")) for domain in sources], 1).mean(1)
+        metric = CHOICES.get(str(self.settings.get("select_by")), "accuracy")
+        validation = np.stack([self.curve(metric_key(domain, "out", metric)) for domain in sources], 1).mean(1)
         if self.settings.get("train_on_all"):
             positions, validation = positions[-1:], validation[-1:]
         return self.best(positions, validation)

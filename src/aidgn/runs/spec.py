@@ -16,7 +16,17 @@ from aidgn.data.registry import SMALL_SIDE, is_registered, normalize_unicode
 from aidgn.data.source import DataSource
 from aidgn.errors import AidgnError, ParameterError, plural
 from aidgn.runs.label import Label
-from aidgn.runs.options import ALL, CLASS_WEIGHTS, HEAD, LAST_STAGE, MAX_NUMBER, NO_BALANCE, RunOptions, run_options
+from aidgn.runs.options import (
+    ACCURACY,
+    ALL,
+    CLASS_WEIGHTS,
+    HEAD,
+    LAST_STAGE,
+    MAX_NUMBER,
+    NO_BALANCE,
+    RunOptions,
+    run_options,
+)
 from aidgn.runs.run_id import sweep_key
 
 
@@ -105,6 +115,7 @@ class RunSpec(RunOptions):
             if backbones.freezes_batch_norm(weights, self.batch_norm) == (weights != "none")
             else self.batch_norm,
             "balance": None if self.balance == NO_BALANCE else self.balance,
+            "select_by": None if self.select_by == ACCURACY else self.select_by,
             "optimizer": None if self.optimizer == "adam" else self.optimizer,
             "layer_decay": None if self.layer_decay == 1 else options["layer_decay"],
         }

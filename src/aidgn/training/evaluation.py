@@ -17,7 +17,8 @@ from aidgn.errors import AidgnError
 from aidgn.metrics import METRICS, Scores, measure
 from aidgn.novelty import CALIBRATION_IMAGES, Novelty
 from aidgn.objective import class_vectors
-from aidgn.runs.accuracy_key import Split, accuracy_key, class_accuracies_key, metric_key
+from aidgn.runs.accuracy_key import Split, class_accuracies_key, metric_key
+from aidgn.runs.options import ACCURACY, CHOICES
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed
 from aidgn.training.compile import TrainTransform, Transform
@@ -190,6 +191,7 @@ class SplitEvaluator:
         self.train_transform = train_transform
         self.eval_transform = eval_transform
         self.augment_validation = spec.augment_validation
+        self.select_by = CHOICES[spec.select_by or ACCURACY]
         self.splits = Splits.of(dataset, spec.trial)
         self.sources = [domain for domain, name in enumerate(dataset.domains) if name not in spec.target]
         self.train_pools = [self.splits.train[domain] for domain in self.sources]
@@ -226,8 +228,8 @@ class SplitEvaluator:
         return {(domain, "out"): each for domain, each in zip(self.sources, scores, strict=True)}
 
     def mean_validation(self, metrics: dict[str, Any]) -> float:
-        """Return the mean accuracy on the validation splits of the sources."""
-        return float(np.mean([metrics[accuracy_key(domain, "out")] for domain in self.sources]))
+        """Return the mean over the validation splits of the sources of the metric that selects the step."""
+        return float(np.mean([metrics[metric_key(domain, "out", self.select_by)] for domain in self.sources]))
 
     def validation_loss(self, algorithm: Algorithm) -> float:
         """Return the mean cross entropy on the validation splits of the sources."""
