@@ -83,8 +83,8 @@ def describe_metric(dataset: Dataset, metric: str, tries_balance: bool) -> list[
     compared = ", with and without balanced samples" if tries_balance else ""
     return [
         f"Classes are uneven ({dataset.classes[largest]} {counts[largest]} images, {dataset.classes[smallest]} "
-        f"{counts[smallest]}), so the algorithm is chosen by {metric}, which counts every class alike{compared}. "
-        "--metric accuracy chooses by accuracy, as for even classes."
+        f"{counts[smallest]}), so the algorithm and the step are chosen by {metric}, which counts every class "
+        f"alike{compared}. --metric accuracy chooses by accuracy, as for even classes."
     ]
 
 
