@@ -1,5 +1,6 @@
 """The documentation is true: its commands and code run, its paths exist, and the built site is complete."""
 
+import csv
 import functools
 import html
 import http.server
@@ -115,6 +116,27 @@ def test_blocks_run_as_they_are(page: Path, folder: Path) -> None:
             execute("bash", "-euo", "pipefail", "-c", block["text"])
         else:
             execute(sys.executable, "-c", code_of(block))
+
+
+def test_fiftyone_shows_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the environment of the interpreter FIFTYONE_PYTHON, because FiftyOne needs other libraries than aidgn."""
+    interpreter = os.environ.get("FIFTYONE_PYTHON")
+    if not interpreter:
+        pytest.skip("FIFTYONE_PYTHON names no interpreter")
+    blocks = all_blocks(ROOT / "docs/other-tools.md")
+    [block] = (block["text"] for block in blocks if "import fiftyone" in block["text"])
+    exec(compile(blocks[0]["text"].replace("steps=60", "steps=4"), "the first block", "exec"), {"__name__": "__main__"})
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    checks = "print(dataset.count(), dataset.distinct('tags'), sorted(dataset.distinct('predicted.label')))"
+    code = block.replace(".wait()", ".close()") + checks
+    result = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    rows = list(csv.DictReader((folder / "runs/fit-photos/out_of_site.csv").open(newline="")))
+    sites, labels = sorted({row["site"] for row in rows}), sorted({row["predicted"] for row in rows})
+    assert result.stdout.splitlines()[-1] == f"{len(rows)} {sites} {labels}"
+    right = sum(row["label"] == row["predicted"] for row in rows) / len(rows)
+    assert re.search(rf"accuracy +{right:.2f} +{len(rows)}", result.stdout)
 
 
 COMMAND_LINES = [
