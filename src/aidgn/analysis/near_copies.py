@@ -26,6 +26,7 @@ PROMISING = 0.85  # similarity at half the side, below which pairs are not compa
 ALIKE = 0.94  # similarity of copies; docs/own-data.md has the distribution behind it
 MOST_IMAGES = 50_000  # above, comparing all pairs of features would take longer than minutes
 CHUNK = 1024  # images or pairs at a time
+BLOCK = 128  # pictures that are compared with all others at a time
 FLAT = 4.0  # standard deviation of grey levels, of 255, below which a picture shows nothing to compare
 
 Progress = Callable[[str, int, int], None]
@@ -59,25 +60,24 @@ def find_near_copies(
     report = on_progress or (lambda *_: None)
     if len(decoded.dataset) > MOST_IMAGES or len(decoded.dataset.domains) < 2:
         return []
-    thumbnails = make_thumbnails(decoded)
+    small, contrasts = shrink_all(decoded)
     sites = decoded.dataset.domain_of
     pairs = np.unique(
-        np.concatenate(
-            [candidate_pairs(unit_rows(features), sites), candidate_pairs(unit_rows(centred(thumbnails)), sites)]
-        ),
+        np.concatenate([candidate_pairs(features, sites), candidate_pairs(centred(small), sites)]),
         axis=0,
     )
-    shown = thumbnails.std(axis=(1, 2, 3)) >= FLAT
-    pairs = pairs[shown[pairs].all(axis=1)]
-    halved = F.avg_pool2d(torch.from_numpy(thumbnails), 2).numpy()
+    pairs = pairs[(contrasts[pairs] >= FLAT).all(axis=1)]
     copies = []
     for start in range(0, len(pairs), CHUNK):
         report("comparing sites", start, len(pairs))
         part = pairs[start : start + CHUNK]
-        part = part[similarities(halved, part) >= PROMISING]
+        part = part[similarities(small, part) >= PROMISING]
         if not len(part):
             continue
-        for (i, j), similarity in zip(part.tolist(), similarities(thumbnails, part).tolist(), strict=True):
+        numbers, places = np.unique(part, return_inverse=True)
+        thumbnails = np.stack([make_thumbnail(decoded, number) for number in numbers])
+        found = similarities(thumbnails, places.reshape(part.shape))
+        for (i, j), similarity in zip(part.tolist(), found.tolist(), strict=True):
             same_pixels = np.array_equal(picture(decoded, i), picture(decoded, j))  # `inspect` reports these
             if similarity >= ALIKE and not same_pixels:
                 copies.append(NearCopy(decoded.dataset.files[i], decoded.dataset.files[j], similarity))
@@ -85,13 +85,26 @@ def find_near_copies(
     return sorted(copies, key=lambda copy: -copy.similarity)
 
 
-def make_thumbnails(decoded: DecodedDataset) -> NDArray[np.float32]:
-    """Shrink or stretch every picture to a small square: float32 [N, 3, SIDE, SIDE], from 0 to 255."""
-    thumbnails = np.empty((len(decoded.dataset), 3, SIDE, SIDE), np.float32)
-    for number in range(len(decoded.dataset)):
-        image = torch.tensor(picture(decoded, number)).permute(2, 0, 1)[None].float()
-        thumbnails[number] = F.interpolate(image, (SIDE, SIDE), mode="bilinear", antialias=True)[0].numpy()
-    return thumbnails
+def shrink_all(decoded: DecodedDataset) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return a picture of half the side for every thumbnail, [N, 3, SIDE / 2, SIDE / 2], and the thumbnails' contrasts.
+
+    The whole thumbnails of all pictures would take four times the memory.
+    """
+    count = len(decoded.dataset)
+    small = np.empty((count, 3, SIDE // 2, SIDE // 2), np.float32)
+    contrasts = np.empty(count, np.float32)
+    for number in range(count):
+        thumbnail = make_thumbnail(decoded, number)
+        contrasts[number] = thumbnail.std()
+        small[number] = F.avg_pool2d(torch.from_numpy(thumbnail), 2).numpy()
+    return small, contrasts
+
+
+def make_thumbnail(decoded: DecodedDataset, number: int) -> NDArray[np.float32]:
+    """Shrink or stretch a picture to a small square: float32 [3, SIDE, SIDE], from 0 to 255."""
+    image = torch.tensor(picture(decoded, number)).permute(2, 0, 1)[None].float()
+    thumbnail: NDArray[np.float32] = F.interpolate(image, (SIDE, SIDE), mode="bilinear", antialias=True)[0].numpy()
+    return thumbnail
 
 
 def picture(decoded: DecodedDataset, number: int) -> NDArray[np.uint8]:
@@ -109,12 +122,15 @@ def centred(thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
 def candidate_pairs(rows: NDArray[np.floating], sites: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return pairs (i, j), i < j, of each picture and the nearest ones of other sites, by the cosine of their rows."""
     pairs = []
-    columns = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+    units = np.empty(rows.shape, np.float32)
+    for start in range(0, len(rows), CHUNK):
+        units[start : start + CHUNK] = unit_rows(rows[start : start + CHUNK])
+    columns = torch.from_numpy(units)
     domains = torch.from_numpy(sites)
     most = min(NEIGHBORS, len(rows) - 1)
-    for start in range(0, len(rows), CHUNK):
-        cosines = columns[start : start + CHUNK] @ columns.T
-        cosines[domains[start : start + CHUNK, None] == domains] = -2
+    for start in range(0, len(rows), BLOCK):
+        cosines = columns[start : start + BLOCK] @ columns.T
+        cosines[domains[start : start + BLOCK, None] == domains] = -2
         values, nearest = cosines.topk(most, dim=1)
         first = torch.arange(start, start + len(values))[:, None].expand_as(nearest)
         pairs.append(torch.stack([first, nearest], dim=-1)[values > -2].numpy())
