@@ -253,6 +253,36 @@ def test_broken_tables(tmp_path: Path, name: str, text: str) -> None:
         load_dataset(tmp_path / name, file="path", label="diagnosis", domain="hospital")
 
 
+def features(label: object) -> str:
+    return json.dumps({"info": {"features": {"diagnosis": label}}})
+
+
+NAMED = {"_type": "ClassLabel", "names": ["ill", "well"]}
+ODD_METADATA = ["x", "[" * 100_000, "[]", "null", '{"info": null}', '{"info": {"features": []}}', features([])]
+ODD_METADATA += [features({**NAMED, "names": names}) for names in (5, None, [])]
+
+
+@pytest.mark.parametrize("metadata", ODD_METADATA)
+def test_odd_metadata_of_parquet_name_no_classes(metadata: str, rows: list[Row], tmp_path: Path) -> None:
+    assert load_parquet(metadata, rows, tmp_path).classes == ["0", "1"]
+
+
+def test_class_names_of_parquet(rows: list[Row], tmp_path: Path) -> None:
+    assert load_parquet(features(NAMED), rows, tmp_path).classes == ["ill", "well"]
+    for names in (["ill"], {"ill": 0}):  # fewer than the classes, or no list
+        with pytest.raises(AidgnError, match="no value in the column diagnosis"):
+            load_parquet(features({**NAMED, "names": names}), rows, tmp_path)
+
+
+def load_parquet(metadata: str, rows: list[Row], folder: Path) -> Dataset:
+    """Load a table whose classes are numbers, with Hugging Face's metadata."""
+    pyarrow = pytest.importorskip("pyarrow")
+    numbered = [{**row, "diagnosis": number % 2} for number, row in enumerate(rows)]
+    table = pyarrow.Table.from_pylist(numbered).replace_schema_metadata({"huggingface": metadata})
+    pytest.importorskip("pyarrow.parquet").write_table(table, folder / "numbers.parquet")
+    return load_dataset(folder / "numbers.parquet", **COLUMNS)
+
+
 def test_source_as_text(tmp_path: Path) -> None:
     source = DataSource("my photos/a&b.csv", "a b", "ü=?", domain="x/y", group="#")
     assert DataSource.parse(str(source)) == source

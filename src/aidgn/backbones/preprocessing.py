@@ -68,7 +68,7 @@ class Preprocessing:
             if "interpolation" in metadata:
                 values["interpolation"] = metadata["interpolation"]
             return replace(self, **check_values(values))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WeightsError(f"The metadata of {weights} do not describe how to prepare images: {error}.") from None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from aidgn.data.source import METADATA_NAMES
 from aidgn.errors import AidgnError, did_you_mean, plural, some
+from aidgn.files import parse_json
 
 DEFAULTS = {"file": ("file", "file_name"), "label": ("label",), "domain": ("domain",)}  # names of columns
 SEPARATORS = {".csv": ",;\t|", ".tsv": "\t,;|"}  # the first of those that give most columns
@@ -244,18 +245,26 @@ def import_pyarrow(path: Path, module: str) -> Any:
     return import_module("pyarrow")
 
 
+def read_class_names(schema: Any) -> dict[str, dict[int, str]]:
+    """Return numbers and names of classes by column, from metadata of Hugging Face's that anyone may have written."""
+    try:
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        named = [(column, feature.get("names")) for column, feature in features.items()]
+        return {column: dict(enumerate(map(str, names))) for column, names in named if names}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
 def convert_arrow(table: Any, place: str, folder: Path) -> Table:
     """Convert a table of pyarrow. Names of classes replace their numbers where Hugging Face's metadata have them."""
-    described = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = described.get("info", {}).get("features", {})
+    class_names = read_class_names(table.schema)
     columns: dict[str, list[Any]] = {}
     for name in table.column_names:
         values: list[Any] = [ImageBytes()] * len(table)
         if not holds_bytes(table, name):
             values = table.column(name).to_pylist()
-        feature = features.get(name) or {}
-        if feature.get("_type") == "ClassLabel" and feature.get("names"):
-            values = [feature["names"][value] if value is not None and value >= 0 else None for value in values]
+        if name in class_names:
+            values = [class_names[name].get(value) if isinstance(value, int) else value for value in values]
         columns[name] = [
             value.get("path") if isinstance(value, dict) and "bytes" in value else value for value in values
         ]

@@ -258,7 +258,7 @@ def read_state(part: Path) -> dict:
     try:
         state = json.loads(state_path(part).read_text(encoding="utf-8"))
         return state if isinstance(state, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -16,6 +16,7 @@ from aidgn.data.download.connection import MirrorError
 from aidgn.data.download.http import translate_os_errors
 from aidgn.data.images import IMAGE_SUFFIXES, suffix_of
 from aidgn.data.registry import DatasetInfo, normalize_name
+from aidgn.data.table_reader import read_class_names
 
 SPLITS = frozenset({"train", "crossval", "val", "test", "full"})  # folders inside a domain in copies of VLCS
 LOCATIONS = ("100", "38", "43", "46")
@@ -165,12 +166,11 @@ def parquet(download: Download) -> str:
     for file in download.files:
         try:
             with pyarrow.parquet.ParquetFile(file) as table:
-                features = json.loads((table.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
-                features = features.get("info", {}).get("features", {})
+                class_names = read_class_names(table.schema_arrow)
                 for batch in table.iter_batches(batch_size=32, columns=["image", "domain", "label"]):
                     for row in batch.to_pylist():
                         words = [
-                            features[column]["names"][row[column]] if isinstance(row[column], int) else row[column]
+                            class_names[column][row[column]] if isinstance(row[column], int) else row[column]
                             for column in ("domain", "label")
                         ]
                         domain = domains[normalize_name(words[0])]
