@@ -57,6 +57,16 @@ def test_trials_and_classes_are_counted() -> None:
     assert accuracies.accuracies["hall"][0] == pytest.approx((first.logits[shown].argmax(1) == 1).mean())
 
 
+def test_accuracy_without_labels_by_each_method() -> None:
+    seen = outputs(99, 3.0)
+    expectations = measure(unseen_sites(), seen, ["x", "y", "z"])
+    confidence = softmax(seen.logits / expectations.confidence.temperature, axis=1).max(axis=1).mean()
+    accuracy = (seen.logits.argmax(axis=1) == seen.labels).mean()
+    assert expectations.predict_accuracy(0.4, "average confidence") == 0.4
+    dropped = accuracy - (confidence - 0.4)
+    assert expectations.predict_accuracy(0.4, "difference of confidences") == pytest.approx(dropped, abs=1e-6)
+
+
 def test_values_survive_json() -> None:
     expectations = measure(unseen_sites(), outputs(99, 3.0), ["x", "y", "z"])
     values = json.loads(json.dumps(expectations.to_dict(), allow_nan=False))

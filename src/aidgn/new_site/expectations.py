@@ -123,9 +123,9 @@ class Expectations:
         """Return the mean absolute error of accuracies that a method predicted for left-out sites."""
         return float(np.mean([abs(r.predicted[method] - r.accuracy) for r in self.results.values()]))
 
-    def predict_accuracy(self, mean_chance: float) -> float:
+    def predict_accuracy(self, mean_chance: float, method: str | None = None) -> float:
         """Predict the accuracy at a new site from the mean chance of its pictures, without labels."""
-        return _predict(self.method, mean_chance, self.seen_accuracy, self.seen_confidence)
+        return _predict(method or self.method, mean_chance, self.seen_accuracy, self.seen_confidence)
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
