@@ -12,6 +12,9 @@ from aidgn.adaptation.predict import OFFERED, choose_settings, measure_adaptatio
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.inference import load_model
+from aidgn.new_site.confidence import Confidence
+from aidgn.new_site.expectations import Expectations
+from aidgn.new_site.interval import SiteAccuracies
 
 DIGITS = load_dataset("digits")
 
@@ -30,6 +33,12 @@ def test_measured_and_used(digits_run: Callable[..., Path], tmp_path: Path) -> N
     found = [prediction for _, prediction in predict_adapted(model, "T3A", {"filter_k": 5}, images)]
     np.testing.assert_allclose(torch.cat([p.logits for p in found]), expected, atol=1e-5)
     assert [label for p in found for label in p.labels] == [model.classes[c] for c in expected.argmax(1)]
+
+    sites = {name: SiteAccuracies({"a": [0.5], "b": [0.5]}, {"a": 9, "b": 9}) for name in "x"}
+    model.expectations = Expectations(sites["x"], sites, Confidence(1e3), {}, 0.5, 0.5)  # unsure of every label
+    assert all("unsure" in str(warning) for warning in model.predict(images).warnings or [None])
+    (adapted, *_) = (prediction for _, prediction in predict_adapted(model, "T3A", {"filter_k": 5}, images))
+    assert adapted.chances is None and not any("unsure" in str(warning) for warning in adapted.warnings or [])
 
 
 def test_only_what_helped_is_offered() -> None:

@@ -77,7 +77,8 @@ def predict_adapted(
 ) -> Iterator[tuple[list[ImageLike], Prediction]]:
     """Yield images and their predictions by a model that adapts to them, 32 images at a time.
 
-    Adapted probabilities are not calibrated, so there is no chance that a label is right.
+    Adapted probabilities are not calibrated, so there is no chance that a label is right, and no warning of unsure
+    labels.
 
     Args:
         model: The model. It stays as it is.
@@ -90,11 +91,19 @@ def predict_adapted(
     for names, outputs in model.compute_batches(images, on_broken):
         for start in range(0, len(names), BATCH_SIZE):
             part = slice(start, start + BATCH_SIZE)
-            prediction = model.prediction(Outputs(*(tensor[part] for tensor in outputs)))
+            batch = Outputs(*(tensor[part] for tensor in outputs))
+            prediction = model.prediction(batch)
             logits = adapter.predict_features(prediction.features.to(model.device)).float().cpu()
             probabilities = softmax(logits.numpy())
             labels = [model.classes[c] for c in probabilities.argmax(1)]
             yield (
                 names[part],
-                replace(prediction, labels=labels, probabilities=probabilities, logits=logits, chances=None),
+                replace(
+                    prediction,
+                    labels=labels,
+                    probabilities=probabilities,
+                    logits=logits,
+                    warnings=model.unfamiliar(batch),
+                    chances=None,
+                ),
             )

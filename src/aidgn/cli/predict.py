@@ -206,7 +206,7 @@ def predict(
         click.echo(f"{plural(explanations.written, 'heatmap')} in {explain}, in the order of the pictures.", err=True)
     if abstain_below is not None:
         click.echo(f"{abstained} without a label, because its chance to be right is below {abstain_below:g}.", err=True)
-    click.echo(describe_warnings(loaded, warned, done), err=True)
+    click.echo(describe_warnings(loaded, warned, done, adapt is not None), err=True)
     if monitor is not None:
         click.echo(str(monitor.report()), err=True)
 
@@ -240,7 +240,7 @@ def column_widths(files: Sequence[str], classes: Sequence[str]) -> tuple[int, in
     return min(max(4, *map(cell_len, files)), 60), max(map(cell_len, ["label", *classes]))
 
 
-def describe_warnings(model: "Model", warned: int, total: int) -> str:
+def describe_warnings(model: "Model", warned: int, total: int, adapted: bool) -> str:
     from aidgn.inference import Ensemble
 
     if isinstance(model, Ensemble):
@@ -252,7 +252,7 @@ def describe_warnings(model: "Model", warned: int, total: int) -> str:
         )
     rate = model.novelty.false_alarm_rate(model.false_alarms)
     least = f" (the least that {len(model.novelty)} validation images allow)" if rate > model.false_alarms else ""
-    if model.expectations is not None:
+    if model.expectations is not None and not adapted:
         return (
             f"{warned} with a warning, {warned / total:.1%}: unsure, as {model.expectations.mean('warned'):.1%} of the "
             f"images of sites that were left out, or unlike the training images, as {rate:.1%} of new ones of the "

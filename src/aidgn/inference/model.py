@@ -89,9 +89,7 @@ class Model:
                 f"The {self.algorithm} model gives NaN or infinite outputs: its weights are damaged or its "
                 "training diverged. Copy the model from its source again, or train again."
             )
-        warnings = None
-        if self.novelty is not None:
-            warnings = self.novelty.warnings(outputs.norms.numpy(), outputs.angles.numpy(), self.false_alarms)
+        warnings = self.unfamiliar(outputs)
         chances = None
         if self.expectations is not None:
             chances = self.expectations.confidence.chances(self.trust_scores(outputs))
@@ -105,6 +103,12 @@ class Model:
             warnings,
             chances,
         )
+
+    def unfamiliar(self, outputs: Outputs) -> list[str | None] | None:
+        """Describe the images that are unlike the training images; None if the model cannot tell."""
+        if self.novelty is None:
+            return None
+        return self.novelty.warnings(outputs.norms.numpy(), outputs.angles.numpy(), self.false_alarms)
 
     @property
     def temperature(self) -> float:
