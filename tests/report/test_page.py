@@ -399,7 +399,9 @@ def test_the_diagnosis_is_that_of_the_run_where_it_has_one(tmp_path: Path, image
     assert any("calibration error" in sentence for sentence, *_ in said)
     (folder / "diagnosis.json").write_text(json.dumps({**kept, "permutations": 99}))  # as `aidgn diagnose` leaves it
     assert "Tests: 99 permutations" in payload(report(tmp_path, folder))["views"][0]["sentences"][-1][0]
-    for other in ({**kept, "permutations": 18}, {**kept, "model": "1" * 64, "permutations": 99}, {}):
+    others: list[object] = [{**kept, "permutations": 18}, {**kept, "model": "1" * 64, "permutations": 99}, {}, []]
+    others += [{**kept, key: [{"a": "x"}]} for key in ("domains", "sources", "norm", "angular", "class_names")]
+    for other in others:
         (folder / "diagnosis.json").write_text(json.dumps(other))
         assert payload(report(tmp_path, folder))["views"][0]["sentences"] == said
         assert json.loads((folder / "diagnosis.json").read_text()) == kept

@@ -34,7 +34,8 @@ SHEET = 16  # thumbnails per row and column of a sheet; the browser decodes a sh
 MOST_WORKERS = 4  # runs that are looked into at a time
 SIDES = (80, 56, 40, 32)  # pixels of a thumbnail, by the number of data sets on the page
 FULL_MATRIX = 20  # with more classes, the most frequent confusions are listed instead of the matrix
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)  # no diagnosis yet, or of another version
+# There is no diagnosis yet, or it was edited, or another version wrote it.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 Progress = Callable[[str, int, int], None]  # part of the work, done, total
 
 
@@ -205,7 +206,7 @@ def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndar
 
 def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[str]) -> dict[str, Any]:
     try:
-        return _words(_load_or_diagnose(RunFolder(folder).diagnosis, features, permutations))
+        return _load_or_diagnose(RunFolder(folder).diagnosis, features, permutations)
     except AidgnError as error:
         notes.append(f"No diagnosis: {_shorten_paths(folder, error)}")
         return {"verdicts": {}, "sentences": []}
@@ -216,16 +217,16 @@ def _words(diagnosis: Diagnosis) -> dict[str, Any]:
     return {"verdicts": diagnosis.verdicts, "sentences": sentences(diagnosis)}
 
 
-def _load_or_diagnose(path: Path, features: Features, permutations: int) -> Diagnosis:
-    """Read the stored diagnosis of this model if it has enough permutations; otherwise make and store one."""
+def _load_or_diagnose(path: Path, features: Features, permutations: int) -> dict[str, Any]:
+    """Describe the stored diagnosis of this model if it has enough permutations; otherwise make and store one."""
     with suppress(*UNREADABLE):
         known = Diagnosis.load(path)
         if known.model == features.model and known.permutations >= permutations:
-            return known
+            return _words(known)
     diagnosis = diagnose(features, permutations=permutations)
     with suppress(AidgnError):  # the folder may be read-only
         diagnosis.save(path)
-    return diagnosis
+    return _words(diagnosis)
 
 
 def _thumbnails(dataset: Dataset, files: Sequence[str], side: int, report: Progress) -> list[str]:
