@@ -24,7 +24,8 @@ def parse(address: str) -> tuple[str, str | None]:
     """
     repository, _, revision = address.removeprefix(PREFIX).partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository, re.ASCII):
-        raise AidgnError(f"{address} does not name a model on the Hub; expected hf://user/name.")
+        prefix = PREFIX if is_address(address) else ""
+        raise AidgnError(f"{address} does not name a model on the Hub; expected {prefix}user/name.")
     return repository, revision or None
 
 
@@ -32,9 +33,15 @@ def download(address: str, file: str) -> Path:
     """Return the local copy of a file of a model. The Hub's library keeps it for the next time."""
     repository, revision = parse(address)
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import logging
 
-    with translated_errors(address, file):
-        return Path(hf_hub_download(repository, file, revision=revision, library_name="aidgn"))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it warns of each attempt to reach the Hub
+    try:
+        with translated_errors(address, file):
+            return Path(hf_hub_download(repository, file, revision=revision, library_name="aidgn"))
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def check_login(address: str) -> None:

@@ -254,9 +254,17 @@ def test_who_may_not(server: Hub, runs: list[Path], monkeypatch: pytest.MonkeyPa
         load_model("hf://user/secret", "cpu")
     with pytest.raises(AidgnError, match="user/digits"):
         push(runs[0], "user/digits")
-    with pytest.raises(AidgnError, match="expected hf://user/name"):
+    with pytest.raises(AidgnError, match=r"expected user/name"):
         push(runs[0], "digits")
     assert list(server.commits) == ["user/secret"]
+
+
+@pytest.mark.slow
+def test_a_hub_out_of_reach_is_one_sentence(tmp_path: Path) -> None:
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "aidgn", "predict", "hf://user/digits", "picture.png"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "cannot be reached" in done.stderr
 
 
 @pytest.mark.slow
