@@ -69,7 +69,7 @@ print(faults[-1] - faults[9])
 def test_mps_is_a_name_that_may_not_work() -> None:
     with pytest.raises(ParameterError, match="a device that works") as caught:
         choose_device("mps")
-    assert caught.value.parameter == "device"
+    assert caught.value.parameter == "device" and len(str(caught.value)) < 100
     with pytest.raises(ParameterError, match="cuda:N or mps"):
         choose_device("gpu")
 

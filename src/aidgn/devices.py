@@ -51,7 +51,10 @@ def choose_device(name: str = "auto") -> "torch.device":
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ParameterError("device", name, f"a device that works ({str(error).splitlines()[0]})") from None
+        reason = str(error).splitlines()[0].split(". ")[0]
+        if name.startswith("mps"):  # the error lists all that PyTorch can be built with
+            reason = "this PyTorch has no MPS"
+        raise ParameterError("device", name, f"a device that works ({reason})") from None
     if device.type == "cpu":
         keep_freed_memory()
     return device
