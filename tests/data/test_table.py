@@ -166,6 +166,18 @@ def test_what_is_wrong_is_said_at_once(rows: list[Row], tmp_path: Path) -> None:
     assert "img/4.png" in lines[2] and "rows 5, 6" in lines[2]
 
 
+def test_paths_of_windows(rows: list[Row], tmp_path: Path) -> None:
+    expected = load_dataset(write_lines(rows, tmp_path / "a.jsonl"), **COLUMNS)
+    windows = [{**row, "path": str(row["path"]).replace("/", "\\")} for row in rows]
+    found = load_dataset(write_lines(windows, tmp_path / "b.jsonl"), **COLUMNS)
+    assert found.files == expected.files and found.fingerprint == expected.fingerprint
+    if os.sep == "/":  # a backslash belongs to a name here
+        strange = tmp_path / "img" / "a\\b.png"
+        strange.write_bytes((tmp_path / "img" / "0.png").read_bytes())
+        windows[0]["path"] = "img/a\\b.png"
+        assert "a\\b.png" in load_dataset(write_lines(windows, tmp_path / "c.jsonl"), **COLUMNS).files
+
+
 def test_missing_columns_are_named_in_one_line(rows: list[Row], tmp_path: Path) -> None:
     table = write_separated(rows, tmp_path / "pictures.csv", ",")
     with pytest.raises(AidgnError) as error:

@@ -109,7 +109,15 @@ class Table:
                 f"The column {column} of {self.place} holds addresses such as {urls[0][:80]}. Download the images, and "
                 "name a column with their paths."
             )
-        return [os.path.normpath(self.folder / file) for file in files]
+        return [locate(self.folder, file) for file in files]
+
+
+def locate(folder: Path, file: str) -> str:
+    """Return the path of a file of a table, also if the table was written on Windows and is read elsewhere."""
+    path = os.path.normpath(folder / file)
+    if "\\" in file and not os.path.exists(path):  # noqa: PTH110, for many names
+        path = os.path.normpath(folder / file.replace("\\", "/"))
+    return path
 
 
 def candidates(role: str, name: str | None) -> tuple[str, ...]:
@@ -159,7 +167,7 @@ def read_table(path: str | Path) -> Table:
     except OSError as error:
         raise AidgnError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
-        raise AidgnError(f"{path} is not text in UTF-8: {error}. Save it as UTF-8.") from None
+        raise AidgnError(f"{path} is not text in UTF-8: {error}. Save it as UTF-8, in Excel as CSV UTF-8.") from None
 
 
 def read_csv(path: Path) -> Table:
