@@ -5,7 +5,11 @@ output and standard error, and `aidgn.progress.Output` is rich's console.
 """
 
 import html
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MARKDOWN = frozenset("\\`*_{}[]<>#|!")
 LATEX = {
@@ -52,6 +56,24 @@ def for_markdown_code(text: str) -> str:
 def for_html(text: str) -> str:
     """Escape text for an HTML element or a quoted attribute."""
     return html.escape(for_terminal(text))
+
+
+def open_templates(folder: Path, markdown: bool = False) -> "Environment":
+    """Open the templates of a folder, which escape all values but `Markup`: for HTML, or for Markdown."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def escape_markdown(value: Any) -> str:
+        return value if isinstance(value, Markup) else for_markdown(str(value))
+
+    return Environment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        autoescape=not markdown,
+        finalize=escape_markdown if markdown else None,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def for_latex(text: str) -> str:

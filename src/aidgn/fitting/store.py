@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader
 
 from aidgn.data import Dataset
 from aidgn.errors import AidgnError
-from aidgn.escape import for_csv, for_markdown
+from aidgn.escape import for_csv, open_templates
 from aidgn.files import link_or_copy, parse_json, write_text
 from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.pictures import DoubtfulPictures
@@ -144,14 +143,8 @@ class FitFolder:
         }
         self._write_pictures(pictures)
         write_text(self.summary, json.dumps(summary, indent=1) + "\n")
-        environment = Environment(
-            loader=PackageLoader("aidgn.fitting", ""),
-            finalize=lambda value: for_markdown(str(value)),
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-        )
-        report = environment.get_template("report.md.j2").render(
+        template = open_templates(Path(__file__).parent, markdown=True).get_template("report.md.j2")
+        report = template.render(
             dataset=dataset,
             findings=findings,
             conclusions=conclusions,
@@ -162,7 +155,7 @@ class FitFolder:
             class_metrics=by_class,
             counts_by_class=list(zip(dataset.classes, counts.T.tolist(), strict=True)),
         )
-        write_text(self.report, report)
+        write_text(self.report, report + "\n")
 
     def _write_pictures(self, pictures: DoubtfulPictures) -> None:
         """Write a CSV file of all predictions and one for each kind of doubtful pictures, and remove earlier ones."""

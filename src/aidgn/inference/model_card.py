@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS
 from aidgn.data import DATASETS, Dataset
 from aidgn.errors import AidgnError, short, some
-from aidgn.escape import for_markdown, for_markdown_code
+from aidgn.escape import for_markdown, for_markdown_code, open_templates
 from aidgn.inference.model import Model
 from aidgn.inference.onnx_export import ONNX_FILE
 from aidgn.runs import names
@@ -44,14 +43,8 @@ def write_model_card(
         onnx_check: Result of the comparison of the ONNX file with the model; None if there is no ONNX file.
         address: hf://user/name, for a card that begins with the Hub's front matter.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else for_markdown(str(value)),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
+    templates = open_templates(Path(__file__).parent, markdown=True)
+    templates.filters |= {
         "code": lambda text: Markup(for_markdown_code(str(text))),
         "listed": lambda values, most=20: Markup(some(map(for_markdown, values), most)),
         "mean": np.mean,
@@ -61,7 +54,7 @@ def write_model_card(
     }
     identity = metadata.identity
     unseen = find_unseen_accuracies(run, metadata)
-    text = environment.get_template("model_card.md.j2").render(
+    text = templates.get_template("model_card.md.j2").render(
         run=metadata,
         identity={"train_only": None, "precision": None, "soup": None, "train_on_all": False} | identity,
         onnx_check=onnx_check,

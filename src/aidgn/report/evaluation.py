@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader
-
 import aidgn
+from aidgn.escape import open_templates
 from aidgn.evaluation import Evaluation
 from aidgn.files import write_text
 from aidgn.new_site.interval import percent
@@ -17,12 +16,10 @@ SIDE = 300  # of the reliability diagram
 
 def write_evaluation(results: Sequence[Evaluation], path: Path) -> Path:
     """Write the page of one or several models on the same pictures."""
-    environment = Environment(
-        loader=PackageLoader("aidgn.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["percent"] = lambda share: "–" if share is None else f"{share:.1%}"
-    environment.filters["whole"] = percent
-    text = environment.get_template("evaluation.html.j2").render(
+    templates = open_templates(Path(__file__).parent)
+    templates.filters["percent"] = lambda share: "–" if share is None else f"{share:.1%}"
+    templates.filters["whole"] = percent
+    text = templates.get_template("evaluation.html.j2").render(
         results=results,
         side=SIDE,
         shades=[shade_rows(result.confusion) for result in results],

@@ -15,7 +15,7 @@ import aidgn
 from aidgn.analysis.comparison import MIN_TRIALS
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError, some
-from aidgn.escape import for_terminal
+from aidgn.escape import for_terminal, open_templates
 from aidgn.files import for_json, write_text
 from aidgn.new_site.interval import percent
 from aidgn.report import reproduce
@@ -163,24 +163,21 @@ def write_report(
 
 def _render(payload: Mapping[str, Any], sheets: Sequence[str], **context: Any) -> str:
     """Render the page. The template escapes text; the page's policy refuses other scripts."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     here = Path(__file__).parent
     script, style = ((here / name).read_text(encoding="utf-8").strip() for name in ("page.js.j2", "page.css.j2"))
-    environment = Environment(
-        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["breakable"] = lambda name: Markup("<wbr>").join(
+    templates = open_templates(here)
+    templates.filters["breakable"] = lambda name: Markup("<wbr>").join(
         re.findall(r"[^\s_./-]{0,11}[\s_./-]|[^\s_./-]{1,12}", name)
     )
-    environment.filters["percent"] = lambda share: "–" if share is None else f"{share:.1%}"
-    environment.filters["whole"] = percent
-    environment.filters["shades"] = shade_rows
-    environment.filters["listed"] = _listed
-    environment.filters["count"] = _count
+    templates.filters["percent"] = lambda share: "–" if share is None else f"{share:.1%}"
+    templates.filters["whole"] = percent
+    templates.filters["shades"] = shade_rows
+    templates.filters["listed"] = _listed
+    templates.filters["count"] = _count
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text = environment.get_template("page.html.j2").render(
+    text = templates.get_template("page.html.j2").render(
         **context,
         payload=as_json(payload),
         sheets=list(sheets),
