@@ -14,7 +14,7 @@ from aidgn.runs.label import Label
 from aidgn.runs.options import MAX_NUMBER, run_options
 
 MODEL_NEEDS = ("algorithm", "average", "backbone", "weights", "target", "hyper_parameters")  # of the identity
-# Values that have a type beyond that of a run's options. Larger numbers would exhaust memory or threads.
+# The largest values that are accepted: larger ones would exhaust memory or threads.
 LARGEST = {"steps": MAX_NUMBER, "image_size": 1 << 14, "threads": 1 << 10}
 IDENTITY_TYPES: dict[str, Any] = {
     **dict.fromkeys(("algorithm", "dataset", "data", "precision", "source"), str),

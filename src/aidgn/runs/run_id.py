@@ -37,5 +37,5 @@ def sweep_key(identity: Mapping[str, Any]) -> str:
     """Return what `RunSpec.key` returns, from the identity in a run.json."""
     known = {key: value for key, value in identity.items() if key not in OF_FILES}
     name = normalize_name(known["dataset"])
-    folder = name.removeprefix("own")  # of an own data set that is called as a published one
+    folder = name.removeprefix("own")  # the prefix of a user's data set that is named like a published one
     return folder_name({**known, "dataset": folder if is_registered(folder) else name})

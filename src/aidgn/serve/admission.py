@@ -42,8 +42,8 @@ class Admitted:
 class Admission:
     """The places of a server.
 
-    Where all are taken, or all of one address, a new request takes the place of the one that arrives most slowly. If
-    none is slow, the new request is refused.
+    If all places are taken, or all that one address may have, a new request takes the place of the slowest to
+    arrive. If none is slow, the new request is refused.
     """
 
     def __init__(self, places: int):

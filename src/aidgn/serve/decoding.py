@@ -1,6 +1,6 @@
 """Decode uploaded files in other processes, which end when a file takes too much time or its sender leaves.
 
-A small file can take seconds of computing, through a comment of 30 MB in its header for instance. Pictures that are
+A small file can take seconds of computing, for instance because of a comment of 30 MB in its header. Pictures that are
 slow to decode wait for each other only, and the others pass them.
 """
 

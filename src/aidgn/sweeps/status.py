@@ -104,7 +104,7 @@ def _status_without_plan(folder: SweepFolder) -> Status:
         raise AidgnError(f"The folder {folder.path} does not exist.")
     if RunFolder(folder.path).exists:
         raise AidgnError(f"{folder.path} is a run, not a sweep. Give the folder around it, {folder.path.parent}.")
-    # Without a log it is a model that was kept of a run.
+    # A folder without a log is a model that was kept of a run.
     names = [
         name
         for name in folder.run_folders()

@@ -161,8 +161,8 @@ class Sweep:
             cell = tuple(identity[key] for key in ("dataset", "algorithm", "target", "trial", "draw"))
             cell = (*cell[:2], tuple(cell[2]), *cell[3:])
             key = sweep_key(identity)
-            # A run by `aidgn train` with other hyper-parameters is a candidate of selection; a planned one is not. One
-            # by a custom algorithm may have been planned by another text of its file, with other defaults.
+            # A run by `aidgn train` with other hyper-parameters is one more candidate for selection, a planned run
+            # is not. A run of a custom algorithm may have been planned by an earlier text of its file.
             was_planned = key in keys_before or ("source" in identity and cell in cells_before)
             if not different and cell in by_cell and key not in keys and was_planned:
                 spec = by_cell[cell]

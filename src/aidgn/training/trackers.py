@@ -31,12 +31,12 @@ Record = Mapping[str, Any]
 class Tracker(Protocol):
     """Interface of a tracker. Write a class with these three methods to track runs in another way."""
 
-    def start(self, folder: Path, about: Mapping[str, Any], records: Sequence[Record]) -> None:
+    def start(self, folder: Path, metadata: Mapping[str, Any], records: Sequence[Record]) -> None:
         """Start a run, or continue it.
 
         Args:
             folder: Folder of the run.
-            about: Identity and hyper-parameters of the run.
+            metadata: Identity and hyper-parameters of the run.
             records: Records so far. Each must show exactly once, whatever a killed part of the run has sent.
         """
 
@@ -65,14 +65,14 @@ class TensorBoard:
 
     package = "tensorboard"
 
-    def start(self, folder: Path, about: Mapping[str, Any], records: Sequence[Record]) -> None:
+    def start(self, folder: Path, metadata: Mapping[str, Any], records: Sequence[Record]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         check_no_link(folder / "tensorboard")
         for path in (folder / "tensorboard").glob("events.out.tfevents.*"):
             path.unlink()
         self.writer = SummaryWriter(str(folder / "tensorboard"))
-        rows = "\n".join(f"| {name} | {value} |" for name, value in about.items())
+        rows = "\n".join(f"| {name} | {value} |" for name, value in metadata.items())
         self.writer.add_text("run", f"| | |\n|-|-|\n{rows}", 0)
         for record in records:
             self.record(record)
@@ -95,7 +95,7 @@ class WandB:
 
     package = "wandb"
 
-    def start(self, folder: Path, about: Mapping[str, Any], records: Sequence[Record]) -> None:
+    def start(self, folder: Path, metadata: Mapping[str, Any], records: Sequence[Record]) -> None:
         import wandb
 
         if os.environ.get("WANDB_MODE") not in ("offline", "disabled") and not wandb.login(prompt=False):
@@ -107,7 +107,7 @@ class WandB:
             project=os.environ.get("WANDB_PROJECT", "aidgn"),
             id=_stored_id(folder / "wandb.id"),
             name=folder.name,
-            config=dict(about),
+            config=dict(metadata),
             dir=str(folder),
             resume="allow",
             reinit="create_new",
@@ -133,7 +133,7 @@ class MLflow:
 
     package = "mlflow"
 
-    def start(self, folder: Path, about: Mapping[str, Any], records: Sequence[Record]) -> None:
+    def start(self, folder: Path, metadata: Mapping[str, Any], records: Sequence[Record]) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             uri = (folder.parent / "mlruns").resolve().as_uri()
@@ -156,7 +156,7 @@ class MLflow:
                 raise RuntimeError(f"experiment {name} cannot be created") from None
             self.id = self.client.create_run(experiment.experiment_id, run_name=folder.name).info.run_id
             write_text(id_file, self.id + "\n")
-            self.client.log_batch(self.id, params=[Param(key, str(value)[:500]) for key, value in about.items()])
+            self.client.log_batch(self.id, params=[Param(key, str(value)[:500]) for key, value in metadata.items()])
         self.known: dict[str, set[int]] = {}
         for record in records:
             self.record(record)
@@ -218,7 +218,7 @@ class Tracking:
     def __enter__(self) -> "Tracking":
         return self
 
-    def start(self, about: Mapping[str, Any]) -> None:
+    def start(self, metadata: Mapping[str, Any]) -> None:
         """Start the run, or continue it after the records in its folder."""
         records = self.folder.records if self.trackers else []
         for tracker in self.trackers:
@@ -228,7 +228,7 @@ class Tracking:
                 continue
             queue = SimpleQueue[Record | str]()
             thread = threading.Thread(
-                target=self._follow, args=(tracker, queue, about, records), name=name, daemon=True
+                target=self._follow, args=(tracker, queue, metadata, records), name=name, daemon=True
             )
             thread.start()
             _last_threads[name] = thread
@@ -238,12 +238,12 @@ class Tracking:
         self,
         tracker: Tracker,
         queue: "SimpleQueue[Record | str]",
-        about: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         records: Sequence[Record],
     ) -> None:
         """Pass records on until a status comes."""
         try:
-            tracker.start(self.folder.path, about, records)
+            tracker.start(self.folder.path, metadata, records)
             while not isinstance(message := queue.get(), str):
                 tracker.record(message)
             tracker.end(message)
