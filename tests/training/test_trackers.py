@@ -147,7 +147,7 @@ class Broken:
         if where == self.where:
             raise SystemExit("no route to host\nat all")
 
-    def start(self, folder: Path, about: Any, records: Any) -> None:
+    def start(self, folder: Path, metadata: Any, records: Any) -> None:
         self.fall("start")
 
     def record(self, record: Any) -> None:
@@ -186,7 +186,7 @@ def test_nothing_is_removed_behind_a_link(
 class Hanging:
     hang = threading.Event()
 
-    def start(self, folder: Path, about: Any, records: Any) -> None:
+    def start(self, folder: Path, metadata: Any, records: Any) -> None:
         self.hang.wait(60)
 
     def record(self, record: Any) -> None:
@@ -211,7 +211,7 @@ class Watching:
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def start(self, folder: Path, about: Any, records: Any) -> None:
+    def start(self, folder: Path, metadata: Any, records: Any) -> None:
         self.heard.append([record["step"] for record in records])
 
     def record(self, record: Any) -> None:
