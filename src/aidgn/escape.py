@@ -59,7 +59,12 @@ def for_html(text: str) -> str:
 
 
 def open_templates(folder: Path, markdown: bool = False) -> "Environment":
-    """Open the templates of a folder, which escape all values but `Markup`: for HTML, or for Markdown."""
+    """Open the templates of a folder, which escape all values but `Markup`.
+
+    Args:
+        folder: The folder.
+        markdown: Whether to escape for Markdown instead of HTML.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
