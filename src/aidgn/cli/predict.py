@@ -16,7 +16,9 @@ from aidgn.terminal import direct
 
 if TYPE_CHECKING:
     from aidgn.inference import Model
-    from aidgn.inference.output import PredictionRow
+    from aidgn.inference.output import PredictionRow, TableRows
+
+    Output = tuple[IO[str], Callable[[Sequence[PredictionRow], bool], str]]  # a stream and its format
 
 
 @click.command(
@@ -104,26 +106,11 @@ def predict(
     if csv and Path(csv).is_dir():
         raise AidgnError(f"--csv {csv} is a folder: name a file in it.")
 
-    from aidgn.data.source import DataSource
-    from aidgn.data.table_reader import read_table
-    from aidgn.inference import find_images, load_model
-    from aidgn.inference.output import TableRows, format_csv, format_json, format_text, make_rows
+    from aidgn.inference import load_model
+    from aidgn.inference.output import make_rows
     from aidgn.progress import RunDisplay
 
-    ignored: list[str] = []
-    in_table = None
-    if file is not None or DataSource.parse(images[0]).is_table:
-        if len(images) > 1:
-            raise AidgnError(f"{images[0]} is a table: give it alone.")
-        table = read_table(images[0])
-        files = table.files(file)
-        in_table = TableRows(table.columns, files)
-    else:
-        files = find_images(read_names(images), ignored)
-    ignored_files = f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}." if ignored else ""
-    if not files:
-        expected = "expected the model, then image files, folders of images, or quoted patterns"
-        raise AidgnError(f"No image found in {', '.join(images)}: {expected}. {ignored_files}".rstrip())
+    files, in_table, ignored_files = find_pictures(images, file)
     loaded = load_model([model, *others] if others else model, device, algorithm, false_alarms)
     if abstain_below is not None and loaded.expectations is None:
         raise AidgnError(
@@ -154,18 +141,7 @@ def predict(
         click.echo(f"left out: {error}", err=True)
 
     with ExitStack() as stack:
-        outputs: list[tuple[IO[str], Callable[[Sequence[PredictionRow], bool], str]]] = []
-        if as_json:
-            outputs.append((stdout, format_json))
-        if csv == "-":
-            outputs.append((stdout, format_csv))
-        elif csv:
-            csv_file = stack.enter_context(written_at_last(Path(csv)))
-            csv_file.write("\ufeff" if bom else "")
-            outputs.append((csv_file, format_csv))
-        if not outputs:
-            file_width, label_width = column_widths(files, loaded.classes)
-            outputs.append((stdout, partial(format_text, file_width=file_width, label_width=label_width)))
+        outputs = open_outputs(stack, stdout, csv, bom, as_json, files, loaded.classes)
         rows_on_terminal = stdout.isatty() and any(stream is stdout for stream, _ in outputs)
         display = None if rows_on_terminal else stack.enter_context(RunDisplay())  # the rows show the progress
         if display:
@@ -211,6 +187,60 @@ def predict(
         click.echo(str(monitor.report()), err=True)
 
 
+def find_pictures(images: Sequence[str], file: str | None) -> "tuple[list[str], TableRows | None, str]":
+    """Return the files, the rows of their table if there is one, and a sentence on the files that were ignored."""
+    from aidgn.data.source import DataSource
+    from aidgn.data.table_reader import read_table
+    from aidgn.inference import find_images
+    from aidgn.inference.output import TableRows
+
+    rows = None
+    ignored: list[str] = []
+    if file is not None or DataSource.parse(images[0]).is_table:
+        if len(images) > 1:
+            raise AidgnError(f"{images[0]} is a table: give it alone.")
+        table = read_table(images[0])
+        files = table.files(file)
+        rows = TableRows(table.columns, files)
+    else:
+        files = find_images(read_names(images), ignored)
+    ignored_files = f"{plural(len(ignored), 'other file')} ignored: {some(ignored)}." if ignored else ""
+    if not files:
+        expected = "expected the model, then image files, folders of images, or quoted patterns"
+        raise AidgnError(f"No image found in {', '.join(images)}: {expected}. {ignored_files}".rstrip())
+    return files, rows, ignored_files
+
+
+def open_outputs(
+    stack: ExitStack,
+    stdout: IO[str],
+    csv: str | None,
+    bom: bool,
+    as_json: bool,
+    files: Sequence[str],
+    classes: Sequence[str],
+) -> "list[Output]":
+    """Return the streams to write to, each with its format; the stack closes the CSV file."""
+    from rich.cells import cell_len
+
+    from aidgn.inference.output import format_csv, format_json, format_text
+
+    outputs: list[Output] = []
+    if as_json:
+        outputs.append((stdout, format_json))
+    if csv == "-":
+        outputs.append((stdout, format_csv))
+    elif csv:
+        csv_file = stack.enter_context(written_at_last(Path(csv)))
+        csv_file.write("\ufeff" if bom else "")
+        outputs.append((csv_file, format_csv))
+    if not outputs:
+        file_width = min(max(4, *map(cell_len, files)), 60)  # some letters take two places
+        label_width = max(map(cell_len, ["label", *classes]))
+        outputs.append((stdout, partial(format_text, file_width=file_width, label_width=label_width)))
+    return outputs
+
+
 def adapted_batches(model: "Model", adapt: str) -> Callable[..., Any]:
     """Return a function like `Model.batches` that adapts; say what this method did at sites that were left out."""
     from aidgn.adaptation.predict import OFFERED, choose_settings, predict_adapted
@@ -231,13 +261,6 @@ def read_names(images: Sequence[str]) -> list[str]:
         text = sys.stdin.read()
         names += text.split("\0") if "\0" in text else [line.removesuffix("\r") for line in text.split("\n")]
     return [name for name in names if name]
-
-
-def column_widths(files: Sequence[str], classes: Sequence[str]) -> tuple[int, int]:
-    """Return the widths of the columns for files and labels; some letters take two places."""
-    from rich.cells import cell_len
-
-    return min(max(4, *map(cell_len, files)), 60), max(map(cell_len, ["label", *classes]))
 
 
 def describe_warnings(model: "Model", warned: int, total: int, adapted: bool) -> str:
