@@ -19,7 +19,7 @@ from aidgn.analysis.near_copies import NearCopy
 from aidgn.cli.fit import fit as fit_command
 from aidgn.data import Dataset, load_dataset
 from aidgn.errors import AidgnError
-from aidgn.fitting import Estimate, FitPlan, inspect
+from aidgn.fitting import Estimate, FitPlan, FitResult, inspect
 from aidgn.fitting.estimate import (
     choose_algorithm,
     choose_metric,
@@ -315,7 +315,8 @@ def test_model_and_summary(tmp_path: Path) -> None:
     sentences = ["one", "<b>two</b>.png", "caf\udce9.png is no text"]
     doubt = DoubtfulLabel("=caf\udce9.png", "ink", "0", "<b>", 0.125, 0.75)
     pictures = DoubtfulPictures([doubt], [NearCopy("ink/1.png", "chalk/2.png", 0.96875)])
-    folder.write(dataset, job.final, found, 0.5, sentences, ["Expect much."], ["Do this."], pictures)
+    result = FitResult(folder.path, found, 0.5, sentences, ["Expect much."], job.final, pictures=pictures)
+    folder.write(dataset, result, sentences, ["Do this."])
     summary = json.loads(folder.summary.read_text())
     assert [estimate["algorithm"] for estimate in summary["estimates"]] == ["AIDGN", "ERM"]
     assert set(summary["estimates"][0]["accuracies"]) == {"ink", "chalk", "poster"}
@@ -331,7 +332,7 @@ def test_model_and_summary(tmp_path: Path) -> None:
     assert doubted[0][:4] == ["file", "site", "label", "suggestion"] and doubted[1][0].startswith("'=caf")
     assert doubted[1][1:] == ["ink", "0", "<b>", "0.125000", "0.750000"]
     assert copied == [["first", "second", "similarity"], ["ink/1.png", "chalk/2.png", "0.968750"]]
-    folder.write(dataset, job.final, found, 0.5, sentences, [], [], DoubtfulPictures())
+    folder.write(dataset, replace(result, pictures=DoubtfulPictures()), sentences, [])
     assert not folder.doubtful.exists() and not folder.copies.exists()  # of the earlier fit
     accuracies = " | ".join(f"{found[0].accuracies[name]:.1%}" for name in dataset.domains)
     assert rows[:3] == [
@@ -362,7 +363,7 @@ def test_the_model_of_other_pictures_is_kept(tmp_path: Path) -> None:
     out = FitFolder(tmp_path / "out")
     assert not out.describe_replaced(final, one)
     out.check(one)
-    out.write(one, final, [], 0.5, [], [], [], DoubtfulPictures())
+    out.write(one, FitResult(out.path, [], 0.5, [], [], final), [], [])
     for same in (one, two):  # `two` may be the same folder that was moved
         out.check(same)
     with pytest.raises(AidgnError, match=r"out holds a model of .*one/images, .*other images.*--out"):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from aidgn.data import Dataset
 from aidgn.errors import AidgnError
 from aidgn.escape import for_csv, open_templates
 from aidgn.files import link_or_copy, parse_json, write_text
-from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.fitting.plan import name_of
 from aidgn.metrics import ClassMetrics
@@ -23,6 +22,9 @@ from aidgn.report.export import write_rows
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from aidgn.fitting.result import FitResult
 
 
 class FitFolder:
@@ -89,28 +91,18 @@ class FitFolder:
     def write(
         self,
         dataset: Dataset,
-        final: RunSpec,
-        estimates: Sequence[Estimate],
-        seen_accuracy: float,
+        result: "FitResult",
         findings: Sequence[str],
-        conclusions: Sequence[str],
         next_steps: Sequence[str],
-        pictures: DoubtfulPictures,
-        expectations: Expectations | None = None,
         class_metrics: Mapping[str, ClassMetrics] | None = None,
     ) -> None:
         """Write summary.json, REPORT.md, and CSV files of doubtful pictures.
 
         Args:
             dataset: The images that could be read.
-            final: The run on all domains.
-            estimates: Estimates of one algorithm or several.
-            seen_accuracy: Accuracy on validation images of the domains the model has seen.
+            result: What `fit` returns.
             findings: Findings and plan, a sentence each.
-            conclusions: What to expect of the model, a sentence each.
             next_steps: What to do next, a sentence each.
-            pictures: Pictures to look at.
-            expectations: What to expect at a new site.
             class_metrics: Metrics by class at all left-out sites together.
         """
         by_class = class_metrics or {}
@@ -123,35 +115,32 @@ class FitFolder:
             "images": counts.tolist(),
             "estimates": [
                 {
-                    "algorithm": estimate.algorithm,
-                    "accuracies": estimate.accuracies,
-                    "balanced_accuracy": estimate.balanced_accuracy,
-                    "macro_f1": estimate.macro_f1,
+                    **asdict(estimate),
                     "mean": estimate.mean,
                     "spread": estimate.standard_deviation,
                     "worst": estimate.worst,
                 }
-                for estimate in estimates
+                for estimate in result.estimates
             ],
-            **_describe_model(final),
-            "seen_domains": seen_accuracy,
+            **_describe_model(result.final),
+            "seen_domains": result.seen_accuracy,
             "model": self.model.name,
-            "said": [*findings, *conclusions],
+            "said": [*findings, *result.summary],
             "next_steps": list(next_steps),
-            "new_site": describe_new_site(expectations) if expectations else None,
+            "new_site": describe_new_site(result.expectations) if result.expectations else None,
             "classes_at_new_sites": {name: asdict(metrics) for name, metrics in by_class.items()},
         }
-        self._write_pictures(pictures)
+        self._write_pictures(result.pictures)
         write_text(self.summary, json.dumps(summary, indent=1) + "\n")
         template = open_templates(Path(__file__).parent, markdown=True).get_template("report.md.j2")
         report = template.render(
             dataset=dataset,
             findings=findings,
-            conclusions=conclusions,
+            conclusions=result.summary,
             next_steps=next_steps,
-            pictures=pictures,
-            estimates=estimates,
-            expectations=expectations,
+            pictures=result.pictures,
+            estimates=result.estimates,
+            expectations=result.expectations,
             class_metrics=by_class,
             counts_by_class=list(zip(dataset.classes, counts.T.tolist(), strict=True)),
         )

@@ -224,18 +224,14 @@ def fit(
     folders += train_all([final], len(folders))
     if ahead:
         ahead.join()
+    extraction: dict[str, Any] = {"data_dir": data_dir, "device": device, "algorithm": algorithm}
     with RunDisplay(progress) as display:
-        extraction: dict[str, Any] = {
-            "data_dir": data_dir,
-            "device": device,
-            "algorithm": algorithm,
-            "on_progress": display.update,
-        }
-        predictions = [load_predictions(run, **extraction) for run in unseen_runs]
-        adaptation = measure_adaptation(unseen_runs, **extraction) if adapt else None
+        shown = {**extraction, "on_progress": display.update}
+        predictions = [load_predictions(run, **shown) for run in unseen_runs]
+        adaptation = measure_adaptation(unseen_runs, **shown) if adapt else None
         copies = ahead.copies if ahead else None
-        pictures = check_pictures(predictions, folders[-1], decoded, copies, **extraction)
-        expectations = None if refit else measure_expectations(unseen_runs, folders[-1], adaptation, **extraction)
+        pictures = check_pictures(predictions, folders[-1], decoded, copies, **shown)
+        expectations = None if refit else measure_expectations(unseen_runs, folders[-1], adaptation, **shown)
     place.keep_model(folders[-1], expectations)
     seen_accuracy = RunResult(Path(folders[-1])).best.validation
     if refit:
@@ -253,29 +249,17 @@ def fit(
         heatmaps = explain_doubts(overview.shown_labels, by_site, decoded, device, algorithm)
         overview = replace(overview, heatmaps=heatmaps)
     summary = [*summary, *pictures.sentences()]
-    place.page.unlink(missing_ok=True)  # of an earlier fit
-    place.write(
-        dataset,
-        final,
-        estimates,
-        seen_accuracy,
-        [*findings, str(plan)],
-        summary,
-        next_steps,
-        pictures,
-        expectations,
-        overview.class_metrics if predictions else None,
+    result = FitResult(
+        place.path, estimates, seen_accuracy, findings, summary, final, predictions, None, expectations, pictures
     )
+    place.page.unlink(missing_ok=True)  # of an earlier fit
+    class_metrics = overview.class_metrics if predictions else None
+    place.write(dataset, result, [*findings, str(plan)], next_steps, class_metrics)
     for sentence in summary:
         on_message(sentence)
-    page = (
-        _write_page(place, [*compared, folders[-1]], overview, data_dir, device, algorithm, progress)
-        if report
-        else None
-    )
-    return FitResult(
-        place.path, estimates, seen_accuracy, findings, summary, final, predictions, page, expectations, pictures
-    )
+    if not report:
+        return result
+    return replace(result, page=_write_page(place, [*compared, folders[-1]], overview, progress, **extraction))
 
 
 def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
@@ -289,13 +273,7 @@ def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]
 
 
 def _write_page(
-    place: FitFolder,
-    runs: Sequence[str],
-    overview: Overview,
-    data_dir: str | Path | None,
-    device: str,
-    algorithm: str,
-    progress: bool,
+    place: FitFolder, runs: Sequence[str], overview: Overview, progress: bool, **extraction: Any
 ) -> Path | None:
     """Write the report page of these runs; a model is there even if the page fails."""
     from aidgn.report.page import write_report  # imports matplotlib and scikit-learn
@@ -305,13 +283,11 @@ def _write_page(
             return write_report(
                 runs,
                 place.page,
-                data_dir=data_dir,
-                device=device,
-                algorithm=algorithm,
                 points=REPORT_POINTS,
                 permutations=REPORT_PERMUTATIONS,
                 overview=overview,
                 on_progress=display.update,
+                **extraction,
             )
     except (AidgnError, ImportError) as error:
         log.warning("The report page was not made: %s", error)
