@@ -107,7 +107,7 @@ def measure(arguments: argparse.Namespace, data: str, caches: Path) -> dict[str,
     """Return the seconds of the stages in a new process."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in vars(arguments).items() if value is not None]
     options = [option for option in options if option.split("=")[0] not in ("--data", "--start", "--json", "--repeats")]
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(caches)}
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches / "triton")}
     result = subprocess.run(
         [sys.executable, __file__, data, *options, f"--start={time.time()}"],
         stdout=subprocess.PIPE,

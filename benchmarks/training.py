@@ -31,11 +31,10 @@ from aidgn.algorithms import create
 from aidgn.data import load_dataset, train_val_indices
 from aidgn.data.cache import prepare
 from aidgn.data.loader import BatchSampler, DeviceImageStore
-from aidgn.data.transforms import MEAN, STD
+from aidgn.data.transforms import MEAN, STD, build_transforms
 from aidgn.devices import choose_device, choose_precision
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
-from aidgn.training.compile import build_transforms
 from aidgn.training.evaluation import Splits, evaluate
 from aidgn.training.featurizer import create_featurizer
 
@@ -146,8 +145,7 @@ def parts(dataset, arguments, device):
         len(sources),
     ).to(device)
     draws = BatchSampler([splits.train[d] for d in sources], arguments.batch_size, 0)
-    compiled = device.type == "cuda"
-    augmented, clean = build_transforms(dataset.image_size, dataset.info.augment, images.exact_fit, compiled)
+    augmented, clean = build_transforms(dataset.image_size, dataset.info.augment, images.exact_fit)
     indices, uniforms = draws.steps(0, 20)
     uniforms = uniforms.to(device)
 

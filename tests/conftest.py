@@ -16,6 +16,9 @@ ATTACKS_HEAD = "| attack | tried | survived | test |", "|---|---:|---:|---|"
 Tally = Callable[[str], AbstractContextManager[None]]
 
 os.environ["OMP_NUM_THREADS"] = "1"
+HAS_GPU = Path("/dev/nvidiactl").exists()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # set before Triton is imported; its kernels then run on the CPU
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it, and so would what tests interrupt
 
 
@@ -38,6 +41,13 @@ def digits_run() -> Callable[..., Path]:
         return train(RunSpec("digits", algorithm, target, **settings), out, device="cpu")  # type: ignore[arg-type]
 
     return run
+
+
+@pytest.fixture
+def triton_device() -> str:
+    """The device that Triton kernels run on in a test: the CPU, by Triton's interpreter, where there is no GPU."""
+    pytest.importorskip("triton")
+    return "cuda" if HAS_GPU else "cpu"
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """Devices and precisions by name. PyTorch is imported when one is chosen: listing the names takes no time."""
 
 import ctypes
+import functools
+import importlib.util
 import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +37,8 @@ PRECISIONS = {
 PRECISION_NAMES = ("auto", *PRECISIONS)
 MALLOC_SETTINGS = (-1, -3)  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 KEPT_BYTES = 1 << 30
+
+passes = 0  # calls of `begin_pass`
 
 
 def choose_device(name: str = "auto") -> "torch.device":
@@ -89,6 +94,22 @@ def synchronize(device: "torch.device") -> None:
         torch.cuda.synchronize()
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Return whether kernels written in Triton can be compiled; PyTorch installs it on Linux."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def begin_pass() -> None:
+    """Declare that the outputs of earlier passes through networks are done with: CUDA graphs reuse their memory."""
+    global passes
+    passes += 1
+    if "torch._dynamo" in sys.modules:  # else no code is compiled; the import takes seconds
+        import torch
+
+        torch.compiler.cudagraph_mark_step_begin()
 
 
 def describe_cpu() -> str:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aidgn.backbones import (
-    FrozenBatchNorm,
     create,
     fold,
     freeze,
@@ -28,10 +27,9 @@ from aidgn.backbones.fused_resnet import (
     FoldedConv2d,
     FusedBlock,
     FusedReLU,
-    MaxPoolFunction,
     PoolingFirst,
     conv_relu,
-    conv_relu_kernel,
+    output_shape,
     pointwise_conv_relu,
 )
 from aidgn.training.featurizer import Featurizer
@@ -186,20 +184,6 @@ def test_pickle_of_batch_norms_with_activations(plain: Build, images: Draw, froz
         fold(net)
 
 
-@pytest.mark.parametrize("ties", [False, True])
-def test_max_pool_function_matches_pytorch(ties: bool) -> None:
-    drawn = torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    drawn = (drawn.round() if ties else drawn).contiguous(memory_format=torch.channels_last)
-    x, y = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
-    found, expected = MaxPoolFunction.apply(x), F.max_pool2d(y, 3, 2, 1)
-    assert torch.equal(found, expected)
-    gradient = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found.backward(gradient)
-    expected.backward(gradient)
-    torch.testing.assert_close(x.grad, y.grad)
-    assert x.grad.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("name", ["resnet10t", "torchvision/resnet18"])
 def test_a_folded_network_goes_to_another_process(
     name: str,
@@ -231,44 +215,13 @@ def test_a_folded_network_goes_to_another_process(
     assert torch.equal(copied(images()), reference(images()))
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("with_shortcut", [False, True])
-def test_convolution_with_relu_and_its_gradients(stride: int, with_shortcut: bool) -> None:
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator, requires_grad=True)
-
-    generator = torch.Generator().manual_seed(0)
-    shortcut = random(2, 4, 6 // stride, 6 // stride) if with_shortcut else None
-    arguments = random(2, 3, 6, 6), random(4, 3, 3, 3), random(4), shortcut, [stride] * 2, [1, 1], [1, 1]
-    expected = F.conv2d(*arguments[:3], stride, 1)
-    expected = (expected if shortcut is None else expected + shortcut).clamp(min=0)
-    torch.testing.assert_close(conv_relu(*arguments), expected)
-    assert torch.autograd.gradcheck(conv_relu, arguments)
-    torch.library.opcheck(conv_relu, arguments)  # what torch.compile is told of it is true
-    frozen = [each.detach() if isinstance(each, Tensor) and i == 1 else each for i, each in enumerate(arguments)]
-    conv_relu(*frozen).sum().backward()
-    assert arguments[1].grad is None and arguments[0].grad is not None
-
-
-def test_which_convolutions_keep_the_size() -> None:
-    def keeps(*arguments: int, **options: int) -> bool:
-        conv = nn.Conv2d(*arguments, **options)
-        layer = FoldedConv2d(conv, FrozenBatchNorm(nn.BatchNorm2d(conv.out_channels)))
-        x = torch.zeros(1, layer.in_channels, 9, 9)
-        assert not layer.keeps_size or layer._conv_forward(x, layer.weight, None).shape[2:] == x.shape[2:]
-        return layer.keeps_size
-
-    assert keeps(4, 8, 1) and keeps(4, 4, 3, padding=1) and keeps(4, 4, 3, padding=2, dilation=2)
-    assert not any(
-        (
-            keeps(4, 8, 1, stride=2),
-            keeps(4, 8, 1, padding=1),
-            keeps(4, 8, 3, padding=1),
-            keeps(4, 4, 3),
-            keeps(4, 4, 3, padding=1, stride=2),
-            keeps(4, 4, 2),
-        )
-    )
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"), [(1, 1, 0, 1), (1, 2, 0, 1), (3, 2, 1, 1), (3, 1, 2, 2), (2, 1, 0, 1)]
+)
+def test_shape_of_a_convolution(kernel: int, stride: int, padding: int, dilation: int) -> None:
+    x, weight = torch.zeros(2, 3, 9, 10), torch.zeros(5, 3, kernel, kernel)
+    pairs = [stride] * 2, [padding] * 2, [dilation] * 2
+    assert output_shape(x, weight, *pairs) == F.conv2d(x, weight, None, *pairs).shape
 
 
 def test_one_by_one_convolution_as_a_product() -> None:
@@ -284,7 +237,13 @@ def test_one_by_one_convolution_as_a_product() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_kernel_ignores_uninitialised_memory() -> None:
-    for channels, out, kernel, shortcut in ((64, 64, 3, False), (256, 64, 1, False), (64, 256, 1, True)):
+    for channels, out, kernel, stride, shortcut in (
+        (64, 64, 3, 1, False),
+        (64, 64, 3, 2, False),
+        (256, 64, 1, 1, False),
+        (256, 128, 1, 2, False),
+        (64, 256, 1, 1, True),
+    ):
         x, weight, bias, added = (
             torch.randn(shape, device="cuda", dtype=torch.bfloat16)
             for shape in ((8, channels, 28, 28), (out, channels, kernel, kernel), (out,), (8, out, 28, 28))
@@ -293,8 +252,11 @@ def test_kernel_ignores_uninitialised_memory() -> None:
         torch.cuda.empty_cache()
         del_me = [torch.full((1 << 22,), torch.nan, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
         del del_me
-        found = conv_relu_kernel(x, weight, bias, added if shortcut else None, [1, 1], [kernel // 2] * 2, [1, 1])
-        expected = F.conv2d(x.float(), weight.float(), bias.float(), padding=kernel // 2) + (added if shortcut else 0)
+        x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+        geometry = [stride] * 2, [kernel // 2] * 2, [1, 1]
+        found = conv_relu(x, weight, bias, added if shortcut else None, *geometry)
+        expected = F.conv2d(x.float(), weight.float(), bias.float(), stride=stride, padding=kernel // 2)
+        expected = expected + (added if shortcut else 0)
         assert found.isfinite().all()
         assert (found - expected.relu()).norm() < 0.01 * expected.norm()
 

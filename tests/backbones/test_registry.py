@@ -33,8 +33,8 @@ from aidgn.backbones import (
 )
 from aidgn.backbones.input_size import set_input_size
 from aidgn.data import transforms as aug
+from aidgn.data.transforms import build_transforms
 from aidgn.errors import AidgnError, ParameterError, UnknownNameError
-from aidgn.training.compile import build_transforms
 
 # The metadata of the ResNet-50 of He et al. (2015) as it is handed around: strides as in their paper.
 HE2015 = {
@@ -262,7 +262,7 @@ def test_images_are_prepared_as_timm_does(name: str) -> None:
     size = 64
     config |= {"input_size": (3, size, size), "crop_pct": 1.0, "crop_mode": "squash"}
     transform = timm.data.create_transform(**config, is_training=False)
-    _, clean = build_transforms(size, True, False, False, ours)
+    _, clean = build_transforms(size, True, False, ours.transform_settings())
     for height, width in ((97, 150), (40, 51)):
         pixels = torch.randint(70, 186, (1, height, width, 3), dtype=torch.uint8)  # timm clamps twice, we do once
         expected = transform(Image.fromarray(pixels[0].numpy()))

@@ -14,8 +14,8 @@ from aidgn.algorithms import ALGORITHMS, Algorithm, create
 from aidgn.data import load_dataset
 from aidgn.data.cache import prepare
 from aidgn.data.loader import DeviceImageStore
+from aidgn.data.transforms import build_transforms
 from aidgn.metrics import calibration_error
-from aidgn.training.compile import build_transforms
 from aidgn.training.evaluation import CPU_BATCH, evaluate
 
 
@@ -65,7 +65,7 @@ def check(
     algorithm: Algorithm, images: DeviceImageStore, sizes: tuple[int, ...], predict: Callable[[Tensor], Tensor]
 ) -> None:
     groups = groups_of(sizes)
-    _, clean = build_transforms(28, False, images.exact_fit, False)
+    _, clean = build_transforms(28, False, images.exact_fit)
     found = evaluate(algorithm, images, groups, clean)
     assert algorithm.training  # as it was
     algorithm.eval()
@@ -81,7 +81,7 @@ def test_scores_are_those_of_the_logits(images: DeviceImageStore) -> None:
     """The metrics of a group are scikit-learn's of the predictions for its images, whatever shares a batch."""
     algorithm = build("ERM")
     groups = groups_of((31, 150, 70))
-    _, clean = build_transforms(28, False, images.exact_fit, False)
+    _, clean = build_transforms(28, False, images.exact_fit)
     found = evaluate(algorithm, images, groups, clean)
     for group, scores in zip(groups, found, strict=True):
         labels = images.decoded.dataset.labels[group]

@@ -9,6 +9,7 @@ from torch import Tensor
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches
 from aidgn.algorithms.search_space import SearchSpace, one_of
+from aidgn.devices import begin_pass
 
 
 class Fish(Algorithm):
@@ -45,8 +46,7 @@ class Fish(Algorithm):
             torch._foreach_copy_(self.start, walking)
         losses = []
         for x, y in minibatches:
-            if x.is_cuda:  # CUDA graphs cannot know that outputs of the last pass are done with
-                torch.compiler.cudagraph_mark_step_begin()
+            begin_pass()
             loss = self.cross_entropy(self.predict(x), y)
             self.step(loss, "main")
             losses.append(loss.detach())

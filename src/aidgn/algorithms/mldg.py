@@ -9,6 +9,7 @@ from torch import Tensor
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, paired, random_cycle
 from aidgn.algorithms.search_space import SearchSpace, log_uniform, one_of
+from aidgn.devices import begin_pass
 
 
 class MLDG(Algorithm):
@@ -56,8 +57,7 @@ class MLDG(Algorithm):
         def accumulate(x: Tensor, y: Tensor, weight: float) -> None:
             """Compute the gradient of the risk and add it, weighted, to the sum."""
             nonlocal total_loss
-            if x.is_cuda:  # CUDA graphs cannot know that outputs of the last pass are done with
-                torch.compiler.cudagraph_mark_step_begin()
+            begin_pass()
             loss = self.cross_entropy(self.predict(x), y)
             loss.backward()
             used = [

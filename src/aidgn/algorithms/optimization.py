@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from aidgn.algorithms.batches import Minibatches
+from aidgn.devices import begin_pass
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -105,8 +106,7 @@ def backward_in_parts(
     samples = sum(len(y) for _, y in minibatches)
     for part in split_batch(minibatches, parts):
         share = sum(len(y) for _, y in part) / samples
-        if part[0][0].is_cuda:  # CUDA graphs cannot know that outputs of the last pass are done with
-            torch.compiler.cudagraph_mark_step_begin()
+        begin_pass()
         terms = objective(part)
         (share * terms["loss"]).backward()
         for name, term in terms.items():

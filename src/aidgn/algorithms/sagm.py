@@ -11,6 +11,7 @@ from aidgn.algorithms.base import Algorithm
 from aidgn.algorithms.batches import Minibatches
 from aidgn.algorithms.erm import ERM
 from aidgn.algorithms.search_space import SearchSpace, one_of
+from aidgn.devices import begin_pass
 
 RHO: SearchSpace = {"rho": (0.05, one_of(0.01, 0.02, 0.05, 0.1))}
 RHO_ALPHA: SearchSpace = {**RHO, "alpha": (1e-3, one_of(5e-4, 1e-3))}  # alpha: the authors' values for five data sets
@@ -41,8 +42,7 @@ class SharpnessAware(Algorithm):
     def backward(self, minibatches: Minibatches) -> dict[str, Tensor]:
         """Compute the gradients of the objective, and return its terms."""
         self.zero_grad()
-        if minibatches[0][0].is_cuda:  # CUDA graphs cannot know that outputs of the last pass are done with
-            torch.compiler.cudagraph_mark_step_begin()
+        begin_pass()
         terms = self.objective(minibatches)
         terms["loss"].backward()
         return {name: term.detach() for name, term in terms.items()}

@@ -3,7 +3,7 @@
 from aidgn.backbones.feature_norm import feature_norm
 from aidgn.backbones.folding import fold, freeze_folded, unfold, unfuse
 from aidgn.backbones.frozen_bn import FrozenBatchNorm, freeze
-from aidgn.backbones.fused_resnet import FoldedConv2d, stem_convolution
+from aidgn.backbones.fused_resnet import FoldedConv2d, has_kernels, stem_convolution
 from aidgn.backbones.preprocessing import IMAGENET, Preprocessing
 from aidgn.backbones.registry import (
     DEFAULT,
@@ -47,6 +47,7 @@ __all__ = [
     "freeze",
     "freeze_folded",
     "freezes_batch_norm",
+    "has_kernels",
     "is_stride_first",
     "list_backbones",
     "preprocessing",

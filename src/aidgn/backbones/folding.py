@@ -1,6 +1,6 @@
 """Fold frozen batch norms into the convolutions before them, and fuse the blocks of a ResNet; undo both."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import torch
 import torch.fx
@@ -11,6 +11,7 @@ from aidgn.backbones.fused_resnet import (
     FoldedConv2d,
     FusedBlock,
     FusedReLU,
+    FusedStage,
     PoolingFirst,
     conv_options,
     is_plain_block,
@@ -49,7 +50,21 @@ def fold(network: nn.Module) -> int:
     fuse_stem(network, predecessors, folded)
     blocks = [layer for layer in network.modules() if layer is not network and is_plain_block(layer)]
     replace_modules(network, {block: FusedBlock(block) for block in blocks})
+    stages = [layer for layer in network.modules() if type(layer) is nn.Sequential and is_stage(layer)]
+    replace_modules(network, {stage: rebuild(stage, FusedStage) for stage in stages})
     return len(folded)
+
+
+def is_stage(layers: nn.Sequential) -> bool:
+    """Return whether fused blocks follow each other, and nothing else."""
+    return len(layers) > 1 and all(isinstance(layer, FusedBlock) for layer in layers)
+
+
+def rebuild(layers: nn.Sequential, kind: type[nn.Sequential]) -> nn.Sequential:
+    """Return a sequence of another type with the same layers under the same names."""
+    rebuilt = kind(OrderedDict(layers.named_children()))
+    rebuilt.training = layers.training
+    return rebuilt
 
 
 def find_predecessors(network: nn.Module) -> dict[nn.Module, nn.Module]:
@@ -84,6 +99,8 @@ def unfuse(network: nn.Module) -> None:
         if isinstance(layer, FusedBlock):
             originals[layer] = layer.block
             layer.block.training = layer.training
+        elif isinstance(layer, FusedStage):
+            originals[layer] = rebuild(layer, nn.Sequential)
         elif isinstance(layer, FusedReLU):
             originals[layer] = nn.ReLU(layer.inplace)
         elif isinstance(layer, PoolingFirst):

@@ -3,9 +3,7 @@
 Each layer replaces one layer of the network and shares its parameters. `aidgn.backbones.folding` puts them in place.
 """
 
-import functools
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import torch
@@ -14,6 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aidgn.backbones.frozen_bn import FrozenBatchNorm
+from aidgn.devices import has_triton
+
+MOST_POOLED = 1024  # channels that the pooling kernel holds at a time
 
 
 class FoldedConv2d(nn.Conv2d):
@@ -40,58 +41,66 @@ class FoldedConv2d(nn.Conv2d):
         self.adds_shift = True  # False: a later layer adds the shift, to fewer numbers or in a pass that exists anyway
         self.constants: tuple[Tensor, Tensor] | None = None  # weight and shift of a network that only predicts
 
-    def forward(self, x: Tensor, extra_shift: Tensor | None = None) -> Tensor:
-        """Compute bn(conv(x)), with `extra_shift` added to b."""
-        weight, shift = self.weight_and_shift(extra_shift)
-        bias = shift if self.adds_shift else None
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute bn(conv(x)), or without the shift if a later layer adds it."""
+        weight, shift = self.weight_and_shift()
+        return self.convolve(x, weight, shift if self.adds_shift else None)
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if x.is_cuda and self.is_stem and x.shape[2] % 2 == x.shape[3] % 2 == 0:
             return stem_convolution(x, weight, bias)
         return self._conv_forward(x, weight, bias)
 
-    def forward_relu(self, x: Tensor, shortcut: Tensor | None = None, extra_shift: Tensor | None = None) -> Tensor:
-        """Compute relu(bn(conv(x)) + shortcut), with `extra_shift` added to b.
+    def forward_relu(
+        self, x: Tensor, shortcut: Tensor | None = None, extra_shift: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute relu(bn(conv(x)) + shortcut), with `extra_shift` added to the shift.
 
-        A fused kernel, where one exists, saves reading and writing the output of the convolution once more.
+        Returns:
+            The same tensor twice. Where two layers read it, each should read one of the two: kernels then add their
+            gradients in the pass that they need anyway.
         """
-        if self.has_fused_kernel(x, shortcut) and not isinstance(self.padding, str):
+        weight, shift = self.weight_and_shift()
+        if extra_shift is not None:
+            shift = shift + extra_shift
+        if use_kernels(x) and self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str):
             dtype = torch.get_autocast_dtype("cuda")
-            weight, shift = (tensor.to(dtype) for tensor in self.weight_and_shift(extra_shift))
-            differentiable = torch.is_grad_enabled() or torch.compiler.is_compiling()
-            compute = conv_relu if differentiable else conv_relu_kernel
             shortcut = None if shortcut is None else shortcut.to(dtype)
-            return compute(x.to(dtype), weight, shift, shortcut, self.stride, self.padding, self.dilation)
-        y = self(x, extra_shift)
+            main, side = ConvReLU.apply(
+                x.to(dtype), weight.to(dtype), shift, shortcut, self.stride, self.padding, self.dilation
+            )
+            return main, side
+        y = self.convolve(x, weight, shift)
         if shortcut is not None:
             y += shortcut
-        return F.relu_(y)
+        y = F.relu_(y)
+        return y, y
 
-    def has_fused_kernel(self, x: Tensor, shortcut: Tensor | None) -> bool:
-        return (
-            x.is_cuda
-            and torch.is_autocast_enabled("cuda")
-            and self.groups == 1
-            and self.padding_mode == "zeros"
-            and (shortcut is not None or self.keeps_size)
-        )
-
-    def weight_and_shift(self, extra_shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def weight_and_shift(self) -> tuple[Tensor, Tensor]:
         if self.constants is not None:
-            weight, shift = self.constants
-        else:
+            return self.constants
+        if use_kernels(self.weight) and self.bias is None:
+            from aidgn.backbones.resnet_kernels import Fold
+
             norm = self.norm
-            assert norm.running_mean is not None and norm.running_var is not None
-            scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-            mean = -norm.running_mean if self.bias is None else self.bias - norm.running_mean
-            shift = norm.bias + mean * scale
-            weight = self.weight * scale[:, None, None, None]
-        return weight, shift if extra_shift is None else shift + extra_shift
+            weight, shift = Fold.apply(
+                self.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
+            )
+            return weight, shift
+        return self.weight * self.scale[:, None, None, None], self.shift
 
     @property
-    def keeps_size(self) -> bool:
-        """Whether the output has the height and width of the input and, beyond 1x1 kernels, its channels."""
-        same = tuple(d * (k - 1) / 2 for d, k in zip(self.dilation, self.kernel_size, strict=True))
-        channels_fit = self.kernel_size == (1, 1) or self.in_channels == self.out_channels
-        return self.stride == (1, 1) and self.padding == same and channels_fit
+    def scale(self) -> Tensor:
+        assert self.norm.running_var is not None
+        return self.norm.weight * torch.rsqrt(self.norm.running_var + self.norm.eps)
+
+    @property
+    def shift(self) -> Tensor:
+        if self.constants is not None:
+            return self.constants[1]
+        assert self.norm.running_mean is not None
+        mean = -self.norm.running_mean if self.bias is None else self.bias - self.norm.running_mean
+        return self.norm.bias + mean * self.scale
 
     @property
     def is_stem(self) -> bool:
@@ -111,10 +120,30 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Three channels leave tensor cores mostly idle; the same sum over twelve, padded to sixteen, does not.
     """
-    blocks = F.pad(F.pixel_unshuffle(x, 2), (2, 1, 2, 1))
+    if torch.is_autocast_enabled("cuda"):
+        x = x.to(torch.get_autocast_dtype("cuda"))
     kernel = F.pixel_unshuffle(F.pad(weight, (1, 0, 1, 0)), 2)
-    fill = (0, 0, 0, 0, 0, -kernel.shape[1] % 8)
-    return F.conv2d(F.pad(blocks, fill), F.pad(kernel, fill), bias)
+    fill = -kernel.shape[1] % 8
+    blocks = F.pad(F.pixel_unshuffle(x, 2), (2, 1, 2, 1, 0, fill))
+    kernel = F.pad(kernel, (0, 0, 0, 0, 0, fill))
+    blocks, kernel = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (blocks, kernel))
+    return F.conv2d(blocks, kernel, bias)
+
+
+def use_kernels(x: Tensor) -> bool:
+    """Return whether the Triton kernels compute: on CUDA, in bfloat16, if nothing else compiles the network."""
+    return (
+        x.is_cuda
+        and torch.is_autocast_enabled("cuda")
+        and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        and has_triton()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def has_kernels(network: nn.Module, autocast: str | None) -> bool:
+    """Return whether the Triton kernels compute all of a network in this dtype of autocast."""
+    return autocast == "bfloat16" and has_triton() and any(isinstance(layer, FusedStage) for layer in network.modules())
 
 
 # The stem: convolution, batch norm, ReLU, pooling ---------------------------------------------------------------------
@@ -140,11 +169,21 @@ class PoolingFirst(nn.MaxPool2d):
         conv.adds_shift = False
 
     def forward(self, x: Tensor) -> Tensor:
-        shift = self.conv.weight_and_shift()[1].to(x.dtype)[:, None, None]
-        halves = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode) == (3, 2, 1, 1, False)
-        if halves and torch.compiler.is_compiling() and x.shape[2] % 2 == x.shape[3] % 2 == 0:
-            return F.relu(MaxPoolFunction.apply(x) + shift)
-        return F.relu_(super().forward(x).add_(shift))
+        shift = self.conv.shift
+        if use_kernels(x) and self.is_halving and is_power_of_two(x.shape[1]):
+            from aidgn.backbones.resnet_kernels import PoolShiftReLU
+
+            return PoolShiftReLU.apply(x, shift.float())
+        return F.relu_(super().forward(x).add_(shift.to(x.dtype)[:, None, None]))
+
+    @property
+    def is_halving(self) -> bool:
+        """Whether this is the 3x3 pooling of stride 2 that a ResNet has."""
+        return (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode) == (3, 2, 1, 1, False)
+
+
+def is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0 and number <= MOST_POOLED
 
 
 def pool_options(pool: nn.MaxPool2d) -> dict[str, Any]:
@@ -159,51 +198,50 @@ class FusedReLU(nn.ReLU):
         return x
 
 
-class MaxPoolFunction(torch.autograd.Function):
-    """3x3 max pooling of stride 2, in operations that a compiler makes one kernel of, forward and backward.
-
-    The gradient of PyTorch's max pooling takes longer on a GPU than the gradient of any convolution.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        height, width = x.shape[2:]
-        padded = F.pad(x, (1, 0, 1, 0), value=-torch.inf)
-        pixels = [
-            padded[:, :, row : row + height : 2, column : column + width : 2]
-            for row, column in product(range(3), range(3))
-        ]
-        largest = functools.reduce(torch.maximum, pixels)
-        index = torch.full((), 8, dtype=torch.int8, device=x.device)
-        for candidate in reversed(range(8)):  # the first of several equal pixels wins
-            index = torch.where(pixels[candidate] == largest, candidate, index)
-        ctx.save_for_backward(index)
-        return largest
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        (index,) = ctx.saved_tensors
-        # Pixels 2p and 2p + 1 are rows 1 and 2 of window p; 2p + 1 is also row 0 of window p + 1.
-        parity = torch.arange(2, dtype=torch.int8, device=index.device)
-        rows = (parity + 1, 9 * parity - 9)  # in window p, in window p + 1; -9: not in that window
-        gradient = torch.zeros((), dtype=grad_output.dtype, device=index.device)
-        for down, right in product(range(2), range(2)):
-            pixel = 3 * rows[down][:, None, None, None] + rows[right][:, None]  # [2, 1, 2, 1]
-            window, grad_window = (
-                F.pad(tensor, (0, right, 0, down))[:, :, down:, right:].permute(0, 2, 3, 1)
-                for tensor in (index, grad_output)
-            )
-            is_largest = window[:, :, None, :, None] == pixel
-            gradient = gradient + torch.where(is_largest, grad_window[:, :, None, :, None], 0)
-        return gradient.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
-
-
 # Residual blocks ------------------------------------------------------------------------------------------------------
 
 SHAPES_WITHOUT_KERNEL: set[tuple[object, ...]] = set()  # cuDNN has no fused kernel for these
 
 
-def conv_relu_kernel(
+class ConvReLU(torch.autograd.Function):
+    """relu(conv(x) + bias + shortcut), returned twice: the gradients of the two are added in the backward kernel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+        output = conv_relu(x, weight, bias.to(x.dtype), shortcut, stride, padding, dilation)
+        ctx.save_for_backward(x, weight, output)
+        ctx.geometry = stride, padding, dilation
+        ctx.set_materialize_grads(False)
+        return output, output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, ...]:
+        from aidgn.backbones.resnet_kernels import relu_gradient
+
+        x, weight, output = ctx.saved_tensors
+        if gradient is None:
+            gradient, second = second, None
+        assert gradient is not None
+        masked, of_bias = relu_gradient(output, gradient, second)
+        needs_x, needs_weight, needs_bias, needs_shortcut = ctx.needs_input_grad[:4]
+        of_x, of_weight, _ = torch.ops.aten.convolution_backward(
+            masked, x, weight, None, *ctx.geometry, False, [0, 0], 1, [needs_x, needs_weight, False]
+        )
+        of_shortcut = masked if needs_shortcut else None
+        return of_x, of_weight, of_bias if needs_bias else None, of_shortcut, None, None, None
+
+
+def conv_relu(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -212,26 +250,40 @@ def conv_relu_kernel(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Compute relu(conv(x) + bias + shortcut), on CUDA in one kernel.
+    """Compute relu(conv(x) + bias + shortcut), on CUDA in one kernel if cuDNN has one.
 
-    The kernel needs a shortcut or a convolution that keeps the size. PyTorch's cudnn_convolution_relu would add its
-    uninitialised output times zero, which may be NaN; here the input, which has the same shape, takes that place.
+    PyTorch's cudnn_convolution_relu would add its uninitialised output times zero, which may be NaN. So a tensor of the
+    output's shape is added times zero: the input where it has that shape, zeros elsewhere.
     """
-    if x.is_cuda:
-        x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
-        if shortcut is None and weight.shape[2:] == (1, 1):
+    shapes = x.shape, weight.shape, x.dtype, *stride, *padding, *dilation
+    if x.is_cuda and shapes not in SHAPES_WITHOUT_KERNEL:
+        if shortcut is None and weight.shape[2:] == (1, 1) and tuple(stride) == (1, 1) and tuple(padding) == (0, 0):
             return pointwise_conv_relu(x, weight, bias)
-        added, factor = (x, 0.0) if shortcut is None else (shortcut, 1.0)
-        shapes = x.shape, weight.shape, x.dtype, *stride, *padding, *dilation
-        if shapes not in SHAPES_WITHOUT_KERNEL:
-            try:
-                return torch.cudnn_convolution_add_relu(x, weight, added, factor, bias, stride, padding, dilation, 1)
-            except RuntimeError as error:
-                if "engine" not in str(error):
-                    raise
-                SHAPES_WITHOUT_KERNEL.add(shapes)
+        added, factor = shortcut, 1.0
+        if added is None:
+            shape = output_shape(x, weight, stride, padding, dilation)
+            added, factor = x, 0.0
+            if shape != x.shape:
+                added = x.new_zeros(shape).contiguous(memory_format=torch.channels_last)
+        try:
+            return torch.cudnn_convolution_add_relu(x, weight, added, factor, bias, stride, padding, dilation, 1)
+        except RuntimeError as error:
+            if "engine" not in str(error):
+                raise
+            SHAPES_WITHOUT_KERNEL.add(shapes)
     y = F.conv2d(x, weight, bias, stride, padding, dilation)
-    return F.relu(y if shortcut is None else y + shortcut)
+    return F.relu_(y if shortcut is None else y + shortcut)
+
+
+def output_shape(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the shape of a convolution's output."""
+    sizes = [
+        (size + 2 * p - d * (kernel - 1) - 1) // s + 1
+        for size, kernel, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    return (len(x), len(weight), *sizes)
 
 
 def pointwise_conv_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -239,51 +291,6 @@ def pointwise_conv_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     pixels = x.permute(0, 2, 3, 1)
     y = torch.ops.aten._addmm_activation(bias, pixels.reshape(-1, x.shape[1]), weight.flatten(1).t())
     return y.view(*pixels.shape[:3], len(weight)).permute(0, 3, 1, 2)
-
-
-conv_relu = torch.library.custom_op(
-    "aidgn::convolution_relu",
-    conv_relu_kernel,
-    mutates_args=(),
-    # As inferred from the annotations, which PyTorch 2.6 cannot do.
-    schema="(Tensor x, Tensor weight, Tensor bias, Tensor? shortcut, SymInt[] stride, SymInt[] padding, "
-    "SymInt[] dilation) -> Tensor",
-)
-
-
-@conv_relu.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    shortcut: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
-    y = F.conv2d(x, weight, None, stride, padding, dilation)
-    return y.contiguous(memory_format=torch.channels_last) if x.is_cuda else y
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, _, _, *ctx.geometry = inputs
-    ctx.save_for_backward(x, weight, output)
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, output = ctx.saved_tensors
-    needs_x, needs_weight, needs_bias, needs_shortcut = ctx.needs_input_grad[:4]
-    gradient = torch.where(output > 0, gradient, 0)
-    stride, padding, dilation = ctx.geometry
-    grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], 1, [needs_x, needs_weight, False]
-    )
-    grad_bias = gradient.sum((0, 2, 3)) if needs_bias else None
-    grad_shortcut = gradient if needs_shortcut else None
-    return grad_x, grad_weight, grad_bias, grad_shortcut, None, None, None
-
-
-conv_relu.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 class FusedBlock(nn.Module):
@@ -306,12 +313,20 @@ class FusedBlock(nn.Module):
             conv.adds_shift = False
 
     def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.forward_pair(x, x)[0]
+
+    def forward_pair(self, main: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the block on two names of one tensor, for its convolutions and for its shortcut."""
         *first, last = (layer for layer in self.children() if isinstance(layer, FoldedConv2d))
         for conv in first:
-            x = conv.forward_relu(x)
+            main, _ = conv.forward_relu(main)
         shortcut_conv = self.shortcut_conv()
-        return last.forward_relu(x, shortcut, None if shortcut_conv is None else shortcut_conv.weight_and_shift()[1])
+        if self.downsample is None or shortcut_conv is None:
+            return last.forward_relu(main, side if self.downsample is None else self.downsample(side))
+        for layer in list(self.downsample.children())[:-2]:
+            side = layer(side)
+        weight, shift = shortcut_conv.weight_and_shift()
+        return last.forward_relu(main, shortcut_conv.convolve(side, weight, None), shift)
 
     def shortcut_conv(self) -> FoldedConv2d | None:
         """Return the convolution at the end of a plain shortcut, which leaves its shift to the last convolution."""
@@ -319,6 +334,17 @@ class FusedBlock(nn.Module):
             case [*_, FoldedConv2d() as conv, norm] if type(norm) is FrozenBatchNorm:
                 return conv
         return None
+
+
+class FusedStage(nn.Sequential):
+    """Fused blocks one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        main = side = x
+        for block in self:
+            assert isinstance(block, FusedBlock)
+            main, side = block.forward_pair(main, side)
+        return main
 
 
 def is_plain_block(block: nn.Module) -> bool:

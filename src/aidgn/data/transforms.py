@@ -1,12 +1,18 @@
 """Augment a uint8 batch on its device: crop, flip, resize, colour jitter, grey and normalisation.
 
-Each image has its own random numbers, with the distributions of torchvision's transforms. Nothing waits for the GPU,
-and torch.compile compiles everything into one graph.
+Each image has its own random numbers, with the distributions of torchvision's transforms. Nothing waits for the GPU.
+On CUDA, where Triton is installed, `aidgn.data.transform_kernels` computes the same in fewer passes over memory.
 """
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from aidgn.devices import has_triton
 
 SCALE = (0.7, 1.0)  # area of the crop relative to the image
 RATIO = (3 / 4, 4 / 3)  # width / height of the crop
@@ -26,8 +32,29 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 PART = (BRIGHTNESS, SATURATION, BRIGHTNESS)
 SEQUENCE = (*PART, CONTRAST, *PART, HUE, *PART, CONTRAST, *PART)
 
+CPU_CHUNK = 8  # images transformed together on the CPU: intermediate results stay in the processor's cache
+
 Channels = tuple[float, ...]  # a number for red, green and blue
 Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue [B, H, W] in [0, 1]
+TrainTransform = Callable[[Tensor, Tensor, Tensor], Tensor]  # uint8 images, geometry and uniform numbers to the input
+Transform = Callable[[Tensor, Tensor], Tensor]  # uint8 images and geometry to the network's input
+
+
+def build_transforms(
+    size: int, augmented: bool, exact_fit: bool, settings: Mapping[str, Any] = {}
+) -> tuple[TrainTransform, Transform]:
+    """Return the training and the evaluation transform of uint8 images.
+
+    Args:
+        size: Side of the network's input in pixels.
+        augmented: Whether training images are augmented.
+        exact_fit: Whether every image has the size of the network's input already.
+        settings: What the network expects: `mean`, `std` and `interpolation`.
+    """
+    eval_transform: Transform = partial(clean, size=size, exact_fit=exact_fit, **settings)
+    if augmented:
+        return partial(augment, size=size, **settings), eval_transform
+    return lambda pixels, geometry, _: eval_transform(pixels, geometry), eval_transform
 
 
 def augment(
@@ -51,10 +78,18 @@ def augment(
         std: Divides each channel afterwards.
         interpolation: `bilinear` or `bicubic`.
     """
+    if images.device.type == "cpu" and len(images) > CPU_CHUNK:
+        geometry = geometry.expand(len(images), 4)
+        chunks = zip(*(tensor.split(CPU_CHUNK) for tensor in (images, geometry, uniforms)), strict=True)
+        settings: dict[str, Any] = {"mean": mean, "std": std, "interpolation": interpolation}
+        return torch.cat([augment(pixels, sizes, drawn, size, **settings) for pixels, sizes, drawn in chunks])
+    if images.is_cuda and has_triton():
+        from aidgn.data import transform_kernels
+
+        return transform_kernels.augment(images, geometry, uniforms, size, mean, std, interpolation)
     crop, flip, order, factors, to_grey = uniforms.split(SHARES, dim=1)
-    stored, original = geometry.split(2, dim=1)
-    boxes = crop_boxes(crop, original) * (stored / original).repeat(1, 2)
-    x = resample(images, boxes, flip[:, 0] < 0.5, size, interpolation=interpolation)
+    boxes, flip = crop_boxes_in_slots(crop, geometry), flip[:, 0] < 0.5
+    x = resample(images, boxes, flip, size, interpolation=interpolation)
     x = jitter(x, order, jitter_factors(factors))
     x = blend(x, grey(x), (to_grey >= GREY_PROBABILITY)[:, :, None].float())
     return normalise(x, mean, std)
@@ -96,6 +131,10 @@ def clean(
     stored = geometry[:, :2].float()
     boxes = torch.cat([torch.zeros_like(stored), stored], dim=1)
     flip = torch.zeros_like(geometry[:, 0], dtype=torch.bool)
+    if images.is_cuda and has_triton():
+        from aidgn.data import transform_kernels
+
+        return transform_kernels.resize(images, boxes, flip, size, interpolation, mean, std)
     return normalise(resample(images, boxes, flip, size, interpolation=interpolation), mean, std)
 
 
@@ -140,6 +179,12 @@ def crop_boxes(uniforms: Tensor, sizes: Tensor) -> Tensor:
     )
 
 
+def crop_boxes_in_slots(uniforms: Tensor, geometry: Tensor) -> Tensor:
+    """Draw crops in pixels of the original images; return them in pixels of the slots, with fractions."""
+    stored, original = geometry.split(2, dim=1)
+    return crop_boxes(uniforms, original) * (stored / original).repeat(1, 2)
+
+
 def resample(
     images: Tensor,
     boxes: Tensor,
@@ -159,22 +204,33 @@ def resample(
         interpolation: `bilinear` or `bicubic`.
     """
     dtype = dtype or (torch.float16 if images.is_cuda else torch.float32)
-    margin = -images.shape[1] % 8  # tensor cores need rows of a multiple of 16 bytes
-    images = functional.pad(images, (0, 0, 0, margin, 0, margin))
-    batch, slot = images.shape[:2]
+    images = pad_slots(images)
+    slot = images.shape[1]
     rows = weights(boxes[:, 0], boxes[:, 2], torch.zeros_like(flip), size, slot, interpolation).to(dtype)
     columns = weights(boxes[:, 1], boxes[:, 3], flip, size, slot, interpolation).to(dtype)
-    # With the channel between row and column, both products read the memory without copies. Bytes are exact in float16,
-    # and centring them halves the rounding errors of the products.
-    x = images.transpose(2, 3).to(dtype, memory_format=torch.contiguous_format).sub_(128)
-    x = rows @ x.reshape(batch, slot, 3 * slot)
-    x = x.reshape(batch, size * 3, slot) @ columns.transpose(1, 2)
-    # Divide by the sums here and not before: a kernel that divides weights by their sum reads its own output, and
-    # PyTorch before the fix of pytorch/pytorch#190517 compiles this without a barrier, so wrong numbers may be read.
+    x = weighted_sums(images, rows, columns)
     high, wide = (matrix.sum(dim=2, dtype=torch.float32) for matrix in (rows, columns))
-    x = x.reshape(batch, size, 3, size).float() / (high[:, :, None, None] * wide[:, None, None])
+    x = x.float() / (high[:, :, None, None] * wide[:, None, None])
     red, green, blue = limit((x + 128) / 255, interpolation).unbind(dim=2)
     return red, green, blue
+
+
+def pad_slots(images: Tensor) -> Tensor:
+    """Pad images to a side that tensor cores can multiply: rows of a multiple of 16 bytes."""
+    margin = -images.shape[1] % 8
+    return functional.pad(images, (0, 0, 0, margin, 0, margin)) if margin else images
+
+
+def weighted_sums(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return rows @ (image - 128) @ columns^T [B, size, 3, size], in the dtype of the weights.
+
+    With the channel between row and column, both products read the memory without copies. Bytes are exact in float16,
+    and centring them halves the rounding errors of the products.
+    """
+    batch, (_, size, slot) = len(images), rows.shape
+    x = images.transpose(2, 3).to(rows.dtype, memory_format=torch.contiguous_format).sub_(128)
+    x = rows @ x.reshape(batch, slot, 3 * slot)
+    return (x.reshape(batch, size * 3, slot) @ columns.transpose(1, 2)).reshape(batch, size, 3, size)
 
 
 def weights(
@@ -218,9 +274,8 @@ def jitter(x: Planes, order: Tensor, factors: Tensor) -> Planes:
         order: The four operations run in the order of these numbers [B, 4].
         factors: See `jitter_factors` [B, 4].
     """
-    steps = jitter_steps(order)
-    for step, operation in enumerate(SEQUENCE):
-        factor = torch.where(steps[operation] == step, factors[:, operation], 1.0)[:, None, None]
+    for operation, by_step in zip(SEQUENCE, step_factors(jitter_steps(order), factors), strict=True):
+        factor = by_step[:, None, None]
         if operation == BRIGHTNESS:
             x = blend(x, 0.0, factor)
         elif operation == CONTRAST:
@@ -230,6 +285,13 @@ def jitter(x: Planes, order: Tensor, factors: Tensor) -> Planes:
         else:
             x = shift_hue(x, factor)
     return x
+
+
+def step_factors(steps: list[Tensor], factors: Tensor) -> list[Tensor]:
+    """Return the factor of every step of SEQUENCE [B]: 1 where an operation changes the image in another step."""
+    return [
+        torch.where(steps[operation] == step, factors[:, operation], 1.0) for step, operation in enumerate(SEQUENCE)
+    ]
 
 
 def jitter_steps(order: Tensor) -> list[Tensor]:

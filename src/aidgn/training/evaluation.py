@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 from aidgn.algorithms import Algorithm
 from aidgn.data import Dataset
 from aidgn.data.loader import BatchStore
-from aidgn.data.transforms import UNIFORMS
+from aidgn.data.transforms import UNIFORMS, TrainTransform, Transform
 from aidgn.errors import AidgnError
 from aidgn.metrics import METRICS, Scores, measure
 from aidgn.novelty import CALIBRATION_IMAGES, Novelty
@@ -21,7 +21,6 @@ from aidgn.runs.accuracy_key import Split, class_accuracies_key, metric_key
 from aidgn.runs.options import ACCURACY, CHOICES
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed
-from aidgn.training.compile import TrainTransform, Transform
 from aidgn.training.featurizer import EVAL_BATCH
 
 CPU_BATCH = 64  # images per forward pass on the CPU

@@ -1,5 +1,6 @@
-"""A backbone that computes in the precision of a run, with folded batch norm and, on CUDA, compiled code."""
+"""A backbone that computes in the precision of a run, with folded batch norm and, on CUDA, graphs or compiled code."""
 
+import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from aidgn import backbones
 from aidgn.backbones.stages import StageComparison
 from aidgn.devices import PRECISIONS
-from aidgn.training.compile import compiled_by_shape
+from aidgn.training.acceleration import TrainingGraphs, compiled_by_shape
 
 EVAL_BATCH = 512  # images per forward pass of evaluation on CUDA
 log = logging.getLogger("aidgn")
@@ -28,32 +29,46 @@ class Compiled(NamedTuple):
 
 
 class NetworkRunner:
-    """Run a network in a precision, with compiled code if asked for.
+    """Run a network in a precision, fast on CUDA if asked for.
+
+    A network with fused blocks has kernels for all its parts. Recorded as CUDA graphs it starts at once. Other networks
+    are compiled.
 
     A runner refers to the network but is no module: weights belong to the module that the network is registered in.
 
     Args:
         network: Maps images to features.
         precision: Name in `aidgn.devices.PRECISIONS`.
-        compiled: Whether to compile the network.
+        compiled: Whether to record or compile the network.
     """
 
     def __init__(self, network: nn.Module, precision: str, compiled: bool):
         self.network = network
         self.precision = precision
         self.compiled: Compiled | None = None
-        if compiled:
+        self.graphs: TrainingGraphs | None = None
+        if compiled and backbones.has_kernels(network, PRECISIONS[precision].autocast):
+            self.graphs = TrainingGraphs(network, self.compute)
+        elif compiled:
             self.compiled = Compiled(
                 compiled_by_shape(self.compute, mode="reduce-overhead"), compiled_by_shape(self.compute_for_evaluation)
             )
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "compiled": None}  # a copy must not run the original's weights
+        return {**self.__dict__, "compiled": None, "graphs": None}  # a copy must not run the original's weights
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether recordings or compiled code shall serve the next run too."""
+        return self.compiled is not None or self.graphs is not None
 
     def compute(self, x: Tensor) -> Tensor:
         """Compute features in eager mode."""
         autocast = PRECISIONS[self.precision].autocast
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast == "bfloat16"):
+        # Recorded passes must not read weights that autocast converted before.
+        with torch.autocast(
+            x.device.type, torch.bfloat16, enabled=autocast == "bfloat16", cache_enabled=self.graphs is None
+        ):
             features = self.network(x)
         return features.float() if features.dtype == torch.bfloat16 else features
 
@@ -63,6 +78,10 @@ class NetworkRunner:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
+        if self.graphs is not None:
+            if torch.is_grad_enabled():
+                return self.graphs(x)
+            return torch.cat([self.compute(_pad(part))[: len(part)] for part in x.split(EVAL_BATCH)])
         if self.compiled is None:
             return self.compute(x)
         try:
@@ -106,15 +125,22 @@ class Featurizer(nn.Module):
             features = runner(x)
         return features.requires_grad_(torch.is_grad_enabled())  # some objectives differentiate by features
 
+    def forget_shapes(self) -> None:
+        """Free the memory of recordings: the next run may have batches of other sizes."""
+        for runner in (self.runner, self._auxiliary, self._comparison):
+            if runner is not None and runner.graphs is not None:
+                runner.graphs.recorded.clear()
+        gc.collect()  # recordings refer to themselves
+
     def auxiliary(self, network: nn.Module) -> NetworkRunner:
         """Wrap an auxiliary network with the same precision and compilation.
 
         Compiled code serves the next run of this process: the runner then comes back with the first network, which has
         the weights of the new one. Register `runner.network`, not `network`.
         """
-        if self._auxiliary is None or self.runner.compiled is None:
+        if self._auxiliary is None or not self.runner.is_reused:
             network = network.to(memory_format=torch.channels_last)
-            self._auxiliary = NetworkRunner(network, self.runner.precision, compiled=self.runner.compiled is not None)
+            self._auxiliary = NetworkRunner(network, self.runner.precision, compiled=self.runner.is_reused)
         else:
             self._auxiliary.network.load_state_dict(network.state_dict())
         return self._auxiliary
@@ -124,9 +150,9 @@ class Featurizer(nn.Module):
 
         Pass the result to `run`. Compiled code serves the next run of this process.
         """
-        if self._comparison is None or self.runner.compiled is None:
+        if self._comparison is None or not self.runner.is_reused:
             self._comparison = NetworkRunner(
-                StageComparison(self.network), self.runner.precision, compiled=self.runner.compiled is not None
+                StageComparison(self.network), self.runner.precision, compiled=self.runner.is_reused
             )
         else:
             self._comparison.network.get_submodule("oracle").load_state_dict(self.network.state_dict())
@@ -153,7 +179,7 @@ def create_featurizer(
 ) -> Featurizer:
     """Create a featurizer with initial weights.
 
-    On CUDA its compiled code serves the next run of this process: the same module comes back with initial weights.
+    On CUDA compiled code serves the next run of this process: the same module comes back with initial weights.
 
     Args:
         backbone: Name of the architecture.
@@ -174,6 +200,7 @@ def create_featurizer(
     if key in _compiled_featurizers:
         featurizer = _compiled_featurizers[key]
         featurizer.network.load_state_dict(network.state_dict())
+        featurizer.forget_shapes()
         featurizer.zero_grad(set_to_none=True)
         return featurizer
     backbones.fold(network)

@@ -27,7 +27,6 @@ from aidgn.data.loader import DEVICE_SHARE, Batch, DeviceImageStore, to_device
 from aidgn.data.row_cache import Progress, RowCache, usable_cores
 from aidgn.devices import PRECISIONS
 from aidgn.files import open_no_link, write_at
-from aidgn.training.compile import TrainTransform, Transform, build_transforms
 from aidgn.training.featurizer import EVAL_BATCH, NetworkRunner
 
 VERSION = 1  # a change of how features are computed makes those on disk invalid
@@ -123,17 +122,13 @@ class FeatureCache(RowCache):
         dataset = decoded.dataset
         self.images = images
         self.network = network
-        self.augment, self.clean = build_transforms(
-            dataset.image_size,
-            dataset.info.augment,
-            images.exact_fit,
-            compiled=False,
-            preprocessing=network.preprocessing,
+        settings = network.preprocessing.transform_settings()
+        self.augment, self.clean = transforms.build_transforms(
+            dataset.image_size, dataset.info.augment, images.exact_fit, settings
         )
         self.image_of = {name: number for number, name in enumerate(decoded.digests)}
         names = [f"{digest}-{view}" for view in range(views + 1) for digest in self.image_of]
         preparation = [transforms.SCALE, transforms.RATIO, transforms.JITTER, transforms.GREY_PROBABILITY]
-        settings = network.preprocessing.transform_settings()
         key = json.dumps([VERSION, network.digest, network.precision, dataset.image_size, preparation, settings])
         super().__init__(
             cache_folder(dataset, cache_dir),
@@ -244,7 +239,7 @@ class FeatureStore:
             index = to_device(row, self.device)
             yield index, index, self.labels[index]
 
-    def transforms(self) -> tuple[TrainTransform, Transform]:
+    def transforms(self) -> tuple[transforms.TrainTransform, transforms.Transform]:
         """Return the training and the evaluation transform: a random view, and the whole image."""
         views = len(self.rows)
 

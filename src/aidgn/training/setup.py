@@ -16,16 +16,17 @@ from aidgn.algorithms import Algorithm, find
 from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.optimization import Optimization
 from aidgn.backbones import Preprocessing
+from aidgn.data import transforms
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.loader import BatchStore, DeviceImageStore
+from aidgn.data.transforms import TrainTransform, Transform
 from aidgn.devices import describe_cpu, limit_threads
 from aidgn.errors import Interrupted, ParameterError
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.records import domainbed_names
-from aidgn.training import compile, distributed
+from aidgn.training import distributed
 from aidgn.training.averaging import WeightAverage
-from aidgn.training.compile import TrainTransform, Transform
 from aidgn.training.featurizer import create_featurizer
 from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork, load_features, load_network
 from aidgn.training.prepare import PreparedRun, Progress
@@ -111,9 +112,8 @@ def build_transforms(images: BatchStore, preprocessing: Preprocessing) -> tuple[
         return images.transforms()
     assert isinstance(images, DeviceImageStore)
     dataset = images.decoded.dataset
-    return compile.build_transforms(
-        dataset.image_size, dataset.info.augment, images.exact_fit, images.device.type == "cuda", preprocessing
-    )
+    settings = preprocessing.transform_settings()
+    return transforms.build_transforms(dataset.image_size, dataset.info.augment, images.exact_fit, settings)
 
 
 def create_algorithm(run: PreparedRun, images: BatchStore) -> Algorithm:

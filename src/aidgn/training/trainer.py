@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aidgn.algorithms import Algorithm
 from aidgn.backbones import IMAGENET, Preprocessing
 from aidgn.data import Dataset
 from aidgn.data.loader import BatchSampler, BatchStore, inverse_class_shares, to_device
-from aidgn.devices import choose_device, choose_precision, synchronize
+from aidgn.devices import begin_pass, choose_device, choose_precision, synchronize
 from aidgn.errors import Interrupted
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunWriter
@@ -185,8 +184,7 @@ class Trainer:
             self.algorithm.scale_lr(factor)
         if isinstance(self.algorithm.featurizer, Featurizer):
             self.algorithm.featurizer.frozen = self.step < spec.warm_start
-        if self.device.type == "cuda":  # elsewhere it would import the compiler, a second, for nothing
-            torch.compiler.cudagraph_mark_step_begin()
+        begin_pass()
         terms = self.algorithm.update(minibatches)
         self.step += 1
         self.terms.add(terms, self.step)
