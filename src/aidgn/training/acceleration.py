@@ -3,12 +3,11 @@
 A training step of ResNet-50 launches hundreds of kernels, which takes Python longer than it takes a GPU to compute.
 """
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from aidgn import devices
 
@@ -41,31 +40,69 @@ class TrainingGraphs:
     def __init__(self, network: nn.Module, compute: Callable[[Tensor], Tensor]):
         self.network = network
         self.compute = compute
-        self.recorded: dict[tuple[object, ...], Callable[[Tensor], Tensor]] = {}
-        # These nodes belong to the stream they are created on: that of the backward passes, not that of recordings.
-        self.accumulators = [get_gradient_edge(p).node for p in network.parameters() if p.requires_grad]
+        self.recorded: dict[tuple[object, ...], Recording] = {}
         self.begun = -1
         self.position = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.begun != devices.passes:
             self.begun, self.position = devices.passes, 0
-        key = x.shape, x.dtype, x.requires_grad, self.position
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        key = x.shape, x.dtype, x.requires_grad, len(parameters), self.position
         self.position += 1
         if key not in self.recorded:
-            example = x.detach().clone().requires_grad_(x.requires_grad)
-            recorded = torch.cuda.make_graphed_callables(Pass(self.network, self.compute), (example,))
-            self.recorded[key] = cast(Callable[[Tensor], Tensor], recorded)
-        return self.recorded[key](x).clone()  # the next replay overwrites its own output
+            self.recorded[key] = Recording(self.compute, x, parameters)
+        features: Tensor = Replay.apply(self.recorded[key], x, *parameters)
+        return features
 
 
-class Pass(nn.Module):
-    """A module to record, which leaves the network itself as it is."""
+class Recording:
+    """A forward and a backward pass as CUDA graphs, with the memory that they read and write.
 
-    def __init__(self, network: nn.Module, compute: Callable[[Tensor], Tensor]):
-        super().__init__()
-        self.network = network
-        self.compute = compute
+    Args:
+        compute: Computes the output of the forward pass.
+        x: An input of the shape that all inputs will have.
+        parameters: What receives gradients; so does the input if it requires one.
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute(x)
+    def __init__(self, compute: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]):
+        self.x = x.detach().clone().requires_grad_(x.requires_grad)
+        inputs = [self.x, *parameters] if x.requires_grad else [*parameters]
+        self.warm_up(compute, inputs)
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward):
+            output = compute(self.x)
+        self.gradient = torch.zeros_like(output)
+        with torch.cuda.graph(self.backward, pool=self.forward.pool()):
+            gradients = torch.autograd.grad(output, inputs, self.gradient, allow_unused=True)
+        # Without autograd's nodes, which belong to the stream of the recording. Their memory stays with the graphs.
+        self.output = output.detach()
+        self.gradients = gradients if x.requires_grad else (None, *gradients)
+
+    def warm_up(self, compute: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> None:
+        """Let cuDNN choose its algorithms, which cannot be recorded."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                output = compute(self.x)
+                torch.autograd.grad(output, inputs, torch.zeros_like(output), allow_unused=True)
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+class Replay(torch.autograd.Function):
+    """Replay a recording on an input and the parameters it was made with."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.recording = recording
+        recording.x.detach().copy_(x)
+        recording.forward.replay()
+        return recording.output.clone()  # the next replay overwrites it
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        recording: Recording = ctx.recording
+        recording.gradient.copy_(gradient)
+        recording.backward.replay()
+        return None, *(None if each is None else each.detach() for each in recording.gradients)
