@@ -8,7 +8,7 @@ as a third of it, one through another network by its time. Where domains must be
 batch norm is live, by all that DomainBed passes so, it is as many passes over a third of the batch, each counted by its
 time: small batches fill a GPU less. A step within 15 % of ERM's times the passes is `ok`, a longer one `over`, and then
 the exit code is 1. Blocks of steps alternate with ERM's, on the same images that lie ready on the device, through the
-code that training runs, compiled on CUDA; ratios are medians over the repeats. Penalties that get their weight late
+code that training runs; ratios are medians over the repeats. Penalties that get their weight late
 have it from the first step.
 """
 
@@ -33,7 +33,7 @@ from aidgn.algorithms.base import Minibatches
 from aidgn.algorithms.dann import DANN
 from aidgn.algorithms.fish import Fish
 from aidgn.algorithms.mldg import MLDG
-from aidgn.devices import choose_device, choose_precision
+from aidgn.devices import begin_pass, choose_device, choose_precision
 from aidgn.training.featurizer import create_featurizer
 
 DOMAINS, CLASSES = 3, 7
@@ -110,7 +110,7 @@ def timed(work: Callable[[], object], device: torch.device, times: int) -> float
     began = time.perf_counter()
     for _ in range(times):
         if cuda:
-            torch.compiler.cudagraph_mark_step_begin()
+            begin_pass()
         work()
     if cuda:
         torch.cuda.synchronize()

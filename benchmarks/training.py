@@ -32,7 +32,7 @@ from aidgn.data import load_dataset, train_val_indices
 from aidgn.data.cache import prepare
 from aidgn.data.loader import BatchSampler, DeviceImageStore
 from aidgn.data.transforms import MEAN, STD, build_transforms
-from aidgn.devices import choose_device, choose_precision
+from aidgn.devices import begin_pass, choose_device, choose_precision
 from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
 from aidgn.training.evaluation import Splits, evaluate
@@ -157,7 +157,7 @@ def parts(dataset, arguments, device):
     size = arguments.batch_size
 
     def update(x, y):
-        torch.compiler.cudagraph_mark_step_begin()
+        begin_pass()
         algorithm.update(list(zip(x.split(size), y.split(size), strict=True)))
 
     def whole():

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from aidgn import backbones
 from aidgn.algorithms import Algorithm
-from aidgn.analysis.extraction import clean_transform, open_images
+from aidgn.analysis.extraction import open_images
 from aidgn.backbones.frozen_bn import FrozenBatchNorm
 from aidgn.data.loader import DeviceImageStore
 from aidgn.devices import choose_device
@@ -25,6 +25,7 @@ from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.metadata import RunMetadata
 from aidgn.training.evaluation import Splits, calibrate, evaluate, index_batches
+from aidgn.training.setup import build_transforms
 
 if TYPE_CHECKING:
     from aidgn.inference import Model
@@ -187,7 +188,7 @@ class Validation:
 
     def __init__(self, images: DeviceImageStore, run: RunMetadata):
         self.images = images
-        self.transform = clean_transform(images, find_preprocessing(run))
+        _, self.transform = build_transforms(images, find_preprocessing(run))
         splits = Splits.of(images.decoded.dataset, run.identity["trial"])
         sources = [number for number, name in enumerate(run.domains) if name in run.sources]
         self.groups = [splits.val[domain] for domain in sources]

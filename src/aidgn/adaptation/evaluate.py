@@ -20,7 +20,6 @@ from aidgn.adaptation.methods import DEFAULT, METHODS, ORDER
 from aidgn.algorithms import Algorithm
 from aidgn.analysis.extraction import (
     Progress,
-    clean_transform,
     compute_features,
     extract_features,
     open_images,
@@ -34,6 +33,7 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.reader import read_adaptation
 from aidgn.training.evaluation import predicts_by_classifier
+from aidgn.training.setup import build_transforms
 
 BATCH_SIZE = 32
 
@@ -227,7 +227,7 @@ class Streams:
             yield from (z for _, z, _ in compute_features(self.model, self.images, rows))
 
     def _image_batches(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
-        transform = clean_transform(self.images, self.model.preprocessing)
+        _, transform = build_transforms(self.images, self.model.preprocessing)
         for pixels, geometry, _ in self.images.batches(rows):
             yield transform(pixels, geometry)
 

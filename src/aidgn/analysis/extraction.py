@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from aidgn.analysis.features import Features
-from aidgn.backbones import Preprocessing
 from aidgn.data.cache import prepare
 from aidgn.data.loader import BatchStore, DeviceImageStore
-from aidgn.data.transforms import clean
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
@@ -28,7 +26,7 @@ from aidgn.runs.options import HEAD
 from aidgn.training.evaluation import compute_outputs, index_batches
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork
-from aidgn.training.setup import find_features, load_frozen_features, load_images
+from aidgn.training.setup import build_transforms, find_features, load_frozen_features, load_images
 
 log = logging.getLogger("aidgn")
 
@@ -131,7 +129,7 @@ def compute_features(
 ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """Yield each row of image indices with its features and logits, on the device in float32."""
     model.network.eval()
-    transform = clean_transform(images, model.preprocessing)
+    _, transform = build_transforms(images, model.preprocessing)
     for row, (pixels, geometry, _) in zip(rows, images.batches(rows), strict=True):
         z, logits = compute_outputs(model.network, transform(pixels, geometry))
         yield row.numpy(), z.float(), logits.float()
@@ -156,15 +154,6 @@ def open_head(
     network = FrozenNetwork(featurizer.network, featurizer.runner.precision, model.preprocessing)
     model.network.featurizer = FeatureInput(network.num_features)
     return model, load_frozen_features(images, network, on_progress=partial(report, "computing features"))
-
-
-def clean_transform(images: BatchStore, preprocessing: Preprocessing) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return evaluation's transform, not compiled: on a GPU compiling would take longer than the work."""
-    if isinstance(images, FeatureStore):
-        return images.transforms()[1]
-    assert isinstance(images, DeviceImageStore)
-    settings = preprocessing.transform_settings()
-    return partial(clean, size=images.decoded.dataset.image_size, exact_fit=images.exact_fit, **settings)
 
 
 # The run and its images -----------------------------------------------------------------------------------------------
