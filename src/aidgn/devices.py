@@ -55,6 +55,8 @@ def choose_device(name: str = "auto") -> "torch.device":
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # kernels of Triton and CUDA graphs run on the current device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
         if name.startswith("mps"):  # the error lists all that PyTorch can be built with

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from aidgn.backbones.frozen_bn import FrozenBatchNorm
@@ -225,6 +226,7 @@ class ConvReLU(torch.autograd.Function):
         return output, output.view_as(output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, ...]:
         from aidgn.backbones.resnet_kernels import relu_gradient
 

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 ROWS, COLUMNS = 32, 64  # pixels and channels of a program's block
 PROGRAMS = 1024  # programs that a large GPU runs at once
@@ -121,6 +122,7 @@ class Fold(torch.autograd.Function):
         return folded, moved
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, of_folded: Tensor, of_moved: Tensor) -> tuple[Tensor | None, ...]:
         weight, scale, mean, variance = ctx.saved_tensors
         if of_folded.stride() != weight.stride():
@@ -197,6 +199,7 @@ class PoolShiftReLU(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         output, index = ctx.saved_tensors
         masked, of_shift = relu_gradient(output, gradient)

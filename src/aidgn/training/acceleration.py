@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from aidgn import devices
 
@@ -101,6 +102,7 @@ class Replay(torch.autograd.Function):
         return recording.output.clone()  # the next replay overwrites it
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         recording: Recording = ctx.recording
         recording.gradient.copy_(gradient)
