@@ -3,6 +3,8 @@
 The digits are those of scikit-learn (8 x 8 pixels, 13 writers, from UCI), enlarged to 28 x 28. Each is in one domain.
 """
 
+from functools import cache
+
 import numpy as np
 
 from aidgn.data.dataset import Dataset
@@ -12,6 +14,7 @@ SIZE = 28
 INFO = DATASETS["digits"]
 
 
+@cache
 def load_digits() -> Dataset:
     """Deal the digits out to the domains in turn, class by class; sort by domain, class and number in the source."""
     from sklearn.datasets import load_digits as load_source
