@@ -108,7 +108,7 @@ def begin_pass() -> None:
     """Declare that the outputs of earlier passes through networks are done with: CUDA graphs reuse their memory."""
     global passes
     passes += 1
-    if "torch._dynamo" in sys.modules:  # else no code is compiled; the import takes seconds
+    if "torch._inductor.cudagraph_trees" in sys.modules:  # else no code is compiled; the import takes seconds
         import torch
 
         torch.compiler.cudagraph_mark_step_begin()

@@ -121,14 +121,15 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Three channels leave tensor cores mostly idle; the same sum over twelve, padded to sixteen, does not.
     """
-    if torch.is_autocast_enabled("cuda"):
-        x = x.to(torch.get_autocast_dtype("cuda"))
     kernel = F.pixel_unshuffle(F.pad(weight, (1, 0, 1, 0)), 2)
-    fill = -kernel.shape[1] % 8
-    blocks = F.pad(F.pixel_unshuffle(x, 2), (2, 1, 2, 1, 0, fill))
-    kernel = F.pad(kernel, (0, 0, 0, 0, 0, fill))
-    blocks, kernel = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (blocks, kernel))
-    return F.conv2d(blocks, kernel, bias)
+    kernel = F.pad(kernel, (0, 0, 0, 0, 0, -kernel.shape[1] % 8)).contiguous(memory_format=torch.channels_last)
+    batch, channels, height, width = x.shape
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    # One pass over memory cuts the image into blocks, pads them and converts the numbers.
+    blocks = x.new_zeros(batch, height // 2 + 3, width // 2 + 3, kernel.shape[1], dtype=dtype)
+    pixels = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 1, 3, 5)
+    blocks[:, 2:-1, 2:-1, : 4 * channels].unflatten(3, (channels, 2, 2)).copy_(pixels)
+    return F.conv2d(blocks.permute(0, 3, 1, 2), kernel, bias)
 
 
 def use_kernels(x: Tensor) -> bool:
@@ -254,19 +255,16 @@ def conv_relu(
 ) -> Tensor:
     """Compute relu(conv(x) + bias + shortcut), on CUDA in one kernel if cuDNN has one.
 
-    PyTorch's cudnn_convolution_relu would add its uninitialised output times zero, which may be NaN. So a tensor of the
-    output's shape is added times zero: the input where it has that shape, zeros elsewhere.
+    The kernel needs a shortcut or an output of the input's shape. PyTorch's cudnn_convolution_relu would add its
+    uninitialised output times zero, which may be NaN; here the input takes that place.
     """
+    is_product = weight.shape[2:] == (1, 1) and tuple(stride) == (1, 1) and tuple(padding) == (0, 0)
+    if x.is_cuda and shortcut is None and is_product:
+        return pointwise_conv_relu(x, weight, bias)
     shapes = x.shape, weight.shape, x.dtype, *stride, *padding, *dilation
-    if x.is_cuda and shapes not in SHAPES_WITHOUT_KERNEL:
-        if shortcut is None and weight.shape[2:] == (1, 1) and tuple(stride) == (1, 1) and tuple(padding) == (0, 0):
-            return pointwise_conv_relu(x, weight, bias)
-        added, factor = shortcut, 1.0
-        if added is None:
-            shape = output_shape(x, weight, stride, padding, dilation)
-            added, factor = x, 0.0
-            if shape != x.shape:
-                added = x.new_zeros(shape).contiguous(memory_format=torch.channels_last)
+    fits = shortcut is not None or output_shape(x, weight, stride, padding, dilation) == x.shape
+    if x.is_cuda and fits and shapes not in SHAPES_WITHOUT_KERNEL:
+        added, factor = (x, 0.0) if shortcut is None else (shortcut, 1.0)
         try:
             return torch.cudnn_convolution_add_relu(x, weight, added, factor, bias, stride, padding, dilation, 1)
         except RuntimeError as error:
