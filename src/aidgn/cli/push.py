@@ -1,5 +1,7 @@
 """aidgn push"""
 
+from typing import Any
+
 import click
 
 from aidgn.cli.options import custom_algorithm_option, moved_data_option
@@ -20,19 +22,11 @@ hf://user/photos@REVISION for a branch, tag or commit.""",
 @click.option("--no-onnx", is_flag=True, help="Upload only model.safetensors and the model card.")
 @moved_data_option
 @custom_algorithm_option
-def push(model: str, repository: str, private: bool, no_onnx: bool, data: str | None, algorithm: str | None) -> None:
+def push(model: str, repository: str, no_onnx: bool, **options: Any) -> None:
     """Upload MODEL, the folder of a finished run, to the Hugging Face Hub.
 
     The files are model.safetensors, model.onnx and a model card with the accuracy on every unseen domain."""
     from aidgn.inference.export import push as upload
 
-    url = upload(
-        model,
-        repository,
-        private=private,
-        onnx=not no_onnx,
-        data=data,
-        algorithm=algorithm,
-        on_progress=lambda what: click.echo(f"{what} ...", err=True),
-    )
-    click.echo(url)
+    options["on_progress"] = lambda what: click.echo(f"{what} ...", err=True)
+    click.echo(upload(model, repository, onnx=not no_onnx, **options))

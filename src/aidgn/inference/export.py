@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aidgn import hub
 from aidgn.data import Dataset
@@ -109,32 +110,20 @@ def export(
     return Exported([*files, card], check)
 
 
-def push(
-    run: str | Path,
-    address: str,
-    *,
-    private: bool = False,
-    onnx: bool = True,
-    data: str | Path | None = None,
-    algorithm: str | None = None,
-    on_progress: Callable[[str], None] | None = None,
-) -> str:
+def push(run: str | Path, address: str, *, private: bool = False, **options: Any) -> str:
     """Export a finished run, upload the files to the Hugging Face Hub, and return the web address of the model.
 
     Args:
         run: Folder of the run or of `aidgn fit`.
         address: hf://user/name or user/name.
         private: Whether a new model is visible to its owner only.
-        onnx: Whether to write model.onnx.
-        data: Folder of the run's images, if they have moved.
-        algorithm: path/to/file.py:Class of a custom algorithm.
-        on_progress: Receives a description of each step.
+        options: Further arguments of `export`.
     """
     address = hub.PREFIX + hub.parse(address)[0]
     hub.check_login(address)
     with temporary_folder("aidgn-push-") as folder:
-        export(run, folder, onnx=onnx, data=data, algorithm=algorithm, address=address, on_progress=on_progress)
-        if on_progress:
+        export(run, folder, address=address, **options)
+        if on_progress := options.get("on_progress"):
             on_progress("uploading")
         return hub.upload(folder, address, private)
 
