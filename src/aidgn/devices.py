@@ -5,7 +5,8 @@ import functools
 import importlib.util
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,6 +87,19 @@ def limit_threads(count: int) -> int:
         limit = int(os.environ.get("OMP_THREAD_LIMIT", count))
         return min(count, limit) if limit > 0 else count
     return count
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Compute with one CPU thread: to share operations that are so short takes longer than to compute them."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def synchronize(device: "torch.device") -> None:

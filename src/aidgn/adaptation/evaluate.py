@@ -6,6 +6,7 @@ source validation data. The target's labels only measure.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from aidgn.analysis.extraction import (
 )
 from aidgn.analysis.features import Features
 from aidgn.data.loader import DeviceImageStore
+from aidgn.devices import single_thread
 from aidgn.errors import AidgnError, UnknownNameError
 from aidgn.files import FolderLock, write_text
 from aidgn.inference import Model, load_model
@@ -163,11 +165,12 @@ def _adapted_accuracies(
     network: Algorithm, method: str, settings: dict[str, Any], streams: "Streams"
 ) -> tuple[float, float]:
     """Return the same accuracies under adaptation, which starts from the trained weights in every domain."""
-    adapter = METHODS[method].adapter(network, **settings)
     names = streams.features.source_names, streams.features.targets
-    sources = [accuracy(adapter, streams.domain(name, method, validation=True)) for name in names[0]]
-    targets = [accuracy(adapter, streams.domain(name, method, validation=False)) for name in names[1]]
-    source, target = torch.stack([torch.stack(sources).mean(), torch.stack(targets).mean()]).tolist()
+    with nullcontext() if METHODS[method].needs_images else single_thread():
+        adapter = METHODS[method].adapter(network, **settings)
+        sources = [accuracy(adapter, streams.domain(name, method, validation=True)) for name in names[0]]
+        targets = [accuracy(adapter, streams.domain(name, method, validation=False)) for name in names[1]]
+        source, target = torch.stack([torch.stack(sources).mean(), torch.stack(targets).mean()]).tolist()
     return source, target
 
 
