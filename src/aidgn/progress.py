@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from threading import Timer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 BAR_AFTER = 2.0  # seconds; shorter work shows no bar
 LINE_EVERY = 10.0  # seconds between lines if there is no terminal
 FORECAST_AFTER = 5.0  # seconds of work; the first images and steps are slower than the rest
+SPEED_WINDOW = 60.0  # seconds that a sweep's speed is measured over: runs start, evaluate and end all the time
 NARROW = 72  # columns; a narrower terminal shows numbers without a bar
 UNITS = {
     "decoding images": "images",
@@ -200,8 +202,8 @@ class SweepDisplay(Display):
         self.steps: dict[int, int] = {}  # steps done, by number
         self.preparing: dict[str, tuple[float, int]] = {}  # time and number done when it began, by event
         self.total = sum(int(spec.steps or 0) for spec in specs)
-        self.started = time.monotonic()
-        self.earlier_steps: int | None = None  # done by an earlier call; they say nothing about the speed
+        self.earlier_steps = 0  # done by an earlier call; they say nothing about the speed
+        self.samples: deque[tuple[float, int]] = deque()  # time and steps of this call, from its first step on
         self.task = self.bar.add_task("starting", total=self.total, runs=self.runs(), left="")
 
     def runs(self) -> str:
@@ -217,8 +219,12 @@ class SweepDisplay(Display):
             value: What belongs to the event.
         """
         spec = self.specs[number]
-        if event in ("step", "done"):
-            self._count_steps(number, value if event == "step" else int(spec.steps or 0), event)
+        if event == "step":
+            if number not in self.steps:
+                self.earlier_steps += value
+            self.steps[number] = value
+        if event == "done":
+            self.steps[number] = int(spec.steps or 0)
         if event == "failed":  # nothing is left to do for it, and what it did not do is no progress
             self.total -= int(spec.steps or 0) - self.steps.setdefault(number, 0)
         if event == "done":
@@ -234,8 +240,11 @@ class SweepDisplay(Display):
         self.bar.update(self.task, completed=done, total=self.total, runs=self.runs(), description=activity, left=left)
 
         def line() -> str:
-            state = activity if preparing else f"{done / max(self.total, 1):.0%}, {rate(speed)} steps/s, {left}"
-            return f"{self.runs()}, {state}"
+            if preparing:
+                return f"{self.runs()}, {activity}"
+            return (
+                f"{self.runs()}, {done / max(self.total, 1):.0%}, {f'{rate(speed)} steps/s, ' if speed else ''}{left}"
+            )
 
         self.print_line(line)
 
@@ -250,21 +259,18 @@ class SweepDisplay(Display):
             return ""
         return f", {in_words((total - done) / (done - before) * seconds)} left"
 
-    def _count_steps(self, number: int, steps: int, event: str) -> None:
-        is_first = number not in self.steps
-        self.steps[number] = steps
-        if event == "step" and self.earlier_steps is None:
-            self.earlier_steps = sum(self.steps.values())
-            self.started = time.monotonic()
-        elif event == "step" and is_first and self.earlier_steps is not None:
-            self.earlier_steps += steps
-
     def _estimate(self, done: int) -> tuple[float, str]:
-        """Return the speed in steps per second and the time left in words."""
-        speed = (done - (self.earlier_steps or 0)) / max(time.monotonic() - self.started, 1e-9)
+        """Return the steps per second of the last minute, 0 before it can be told, and the time left in words."""
+        now, steps = time.monotonic(), done - self.earlier_steps
+        if steps > 0 and (not self.samples or now - self.samples[-1][0] >= 1):
+            self.samples.append((now, steps))
+        while len(self.samples) > 2 and now - self.samples[1][0] >= SPEED_WINDOW:
+            self.samples.popleft()
+        began, before = self.samples[0] if self.samples else (now, steps)
+        speed = (steps - before) / (now - began) if now - began >= FORECAST_AFTER else 0.0
         if done >= self.total:
             return speed, "all steps done"
-        return speed, f"{in_words((self.total - done) / speed)} left" if speed > 0 else "starting"
+        return speed, f"{in_words((self.total - done) / speed)} left" if speed else "starting"
 
     def _print_error(self, spec: "RunSpec", event: str, error: str) -> None:
         outcome = "tried again" if event == "retry" else "set aside"

@@ -22,11 +22,10 @@ from aidgn.cli.options import parse_settings
 from aidgn.cli.sweep import finished_tables, print_end
 from aidgn.errors import AidgnError, ParameterError
 from aidgn.inference.output import PredictionRow, format_csv
-from aidgn.progress import SweepDisplay, rate
+from aidgn.progress import rate
 from aidgn.report.table_formats import Cell, Row, Table, to_terminal
 from aidgn.serve import name_model
 from aidgn.sweeps.store import PlannedRun, SweepFolder
-from aidgn.training import RunSpec
 
 
 def test_speeds_have_three_digits_and_no_exponent() -> None:
@@ -68,32 +67,6 @@ def test_a_table_is_printed_in_one_form() -> None:
 def test_fit_says_what_is_wrong_before_it_looks_at_pictures(wrong: list[str]) -> None:
     found = CliRunner().invoke(app, ["fit", "digits", *wrong])
     assert found.output == "" and wrong[1] in str(found.exception)
-
-
-def test_no_time_is_left_when_all_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    with SweepDisplay([RunSpec("digits", "ERM", ("ink",), steps=4)]) as display:
-        for number in range(1, 5):
-            display.last_line = float("-inf")
-            display.update(0, "step", number)
-    lines = capsys.readouterr().err.splitlines()
-    assert "s left" in lines[2] and lines[3].endswith("steps/s, all steps done")
-
-
-def test_a_failed_run_is_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    with SweepDisplay([RunSpec("digits", "ERM", (target,), steps=1000) for target in ("ink", "chalk")]) as display:
-        display.update(0, "step", 0)
-        display.update(0, "failed", "no luck")
-        display.last_line = float("-inf")
-        display.update(1, "step", 500)
-    assert "0/2 runs, 50%, " in capsys.readouterr().err
-
-
-def test_steps_of_an_earlier_call_are_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    with SweepDisplay([RunSpec("digits", "ERM", (target,), steps=1000) for target in ("ink", "chalk")]) as display:
-        display.update(0, "step", 900)
-        display.last_line = float("-inf")
-        display.update(1, "step", 800)
-    assert "85%, 0 steps/s, starting" in capsys.readouterr().err
 
 
 def test_the_demo_does_not_mix_runs_of_other_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,9 +260,3 @@ def test_a_batch_size_is_given_once() -> None:
     assert parse_settings(("lr=1",), 8) == {"lr": "1", "batch_size": "8"}
     with pytest.raises(AidgnError, match=r"--batch-size 8 and --set batch_size=9 differ: give one\."):
         parse_settings(("batch_size=9",), 8)
-
-
-def test_images_that_are_ready_at_once_are_shown() -> None:
-    with SweepDisplay([RunSpec("digits", "ERM", ("ink",), steps=4)], enabled=False) as display:
-        display.update(0, "prepare", (150, 150))
-        assert display.preparing["prepare"][1] == 150
