@@ -78,7 +78,7 @@ def test_pooling_shift_and_relu(kernels: ModuleType, triton_device: str, height:
 def test_convolution_with_relu_and_two_readers(
     kernels: ModuleType, triton_device: str, stride: int, with_shortcut: bool
 ) -> None:
-    from aidgn.backbones.fused_resnet import ConvReLU
+    from aidgn.backbones.conv_relu import ConvReLU
 
     def leaf(*shape: int, seed: int) -> Tensor:
         return draw(*shape, seed=seed, device=triton_device).requires_grad_()
