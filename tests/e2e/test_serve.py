@@ -230,6 +230,7 @@ def test_slow_connections_keep_nobody_out(server: Server, tally: Tally) -> None:
     body = b"Content-Length: 100000\r\nContent-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
     deaf = f"GET /api/model HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode() * 50
     digit = encoded(DIGITS.pixels[0])
+    assert send(server, ("a.png", digit)).status_code == 200  # the first one starts a process that decodes
     with ExitStack() as stack:
 
         def connect(content: bytes) -> socket.socket:
