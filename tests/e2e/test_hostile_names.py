@@ -194,6 +194,7 @@ def test_a_fit_reports_hostile_names(hostile: Path, tmp_path: Path) -> None:
     from aidgn.data import load_dataset
     from aidgn.fitting.estimate import Estimate
     from aidgn.fitting.pictures import DoubtfulPictures
+    from aidgn.fitting.result import FitResult
     from aidgn.fitting.store import FitFolder
     from aidgn.runs.spec import RunSpec
 
@@ -203,9 +204,9 @@ def test_a_fit_reports_hostile_names(hostile: Path, tmp_path: Path) -> None:
     file = f"{DOMAINS[0]}/{dataset.classes[0]}/<b>.png"
     doubt = DoubtfulLabel(file, DOMAINS[0], *dataset.classes[:2], 0.1, 0.9)
     pictures = DoubtfulPictures([doubt], [NearCopy(file, file, 0.9)])
-    FitFolder(tmp_path).write(
-        dataset, RunSpec(dataset.name, "ERM"), [estimate], 0.5, [sentence], [sentence], [sentence], pictures
-    )
+    final = RunSpec(dataset.name, "ERM")
+    result = FitResult(tmp_path, [estimate], 0.5, [sentence], [sentence], final, pictures=pictures)
+    FitFolder(tmp_path).write(dataset, result, [sentence], [sentence])
     text = (tmp_path / "REPORT.md").read_text()
     assert not [raw for raw in RAW if raw in text] and "<b>" not in text
 
