@@ -135,10 +135,10 @@ def use_kernels(x: Tensor) -> bool:
     """Return whether the Triton kernels compute: on CUDA, in bfloat16, if nothing else compiles the network."""
     return (
         x.is_cuda
+        and not torch.compiler.is_compiling()
         and torch.is_autocast_enabled("cuda")
         and torch.get_autocast_dtype("cuda") == torch.bfloat16
         and has_triton()
-        and not torch.compiler.is_compiling()
     )
 
 
@@ -171,7 +171,7 @@ class PoolingFirst(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         shift = self.conv.shift
-        if use_kernels(x) and self.is_halving and is_power_of_two(x.shape[1]):
+        if use_kernels(x) and self.is_halving and fits_pooling_kernel(x.shape[1]):
             from aidgn.backbones.resnet_kernels import PoolShiftReLU
 
             return PoolShiftReLU.apply(x, shift.float())
@@ -183,8 +183,9 @@ class PoolingFirst(nn.MaxPool2d):
         return (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode) == (3, 2, 1, 1, False)
 
 
-def is_power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0 and number <= MOST_POOLED
+def fits_pooling_kernel(channels: int) -> bool:
+    """Return whether the kernel holds all channels of a pixel: a power of two, and not too many."""
+    return channels.bit_count() == 1 and channels <= MOST_POOLED
 
 
 def pool_options(pool: nn.MaxPool2d) -> dict[str, Any]:

@@ -100,10 +100,10 @@ def fit(
             image is left to measure them on.
         trials: How often each domain is left out, with another seed each time.
         adapt: Whether to measure adaptation to unlabelled images of the domains left out, for `predict --adapt`.
-        metric: What the algorithm is chosen by on the domains left out, and the step of each run on validation images
-            of its own domains: accuracy, balanced (the mean accuracy of the classes) or macro-f1; by default accuracy,
-            but macro-f1 if the largest class has ten times the images of the smallest. With the last two, and uneven
-            classes, balanced samples are compared too, unless the option `balance` says what to do.
+        metric: What chooses the algorithm, on the domains left out, and the step of each run, on validation images of
+            the domains it trains on: accuracy, balanced (the mean accuracy of the classes) or macro-f1; by default
+            accuracy, but macro-f1 if the largest class has ten times the images of the smallest. With the last two, and
+            uneven classes, balanced samples are compared too, unless the option `balance` says what to do.
         out: Where model, report and runs go; by default runs/fit-NAME.
         hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
         data_dir: Where data sets are, if `folder` is the name of one.
