@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aidgn import backbones
 from aidgn.training.featurizer import EVAL_BATCH, Featurizer
 
 
@@ -70,3 +71,16 @@ def test_stages_of_compiled_code_are_those_of_eager(compiled_shapes: list[int]) 
         assert network[2].weight.grad.any()
         assert not any(weight.requires_grad for weight in runner.network.oracle.parameters())
     assert set(compiled_shapes) == {6}
+
+
+def test_other_tensors_receive_the_gradients_of_parameters() -> None:
+    """A recording uses them, because two passes of an update may share the parameters' nodes of autograd."""
+    network = backbones.create("resnet18", weights="none", freeze_bn=True)
+    assert backbones.fold(network) == 20
+    runner = Featurizer(network, "float32").runner
+    x = torch.randn(2, 3, 32, 32)
+    runner.compute(x).square().sum().backward()
+    others = {name: each.detach().requires_grad_() for name, each in network.named_parameters()}
+    features = runner.compute(x, others)
+    found = torch.autograd.grad(features.square().sum(), list(others.values()))
+    torch.testing.assert_close(list(found), [each.grad for each in network.parameters()])

@@ -35,10 +35,10 @@ class TrainingGraphs:
 
     Args:
         network: The network, whose parameters receive the gradients.
-        compute: Computes features with the network.
+        compute: Computes features of images with the network and these tensors in place of its parameters.
     """
 
-    def __init__(self, network: nn.Module, compute: Callable[[Tensor], Tensor]):
+    def __init__(self, network: nn.Module, compute: Callable[[Tensor, dict[str, Tensor]], Tensor]):
         self.network = network
         self.compute = compute
         self.recorded: dict[tuple[object, ...], Recording] = {}
@@ -48,12 +48,14 @@ class TrainingGraphs:
     def __call__(self, x: Tensor) -> Tensor:
         if self.begun != devices.passes:
             self.begun, self.position = devices.passes, 0
-        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        parameters: dict[str, Tensor] = {
+            name: each for name, each in self.network.named_parameters() if each.requires_grad
+        }
         key = x.shape, x.dtype, x.requires_grad, len(parameters), self.position
         self.position += 1
         if key not in self.recorded:
             self.recorded[key] = Recording(self.compute, x, parameters)
-        features: Tensor = Replay.apply(self.recorded[key], x, *parameters)
+        features: Tensor = Replay.apply(self.recorded[key], x, *parameters.values())
         return features
 
 
@@ -61,18 +63,26 @@ class Recording:
     """A forward and a backward pass as CUDA graphs, with the memory that they read and write.
 
     Args:
-        compute: Computes the output of the forward pass.
+        compute: Computes the output of the forward pass from images and parameters.
         x: An input of the shape that all inputs will have.
-        parameters: What receives gradients; so does the input if it requires one.
+        parameters: What receives gradients, by name; so does the input if it requires one.
     """
 
-    def __init__(self, compute: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]):
+    def __init__(
+        self,
+        compute: Callable[[Tensor, dict[str, Tensor]], Tensor],
+        x: Tensor,
+        parameters: dict[str, Tensor],
+    ):
         self.x = x.detach().clone().requires_grad_(x.requires_grad)
-        inputs = [self.x, *parameters] if x.requires_grad else [*parameters]
-        self.warm_up(compute, inputs)
+        # Other tensors with the memory of the parameters: an earlier pass of this update may have given the parameters
+        # nodes of autograd that belong to another stream, which a recording cannot wait for.
+        aliases = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+        inputs = [self.x, *aliases.values()] if x.requires_grad else [*aliases.values()]
+        self.warm_up(lambda images: compute(images, aliases), inputs)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward):
-            output = compute(self.x)
+            output = compute(self.x, aliases)
         self.gradient = torch.zeros_like(output)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
             gradients = torch.autograd.grad(output, inputs, self.gradient, allow_unused=True)

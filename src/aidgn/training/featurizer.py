@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from aidgn import backbones
 from aidgn.backbones.stages import StageComparison
@@ -62,14 +63,19 @@ class NetworkRunner:
         """Whether recordings or compiled code shall serve the next run too."""
         return self.compiled is not None or self.graphs is not None
 
-    def compute(self, x: Tensor) -> Tensor:
-        """Compute features in eager mode."""
+    def compute(self, x: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
+        """Compute features in eager mode.
+
+        Args:
+            x: Images.
+            parameters: Tensors in place of the parameters of the network with these names.
+        """
         autocast = PRECISIONS[self.precision].autocast
         # Recorded passes must not read weights that autocast converted before.
         with torch.autocast(
             x.device.type, torch.bfloat16, enabled=autocast == "bfloat16", cache_enabled=self.graphs is None
         ):
-            features = self.network(x)
+            features = self.network(x) if parameters is None else functional_call(self.network, parameters, (x,))
         return features.float() if features.dtype == torch.bfloat16 else features
 
     def compute_for_evaluation(self, x: Tensor) -> Tensor:
