@@ -40,7 +40,7 @@ from aidgn.devices import choose_device, choose_precision
 from aidgn.inference import find_images
 from aidgn.inference import model as inference_model
 from aidgn.inference.image_stream import Pixels, pin
-from aidgn.inference.model import Model, PendingBatch
+from aidgn.inference.model import Model
 from aidgn.inference.output import format_csv, make_rows
 from aidgn.novelty import CALIBRATION_IMAGES, Novelty
 from aidgn.objective import class_vectors
@@ -133,11 +133,11 @@ def main() -> int:
                 model.network.predict(batch[: images - start]).cpu()
 
         def from_memory() -> None:
-            launched: deque[PendingBatch] = deque()
+            launched: deque[Callable[[], object]] = deque()
             for _ in range(0, images, model.batch_size):
                 launched.append(model.launch(pixels))
                 if len(launched) > model.in_flight:
-                    launched.popleft().outputs()
+                    launched.popleft()()
 
         def everything() -> None:
             nonlocal feeding

@@ -3,13 +3,11 @@
 `aidgn train digits --algorithm examples/own_algorithm.py:SmoothNorms --target ink`
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms import COMMON, Algorithm, Minibatches, SearchSpace, join, log_uniform, split, uniform
+from aidgn.algorithms import COMMON, Algorithm, Minibatches, join, log_uniform, split, uniform
 
 
 class SmoothNorms(Algorithm):
@@ -21,7 +19,7 @@ class SmoothNorms(Algorithm):
 
     title = "label smoothing, and features of one scale in all domains"
     min_domains = 2  # a variance over domains needs two
-    search_space: ClassVar[SearchSpace] = {  # name: (default, search distribution with the valid range)
+    search_space = {  # name: (default, search distribution with the valid range)
         **COMMON,
         "smoothing": (0.1, uniform(0, 0.2, most=1.0)),
         "norm_weight": (1.0, log_uniform(-2, 1)),

@@ -254,12 +254,10 @@ class FolderLock:
         self.release()
 
     def _flock(self, operation: int) -> None:
-        try:
-            if self.file is None:
+        if self.file is None:
+            with translate_os_errors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.file = open_no_link(self.path, "a")
-        except OSError as error:
-            raise storage_error(self.path, error) from None
         try:
             fcntl.flock(self.file, operation)
         except BlockingIOError:
@@ -269,6 +267,15 @@ class FolderLock:
                 f"{self.path.parent} cannot be locked ({error.strerror}), so two processes could write to it at once. "
                 "Choose a folder on another file system, or mount this one with flock."
             ) from None
+
+
+@contextmanager
+def translate_os_errors(path: Path) -> Iterator[None]:
+    """Turn operating-system errors in this block, which writes `path`, into `StorageError`s."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, error) from error
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -25,7 +25,6 @@ from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.metadata import RunMetadata
 from aidgn.training.evaluation import Splits, calibrate, evaluate, index_batches
-from aidgn.training.setup import build_transforms
 
 if TYPE_CHECKING:
     from aidgn.inference import Model
@@ -188,7 +187,7 @@ class Validation:
 
     def __init__(self, images: DeviceImageStore, run: RunMetadata):
         self.images = images
-        _, self.transform = build_transforms(images, find_preprocessing(run))
+        _, self.transform = images.transforms(find_preprocessing(run).transform_settings())
         splits = Splits.of(images.decoded.dataset, run.identity["trial"])
         sources = [number for number, name in enumerate(run.domains) if name in run.sources]
         self.groups = [splits.val[domain] for domain in sources]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aidgn.analysis import embedding
-from aidgn.analysis.embedding import subsample, tsne
+from aidgn.analysis.embedding import choose_images, tsne
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
 
@@ -67,22 +67,22 @@ def test_few_or_equal_vectors() -> None:
             tsne(values)
 
 
-def test_subsample_keeps_the_shares_of_domains_and_classes(synthetic: Make) -> None:
+def test_choose_images_keeps_the_shares_of_domains_and_classes(synthetic: Make) -> None:
     features = synthetic(images=40)
     keep = (features.labels != 1) | (np.arange(len(features)) % 40 < 10)  # a rare class
     cut = {name: getattr(features, name)[keep] for name in ("features", "logits", "labels", "domains", "validation")}
     features = replace(features, **cut, files=["x"] * int(keep.sum()))
-    chosen = subsample(features, 130, seed=1)
+    chosen = choose_images(features.domains, features.labels, 130, seed=1)
     assert len(chosen) == 130 == len(set(chosen.tolist())) and (np.diff(chosen) > 0).all()
     for domain in range(4):
         for number in range(4):
             here = (features.domains == domain) & (features.labels == number)
             assert abs(here[chosen].sum() - here.sum() / 4) <= 1
-    few = subsample(features, 16, seed=1)
+    few = choose_images(features.domains, features.labels, 16, seed=1)
     assert len({(features.domains[i], features.labels[i]) for i in few}) == 16  # one of each
-    np.testing.assert_array_equal(subsample(features, 10_000), np.arange(len(features)))
-    np.testing.assert_array_equal(subsample(features, 130, seed=1), chosen)
-    assert not np.array_equal(subsample(features, 130, seed=2), chosen)
+    np.testing.assert_array_equal(choose_images(features.domains, features.labels, 10_000), np.arange(len(features)))
+    np.testing.assert_array_equal(choose_images(features.domains, features.labels, 130, seed=1), chosen)
+    assert not np.array_equal(choose_images(features.domains, features.labels, 130, seed=2), chosen)
 
 
 @pytest.mark.slow

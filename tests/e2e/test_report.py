@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aidgn.analysis.embedding import subsample
+from aidgn.analysis.embedding import choose_images
 from aidgn.analysis.features import Features
 from aidgn.data import DATASETS, load_dataset
 from aidgn.report.page import write_report
@@ -203,7 +203,7 @@ def test_hover_shows_the_image_its_class_domain_and_prediction(sweep: Path, brow
         page = opened.page
         canvas = page.locator("#spaces canvas").nth(1)
         canvas.scroll_into_view_if_needed()
-        drawn = subsample(features, 200, 0)
+        drawn = choose_images(features.domains, features.labels, 200, 0)
         for number in (0, 77, 199):
             box = canvas.bounding_box()
             x, y = canvas.evaluate("(canvas, i) => place(canvas, i)", number)

@@ -16,7 +16,7 @@ from torch import Tensor
 import aidgn
 from aidgn import backbones
 from aidgn.algorithms import ALGORITHMS
-from aidgn.analysis.embedding import subsample, tsne
+from aidgn.analysis.embedding import choose_images, tsne
 from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.near_copies import find_near_copies
 from aidgn.data import load_dataset
@@ -252,7 +252,8 @@ def test_work_for_the_report_ahead(photos: Path, weights: str, tmp_path: Path, m
         ("site0/class1/original.png", "site1/class1/copy.png")
     ]
     monkeypatch.setattr("aidgn.analysis.embedding._compute", lambda *_: pytest.fail("t-SNE ran again"))
-    assert tsne(features.features[np.sort(subsample(features, 20, 0))], seed=0).shape == (20, 2)
+    shown = choose_images(features.domains, features.labels, 20)
+    assert tsne(features.features[shown], seed=0).shape == (20, 2)
 
 
 def test_a_model_without_its_network(photos: Path, weights: str, tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.reader import read_adaptation
 from aidgn.training.evaluation import predicts_by_classifier
-from aidgn.training.setup import build_transforms
 
 BATCH_SIZE = 32
 
@@ -230,7 +229,7 @@ class Streams:
             yield from (z for _, z, _ in compute_features(self.model, self.images, rows))
 
     def _image_batches(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
-        _, transform = build_transforms(self.images, self.model.preprocessing)
+        _, transform = self.images.transforms(self.model.preprocessing.transform_settings())
         for pixels, geometry, _ in self.images.batches(rows):
             yield transform(pixels, geometry)
 

@@ -5,14 +5,14 @@ authors' released code.
 """
 
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, domain_ids, join, split
-from aidgn.algorithms.search_space import SearchSpace, fixed, one_of, uniform
+from aidgn.algorithms.search_space import fixed, one_of, uniform
 from aidgn.errors import AidgnError
 from aidgn.objective import RELEASE_LEAST_NORM, AngularClassifier, loss_and_margins
 
@@ -35,7 +35,7 @@ class AIDGN(Algorithm):
     paper = "Jin et al., IJCAI 2022"
     trains_on_features = True
     lr_milestones = True
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "lr": (2.5e-5, one_of(1e-5, 2.5e-5, 5e-5, above=True)),
         "batch_size": (32, fixed(32, least=1)),
@@ -53,7 +53,7 @@ class AIDGN(Algorithm):
     # (each style unseen once, 150 steps, trial 0) by accuracy on held-out images of the seen styles, from lr 5e-4 to
     # 4e-3, kappa 10 to 80, mu_star 5 to 80, beta 0.1 to 0.5, eta 0.01 to 0.3 and margins gamma (1 + beta) mu_star from
     # 0 to 0.4; accuracy on the unseen style played no part.
-    small_images: ClassVar[SearchSpace] = {
+    small_images = {
         "lr": (2e-3, one_of(1e-3, 2e-3, 4e-3, above=True)),
         "batch_size": (64, fixed(64, least=1)),
         "kappa": (10.0, fixed(10.0, above=True)),
@@ -116,8 +116,8 @@ class AIDGNnoR(AIDGN):
 
     display_name = "AIDGN-noR"
     title = "ablation: AIDGN without the regularizer of the norms"
-    search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "eta": NONE}
-    small_images: ClassVar[SearchSpace] = {**AIDGN.small_images, "eta": NONE}
+    search_space = {**AIDGN.search_space, "eta": NONE}
+    small_images = {**AIDGN.small_images, "eta": NONE}
 
 
 class AIDGNnoD(AIDGN):
@@ -125,8 +125,8 @@ class AIDGNnoD(AIDGN):
 
     display_name = "AIDGN-noD"
     title = "ablation: AIDGN without the domain's mean norm in the margin"
-    search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, "beta": NONE, "ratio": LINEAR}
-    small_images: ClassVar[SearchSpace] = {**AIDGN.small_images, "beta": NONE}
+    search_space = {**AIDGN.search_space, "beta": NONE, "ratio": LINEAR}
+    small_images = {**AIDGN.small_images, "beta": NONE}
 
 
 class AIDGNnoRD(AIDGN):
@@ -135,8 +135,8 @@ class AIDGNnoRD(AIDGN):
     display_name = "AIDGN-noRD"
     title = "ablation: AIDGN without regularizer and mean norm"
     mean_over_samples = True
-    search_space: ClassVar[SearchSpace] = {**AIDGNnoR.search_space, "beta": NONE, "ratio": LINEAR}
-    small_images: ClassVar[SearchSpace] = {**AIDGNnoR.small_images, "beta": NONE}
+    search_space = {**AIDGNnoR.search_space, "beta": NONE, "ratio": LINEAR}
+    small_images = {**AIDGNnoR.small_images, "beta": NONE}
 
 
 class AIDGNRelease(AIDGN):
@@ -148,7 +148,7 @@ class AIDGNRelease(AIDGN):
     display_name = "AIDGN-release"
     title = "the objective that the authors' released code trains"
     paper = "released code of Jin et al., IJCAI 2022"
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **{name: entry for name, entry in AIDGN.search_space.items() if name not in ("ratio", "regularizer")},
         "lr": (2.5e-5, one_of(1.25e-5, 2.5e-5, above=True)),
         "mu_star": (PAPER_MU_STAR, fixed(PAPER_MU_STAR, least=RELEASE_LEAST_NORM, above=True, words=(AUTO,))),

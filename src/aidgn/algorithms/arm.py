@@ -1,14 +1,13 @@
 """Adaptive risk minimisation: add the mean context of a domain's images as an input channel."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from aidgn.algorithms.base import COMMON, COMMON_SMALL, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
-from aidgn.algorithms.search_space import SearchSpace, fixed
+from aidgn.algorithms.search_space import fixed
 from aidgn.errors import AidgnError
 
 
@@ -22,8 +21,8 @@ class ARM(Algorithm):
     title = "an input channel with a context, averaged over images of the domain"
     paper = "Zhang et al., NeurIPS 2021"
     extra_channels = 1
-    search_space: ClassVar[SearchSpace] = {**COMMON, "batch_size": (8, fixed(8, least=1))}
-    small_images: ClassVar[SearchSpace] = {"batch_size": COMMON_SMALL["batch_size"]}
+    search_space = {**COMMON, "batch_size": (8, fixed(8, least=1))}
+    small_images = {"batch_size": COMMON_SMALL["batch_size"]}
 
     def build(self) -> None:
         network = nn.Sequential(

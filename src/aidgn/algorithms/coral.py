@@ -1,13 +1,11 @@
 """Deep CORAL: match the means and covariances of the domains' features."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, split
-from aidgn.algorithms.search_space import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import log_uniform
 
 
 class CORAL(Algorithm):
@@ -21,7 +19,7 @@ class CORAL(Algorithm):
     trains_on_features = True
     min_domains = 2
     min_batch = 2
-    search_space: ClassVar[SearchSpace] = {**COMMON, "mmd_gamma": (1.0, log_uniform(-1, 1))}
+    search_space = {**COMMON, "mmd_gamma": (1.0, log_uniform(-1, 1))}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         z = self.forward_per_domain(self.features, [x for x, _ in minibatches])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, domain_ids, join
-from aidgn.algorithms.search_space import RATE, SMALL_RATE, SearchSpace, fixed, floor_power, log_uniform, one_of
+from aidgn.algorithms.search_space import RATE, SMALL_RATE, fixed, floor_power, log_uniform, one_of
 
 
 class DANN(Algorithm):
@@ -26,7 +26,7 @@ class DANN(Algorithm):
     paper = "Ganin et al., JMLR 2016"
     trains_on_features = True
     min_domains = 2
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "dann_lambda": (1.0, log_uniform(-2, 2)),
         "d_steps_per_g_step": (1, floor_power(2, 0, 3, least=1)),
@@ -40,7 +40,7 @@ class DANN(Algorithm):
         "weight_decay_g": (0.0, log_uniform(-6, -2)),
         "weight_decay_d": (0.0, log_uniform(-6, -2)),
     }
-    small_images: ClassVar[SearchSpace] = {
+    small_images = {
         "lr_g": (1e-3, SMALL_RATE),
         "lr_d": (1e-3, SMALL_RATE),
         "weight_decay_g": (0.0, fixed(0.0)),

@@ -1,7 +1,6 @@
 """Empirical quantile risk minimisation: minimise a risk that most domains will stay below."""
 
 from statistics import NormalDist
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.base import COMMON
 from aidgn.algorithms.batches import Minibatches
-from aidgn.algorithms.search_space import SearchSpace, log_uniform, uniform
+from aidgn.algorithms.search_space import log_uniform, uniform
 
 PARTS = 16  # subintervals per round of the search for the quantile
 ROUNDS = 8  # 16^8 subintervals, as 32 bisections give, with a quarter of the kernels
@@ -26,7 +25,7 @@ class EQRM(Annealed):
     trains_on_features = True
     min_domains = 2
     anneal = "eqrm_burnin_iters"
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "eqrm_quantile": (0.75, uniform(0.5, 0.99, most=1.0, above=True, below=True)),
         "eqrm_burnin_iters": (2500, log_uniform(2.5, 3.5)),

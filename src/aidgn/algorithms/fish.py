@@ -1,14 +1,13 @@
 """Fish: gradients of the domains that point the same way, by a step towards where a walk through the domains leads."""
 
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches
-from aidgn.algorithms.search_space import SearchSpace, one_of
+from aidgn.algorithms.search_space import one_of
 from aidgn.devices import begin_pass
 
 
@@ -21,7 +20,7 @@ class Fish(Algorithm):
     title = "step towards the end of a walk that descends the domains in turn"
     paper = "Shi et al., ICLR 2022"
     trains_on_features = True
-    search_space: ClassVar[SearchSpace] = {**COMMON, "meta_lr": (0.5, one_of(0.05, 0.1, 0.5, most=1.0))}
+    search_space = {**COMMON, "meta_lr": (0.5, one_of(0.05, 0.1, 0.5, most=1.0))}
 
     @cached_property
     def start(self) -> list[Tensor]:

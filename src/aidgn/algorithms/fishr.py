@@ -1,7 +1,5 @@
 """Fishr: equal variances of the classifier's gradients in all domains."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad, softmax
@@ -9,7 +7,7 @@ from torch.nn.functional import one_hot, pad, softmax
 from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON
 from aidgn.algorithms.batches import Minibatches, join, split
-from aidgn.algorithms.search_space import SearchSpace, floor_uniform, log_uniform, uniform
+from aidgn.algorithms.search_space import floor_uniform, log_uniform, uniform
 
 
 class Fishr(AnnealedPenalty):
@@ -26,7 +24,7 @@ class Fishr(AnnealedPenalty):
     min_domains = 2
     min_batch = 2
     anneal, strength, first_weight = "penalty_anneal_iters", "fishr_lambda", 0.0
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "fishr_lambda": (1000.0, log_uniform(1, 4)),
         "penalty_anneal_iters": (1500, floor_uniform(0, 5000)),

@@ -1,13 +1,11 @@
 """Group distributionally robust optimisation: weigh the domains by how badly they do."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches
-from aidgn.algorithms.search_space import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import log_uniform
 
 
 class GroupDRO(Algorithm):
@@ -18,7 +16,7 @@ class GroupDRO(Algorithm):
     title = "weigh the domains by their risk, the worst the most"
     paper = "Sagawa et al., ICLR 2020"
     trains_on_features = True
-    search_space: ClassVar[SearchSpace] = {**COMMON, "groupdro_eta": (0.01, log_uniform(-3, -1))}
+    search_space = {**COMMON, "groupdro_eta": (0.01, log_uniform(-3, -1))}
     q: Tensor
 
     def build(self) -> None:

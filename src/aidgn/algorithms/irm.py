@@ -1,7 +1,5 @@
 """Invariant risk minimisation: one classifier on top of the features should be optimal in every domain at once."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import softmax
@@ -9,7 +7,7 @@ from torch.nn.functional import softmax
 from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON
 from aidgn.algorithms.batches import Minibatches, join, split
-from aidgn.algorithms.search_space import SearchSpace, floor_power, log_uniform
+from aidgn.algorithms.search_space import floor_power, log_uniform
 
 
 class IRM(AnnealedPenalty):
@@ -24,7 +22,7 @@ class IRM(AnnealedPenalty):
     trains_on_features = True
     min_batch = 2
     anneal, strength = "irm_penalty_anneal_iters", "irm_lambda"
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "irm_lambda": (100.0, log_uniform(-1, 5)),
         "irm_penalty_anneal_iters": (500, floor_power(10, 0, 4)),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
-from aidgn.algorithms.search_space import SearchSpace, fixed, one_of
+from aidgn.algorithms.search_space import fixed, one_of
 from aidgn.backbones.stages import StageComparison, stage_widths
 
 FIRST_VARIANCE, LEAST_VARIANCE = 0.1, 1e-5
@@ -27,7 +27,7 @@ class MIRO(Algorithm):
 
     title = "stay near the pretrained network at every stage"
     paper = "Cha et al., ECCV 2022"
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "ld": (0.1, one_of(0.01, 0.1)),  # the authors' values for five data sets
         "lr_mult": (10.0, fixed(10.0, above=True)),

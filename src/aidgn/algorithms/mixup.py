@@ -1,7 +1,5 @@
 """Mixup between domains: train on averages of images of two domains, with both labels."""
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch.nn.functional import one_hot
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, paired, random_cycle
-from aidgn.algorithms.search_space import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import log_uniform
 
 
 class Mixup(Algorithm):
@@ -22,7 +20,7 @@ class Mixup(Algorithm):
     paper = "Zhang et al., ICLR 2018; between domains as in Xu et al., AAAI 2020 and Yan et al., arXiv:2001.00677"
     trains_on_features = True
     min_domains = 2
-    search_space: ClassVar[SearchSpace] = {**COMMON, "mixup_alpha": (0.2, log_uniform(-1, 1, above=True))}
+    search_space = {**COMMON, "mixup_alpha": (0.2, log_uniform(-1, 1, above=True))}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         alpha = self.hparams.mixup_alpha

@@ -1,14 +1,13 @@
 """Meta-learning for domain generalisation: a step on one domain should also help another."""
 
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, paired, random_cycle
-from aidgn.algorithms.search_space import SearchSpace, log_uniform, one_of
+from aidgn.algorithms.search_space import log_uniform, one_of
 from aidgn.devices import begin_pass
 
 
@@ -23,7 +22,7 @@ class MLDG(Algorithm):
     paper = "Li et al., AAAI 2018"
     min_domains = 2
     only_adam = True
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "mldg_beta": (1.0, log_uniform(-1, 1)),
         "n_meta_test": (None, one_of(1, 2, least=1, optional=True)),

@@ -1,14 +1,13 @@
 """Marginal transfer learning: classify an image together with the mean of its domain's features."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, split
-from aidgn.algorithms.search_space import SearchSpace, one_of
+from aidgn.algorithms.search_space import one_of
 
 TEST_BATCH = 64  # images whose mean describes an unseen domain
 
@@ -22,7 +21,7 @@ class MTL(Algorithm):
     title = "classify an image together with the mean of its domain's features"
     paper = "Blanchard et al., JMLR 2021"
     trains_on_features = True
-    search_space: ClassVar[SearchSpace] = {**COMMON, "mtl_ema": (0.99, one_of(0.5, 0.9, 0.99, 1.0, most=1.0))}
+    search_space = {**COMMON, "mtl_ema": (0.99, one_of(0.5, 0.9, 0.99, 1.0, most=1.0))}
     embeddings: Tensor
 
     def build_classifier(self) -> nn.Module:

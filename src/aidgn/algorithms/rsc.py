@@ -1,7 +1,6 @@
 """Representation self-challenging: mute the features that decide most, and decide again."""
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +8,7 @@ from torch.nn.functional import softmax
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
-from aidgn.algorithms.search_space import SearchSpace, uniform
+from aidgn.algorithms.search_space import uniform
 
 
 class RSC(Algorithm):
@@ -21,7 +20,7 @@ class RSC(Algorithm):
 
     title = "mute the features that decide most, and decide again"
     paper = "Huang et al., ECCV 2020"
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "rsc_f_drop_factor": (1 / 3, uniform(0, 0.5, most=1.0)),
         "rsc_b_drop_factor": (1 / 3, uniform(0, 0.5, most=1.0)),

@@ -111,7 +111,7 @@ class SAM(SharpnessAware, ERM):
     title = "minimise the cross entropy at the worst weights nearby"
     paper = "Foret et al., ICLR 2021"
     own_share = 0.0
-    search_space: ClassVar[SearchSpace] = {**ERM.search_space, **RHO}
+    search_space = {**ERM.search_space, **RHO}
 
 
 class SAGM(SharpnessAware, ERM):
@@ -121,7 +121,7 @@ class SAGM(SharpnessAware, ERM):
 
     title = "minimise the cross entropy here and nearby, and match their gradients"
     paper = "Wang et al., CVPR 2023"
-    search_space: ClassVar[SearchSpace] = {**ERM.search_space, **RHO_ALPHA}
+    search_space = {**ERM.search_space, **RHO_ALPHA}
 
 
 class AIDGNSAGM(SharpnessAware, AIDGN):
@@ -130,4 +130,4 @@ class AIDGNSAGM(SharpnessAware, AIDGN):
     display_name = "AIDGN-SAGM"
     title = "AIDGN's loss, by the steps of SAGM"
     paper = "a combination of Jin et al., IJCAI 2022, with Wang et al., CVPR 2023"
-    search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, **RHO_ALPHA}
+    search_space = {**AIDGN.search_space, **RHO_ALPHA}

@@ -1,14 +1,12 @@
 """Style-agnostic networks: decide by content where style is random, and forget the style that tells the class."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
-from aidgn.algorithms.search_space import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import log_uniform
 
 EPSILON = 1e-5  # under the square root of the variance
 
@@ -24,7 +22,7 @@ class SagNet(Algorithm):
 
     title = "decide by content under random style; make style useless for the class"
     paper = "Nam et al., CVPR 2021"
-    search_space: ClassVar[SearchSpace] = {**COMMON, "sag_w_adv": (0.1, log_uniform(-2, 1))}
+    search_space = {**COMMON, "sag_w_adv": (0.1, log_uniform(-2, 1))}
 
     def build(self) -> None:
         self.style_classifier = nn.Linear(self.num_features, self.num_classes)

@@ -1,12 +1,10 @@
 """Spectral decoupling: keep the logits small, so that a learned feature does not starve the others of gradient."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
-from aidgn.algorithms.search_space import SearchSpace, log_uniform
+from aidgn.algorithms.search_space import log_uniform
 
 
 class SD(Algorithm):
@@ -16,7 +14,7 @@ class SD(Algorithm):
     paper = "Pezeshki et al., NeurIPS 2021"
     trains_on_features = True
     mean_over_samples = True
-    search_space: ClassVar[SearchSpace] = {**COMMON, "sd_reg": (0.1, log_uniform(-5, -1))}
+    search_space = {**COMMON, "sd_reg": (0.1, log_uniform(-5, -1))}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)

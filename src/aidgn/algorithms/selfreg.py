@@ -1,15 +1,12 @@
 """SelfReg: features and logits near those of other samples of the class, whatever their domain."""
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from aidgn.algorithms.base import COMMON, Algorithm
+from aidgn.algorithms.base import Algorithm
 from aidgn.algorithms.batches import Minibatches, join
-from aidgn.algorithms.search_space import SearchSpace
 
 FEATURE_SHARE = 0.3  # weight of distances between features, relative to logits
 
@@ -27,7 +24,6 @@ class SelfReg(Algorithm):
     paper = "Kim et al., ICCV 2021"
     trains_on_features = True
     min_batch = 2
-    search_space: ClassVar[SearchSpace] = COMMON
 
     def build(self) -> None:
         n = self.num_features

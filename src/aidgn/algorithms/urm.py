@@ -1,7 +1,6 @@
 """Uniform risk minimisation: features that a discriminator cannot tell from uniform noise."""
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from aidgn.algorithms.base import COMMON, Algorithm
 from aidgn.algorithms.batches import Minibatches, join
-from aidgn.algorithms.search_space import SearchSpace, log_uniform, one_of, uniform
+from aidgn.algorithms.search_space import log_uniform, one_of, uniform
 
 WIDTH = 100  # of the discriminator's hidden layers
 # Activations of the features, and the smallest value of the noise. The largest is 1.
@@ -31,14 +30,14 @@ class URM(Algorithm):
     title = "features that a discriminator cannot tell from uniform noise"
     paper = "Krishnamachari et al., TMLR 2024"
     trains_on_features = True
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "urm_adv_lambda": (0.1, uniform(0.0, 0.2)),
         "urm_discriminator_hidden_layers": (1, one_of(1, 2, 3)),
         "urm_discriminator_lr": (5e-5, log_uniform(-6, -4.5, above=True)),
         "urm_generator_output": ("tanh", one_of("tanh", "relu", options=tuple(ACTIVATIONS))),
     }
-    small_images: ClassVar[SearchSpace] = {"urm_discriminator_lr": (1e-3, log_uniform(-5.5, -3.5, above=True))}
+    small_images = {"urm_discriminator_lr": (1e-3, log_uniform(-5.5, -3.5, above=True))}
 
     def build(self) -> None:
         self.activation, self.least_noise = ACTIVATIONS[self.hparams.urm_generator_output]

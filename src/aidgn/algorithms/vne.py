@@ -1,7 +1,5 @@
 """Von Neumann entropy of the features as a regulariser, for the losses of ERM and AIDGN."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -25,7 +23,7 @@ class VNE(Algorithm):
     title = "spread unit features over more directions, or fewer"
     paper = "Kim et al., CVPR 2023"
     trains_on_features = True
-    search_space: ClassVar[SearchSpace] = {**COMMON, **COEFFICIENT}
+    search_space = {**COMMON, **COEFFICIENT}
 
     def objective(self, minibatches: Minibatches) -> dict[str, Tensor]:
         x, y = join(minibatches)
@@ -44,7 +42,7 @@ class AIDGNVNE(AIDGN):
     display_name = "AIDGN-VNE"
     title = "AIDGN's loss, and the von Neumann entropy of its unit features"
     paper = "a combination of Jin et al., IJCAI 2022, with Kim et al., CVPR 2023"
-    search_space: ClassVar[SearchSpace] = {**AIDGN.search_space, **COEFFICIENT}
+    search_space = {**AIDGN.search_space, **COEFFICIENT}
 
     def feature_terms(self, z: Tensor, minibatches: Minibatches) -> dict[str, Tensor]:
         terms = super().feature_terms(z, minibatches)

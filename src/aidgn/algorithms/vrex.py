@@ -1,13 +1,11 @@
 """Risk extrapolation: make the risks of the domains equal."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from aidgn.algorithms.annealed import AnnealedPenalty
 from aidgn.algorithms.base import COMMON
 from aidgn.algorithms.batches import Minibatches, join
-from aidgn.algorithms.search_space import SearchSpace, floor_power, log_uniform
+from aidgn.algorithms.search_space import floor_power, log_uniform
 
 
 class VREx(AnnealedPenalty):
@@ -20,7 +18,7 @@ class VREx(AnnealedPenalty):
     trains_on_features = True
     min_domains = 2
     anneal, strength = "vrex_penalty_anneal_iters", "vrex_lambda"
-    search_space: ClassVar[SearchSpace] = {
+    search_space = {
         **COMMON,
         "vrex_lambda": (10.0, log_uniform(-1, 5)),
         "vrex_penalty_anneal_iters": (500, floor_power(10, 0, 4)),

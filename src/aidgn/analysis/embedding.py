@@ -7,7 +7,6 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
 
 COMPONENTS = 50  # principal components in which t-SNE looks for neighbours
@@ -66,11 +65,6 @@ def _compute(values: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
             max_iter=ITERATIONS_OF_FEW if len(values) <= FEW else ITERATIONS,
         ).fit_transform(reduced)
     return found.astype(np.float32)
-
-
-def subsample(features: Features, n: int, seed: int = 0) -> NDArray[np.intp]:
-    """Choose n images of those that features were computed of, as `choose_images` does."""
-    return choose_images(features.domains, features.labels, n, seed)
 
 
 def choose_images(domains: NDArray[np.integer], labels: NDArray[np.integer], n: int, seed: int = 0) -> NDArray[np.intp]:

@@ -16,7 +16,7 @@ from aidgn.data.loader import BatchStore, DeviceImageStore
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
-from aidgn.inference.loading import find_preprocessing, load_single_model, precision_on
+from aidgn.inference.loading import find_preprocessing, precision_on
 from aidgn.objective import class_vectors
 from aidgn.runs.checkpoints import read_weights
 from aidgn.runs.folder import RunFolder
@@ -26,7 +26,7 @@ from aidgn.runs.options import HEAD
 from aidgn.training.evaluation import compute_outputs, index_batches
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork
-from aidgn.training.setup import build_transforms, find_features, load_frozen_features, load_images
+from aidgn.training.setup import find_features, load_frozen_features, load_images
 
 log = logging.getLogger("aidgn")
 
@@ -129,7 +129,7 @@ def compute_features(
 ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """Yield each row of image indices with its features and logits, on the device in float32."""
     model.network.eval()
-    _, transform = build_transforms(images, model.preprocessing)
+    _, transform = images.transforms(model.preprocessing.transform_settings())
     for row, (pixels, geometry, _) in zip(rows, images.batches(rows), strict=True):
         z, logits = compute_outputs(model.network, transform(pixels, geometry))
         yield row.numpy(), z.float(), logits.float()
@@ -147,8 +147,8 @@ def open_head(
     features = find_features(images, digest, precision_on(images.device, metadata), find_preprocessing(metadata))
     if features is not None:
         head = FeatureInput(features.features.shape[1])
-        return load_single_model(folder.path, device, algorithm, featurizer=head), features
-    model = load_single_model(folder.path, device, algorithm)
+        return load_model(folder.path, device, algorithm, featurizer=head), features
+    model = load_model(folder.path, device, algorithm)
     featurizer = model.network.featurizer
     assert isinstance(featurizer, Featurizer)
     network = FrozenNetwork(featurizer.network, featurizer.runner.precision, model.preprocessing)

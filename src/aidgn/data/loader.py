@@ -8,14 +8,14 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from aidgn.data.cache import DecodedDataset
-from aidgn.data.transforms import UNIFORMS
+from aidgn.data.transforms import UNIFORMS, TrainTransform, Transform, build_transforms
 
 DEVICE_SHARE = 0.6  # of the free device memory that images may take
 PREFETCHED = 4  # streamed batches in flight
@@ -96,6 +96,9 @@ class BatchStore(Protocol):
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
         """Yield the batch of each row of image indices, which are on the host."""
 
+    def transforms(self, settings: Mapping[str, Any] = {}) -> tuple[TrainTransform, Transform]:
+        """Return the training and the evaluation transform of batches; `settings` are what the network expects."""
+
 
 class DeviceImageStore:
     """The decoded images of a data set for a device: uint8 slots, geometry and labels by image index.
@@ -139,6 +142,11 @@ class DeviceImageStore:
         for row, index in zip(rows, indices, strict=True):
             pixels = self._gather(row) if self.pixels is None else self.pixels[index]
             yield pixels, self.geometry[index], self.labels[index]
+
+    def transforms(self, settings: Mapping[str, Any] = {}) -> tuple[TrainTransform, Transform]:
+        """Return the training and the evaluation transform of batches; `settings` are what the network expects."""
+        dataset = self.decoded.dataset
+        return build_transforms(dataset.image_size, dataset.info.augment, self.exact_fit, settings)
 
     def _gather(self, row: Tensor) -> Tensor:
         return torch.from_numpy(self.decoded.pixels[self.decoded.rows[row.numpy()]])

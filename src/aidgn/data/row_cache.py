@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from aidgn.data.cache_index import CacheEntry, CacheIndex, reliable, stamp_of
 from aidgn.errors import AidgnError, amount
-from aidgn.files import FolderLock, storage_error
+from aidgn.files import FolderLock, translate_os_errors
 
 COMMIT_SECONDS = 0.5
 log = logging.getLogger("aidgn")
@@ -94,12 +94,9 @@ class RowCache(ABC):
         """Compute what is missing; one process at a time."""
         lock = FolderLock(self.folder / f"{self.index_type.lock_name}-{self.key}")
         self._wait_for_lock(lock)
-        try:
-            with lock:
-                added = self.add_missing(suspects)
-                index = self.load()
-        except OSError as error:
-            raise storage_error(self.folder, error) from error
+        with translate_os_errors(self.folder), lock:
+            added = self.add_missing(suspects)
+            index = self.load()
         if index is None:
             raise AidgnError(f"{self.folder} was changed while {self.content} were stored. Run the same command again.")
         return index, added

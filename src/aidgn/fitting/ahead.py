@@ -4,8 +4,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-import numpy as np
-
 from aidgn.analysis.embedding import choose_images, tsne
 from aidgn.analysis.near_copies import NearCopy, find_near_copies
 from aidgn.training.frozen import FeatureStore
@@ -34,7 +32,7 @@ class ReportAhead(threading.Thread):
         with suppress(Exception):
             self.copies = find_near_copies(decoded, self.features.features[rows])
         if self.points:
-            shown = np.sort(choose_images(decoded.dataset.domain_of, decoded.dataset.labels, self.points))
+            shown = choose_images(decoded.dataset.domain_of, decoded.dataset.labels, self.points)
             with suppress(Exception):
                 tsne(self.features.features[rows[shown]])
 

@@ -1,13 +1,12 @@
 """Several models as one: the mean of their probabilities."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from aidgn.errors import AidgnError
-from aidgn.inference.model import Model, Pending
+from aidgn.inference.model import Model
 from aidgn.inference.prediction import Outputs
 
 SMALLEST = torch.finfo(torch.float32).tiny  # probabilities below are shown as this in logarithms
@@ -51,21 +50,16 @@ class Ensemble(Model):
             member.uploads = self.uploads  # the caller waits for this stream before it overwrites the pixels
 
     @torch.no_grad()
-    def launch(self, pixels: Sequence[np.ndarray]) -> Pending:
-        """Queue decoded images for every member."""
-        return PendingEnsemble(self.members, [member.launch(pixels) for member in self.members])
+    def launch(self, pixels: Sequence[np.ndarray]) -> Callable[[], Outputs]:
+        """Queue decoded images for every member; return what waits for their outputs."""
+        queued = [member.launch(pixels) for member in self.members]
 
+        def wait() -> Outputs:
+            outputs = [wait_for_member() for wait_for_member in queued]
+            pairs = zip(self.members, outputs, strict=True)
+            probabilities = [torch.from_numpy(member.prediction(output).probabilities) for member, output in pairs]
+            logits = torch.stack(probabilities).mean(0).clamp(min=SMALLEST).log().float()
+            none = torch.zeros(len(logits), dtype=torch.float64)
+            return Outputs(torch.cat([output.features for output in outputs], dim=1), logits, none, none)
 
-class PendingEnsemble(NamedTuple):
-    """A batch queued for every member."""
-
-    members: Sequence[Model]
-    batches: Sequence[Pending]
-
-    def outputs(self) -> Outputs:
-        outputs = [batch.outputs() for batch in self.batches]
-        pairs = zip(self.members, outputs, strict=True)
-        probabilities = [torch.from_numpy(member.prediction(output).probabilities) for member, output in pairs]
-        logits = torch.stack(probabilities).mean(0).clamp(min=SMALLEST).log().float()
-        none = torch.zeros(len(logits), dtype=torch.float64)
-        return Outputs(torch.cat([output.features for output in outputs], dim=1), logits, none, none)
+        return wait

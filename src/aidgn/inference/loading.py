@@ -34,6 +34,8 @@ def load_model(
     device: str = "auto",
     algorithm: str | None = None,
     false_alarms: float = FALSE_ALARM_RATE,
+    *,
+    featurizer: nn.Module | None = None,
 ) -> Model:
     """Load the model of a finished run, or several models as one.
 
@@ -45,29 +47,11 @@ def load_model(
         algorithm: path/to/file.py:Class of a custom algorithm. The run does not remember it, because loading a model
             must not run code that the author of the folder chose.
         false_alarms: Share of images like those of the training domains that get a warning.
+        featurizer: What stands for the frozen network of a single model, whose weights then are not read.
     """
     if not isinstance(path, str | Path):
         members = [load_model(one, device, custom_algorithm_of(one, algorithm), false_alarms) for one in path]
         return Ensemble(members) if len(members) > 1 else members[0]
-    return load_single_model(path, device, algorithm, false_alarms)
-
-
-def load_single_model(
-    path: str | Path,
-    device: str,
-    algorithm: str | None = None,
-    false_alarms: float = FALSE_ALARM_RATE,
-    featurizer: nn.Module | None = None,
-) -> Model:
-    """Load one model.
-
-    Args:
-        path: As for `load_model`.
-        device: As for `load_model`.
-        algorithm: As for `load_model`.
-        false_alarms: As for `load_model`.
-        featurizer: What stands for the model's frozen network, whose weights then are not read.
-    """
     path = find_model(path)
     weights = RunFolder(path).model if path.is_dir() else path
     read = read_model if featurizer is None else read_weights

@@ -1,10 +1,9 @@
 """Classify images with a trained network, prepared exactly as in its evaluation."""
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -157,34 +156,39 @@ class Model:
         self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
     ) -> Generator[tuple[list[ImageLike], Outputs], None, None]:
         """Yield images with their outputs; a GPU already has the next batch then."""
-        pending: deque[tuple[list[ImageLike], Pending]] = deque()
+        pending: deque[tuple[list[ImageLike], Callable[[], Outputs]]] = deque()
         on_gpu = self.uploads is not None
         with closing(streamed(images, self.slot, self.batch_size, on_broken, pinned=on_gpu)) as batches:
             for kept, pixels in batches:
                 try:
                     pending.append((kept, self.launch(pixels)))
                     if len(pending) > self.in_flight:
-                        kept, oldest = pending.popleft()
-                        yield kept, oldest.outputs()
+                        kept, wait = pending.popleft()
+                        yield kept, wait()
                 finally:
                     if self.uploads is not None:  # the next batch may overwrite the pixels; the core is not kept busy
                         self.uploads.record_event(torch.cuda.Event(blocking=True)).synchronize()
-        for kept, oldest in pending:
-            yield kept, oldest.outputs()
+        for kept, wait in pending:
+            yield kept, wait()
 
     @torch.no_grad()
-    def launch(self, pixels: Sequence[np.ndarray]) -> "Pending":
-        """Queue decoded images on the device, with the arithmetic of evaluation.
+    def launch(self, pixels: Sequence[np.ndarray]) -> Callable[[], Outputs]:
+        """Queue decoded images on the device, with the arithmetic of evaluation; return what waits for the outputs.
 
         This does not wait for a GPU, which may read the pixels until `uploads` is done.
         """
         features, logits = compute_outputs(self.network, self.inputs(pixels))
         on_device = (features.float(), logits.float(), *norms_and_angles(features, logits, self.vectors))
         results = Outputs(*(tensor.to("cpu", non_blocking=True) for tensor in on_device))
-        done = None
-        if self.uploads is not None:
-            done = torch.cuda.current_stream(self.device).record_event(torch.cuda.Event(blocking=True))
-        return PendingBatch(results, done)
+        if self.uploads is None:
+            return lambda: results
+        done = torch.cuda.current_stream(self.device).record_event(torch.cuda.Event(blocking=True))
+
+        def wait() -> Outputs:
+            done.synchronize()
+            return results
+
+        return wait
 
     @torch.no_grad()
     def inputs(self, pixels: Sequence[np.ndarray]) -> Tensor:
@@ -224,26 +228,7 @@ class Model:
 
     def forward(self, pixels: Sequence[np.ndarray]) -> Outputs:
         """Compute the outputs for decoded images, with the arithmetic of evaluation."""
-        return self.launch(pixels).outputs()
-
-
-class Pending(Protocol):
-    """Work queued on the device."""
-
-    def outputs(self) -> Outputs:
-        """Wait for the device and return the outputs."""
-
-
-class PendingBatch(NamedTuple):
-    """A batch queued on the device."""
-
-    results: Outputs  # valid once `done` has happened
-    done: torch.cuda.Event | None
-
-    def outputs(self) -> Outputs:
-        if self.done is not None:
-            self.done.synchronize()
-        return self.results
+        return self.launch(pixels)()
 
 
 def add_doubts(warnings: list[str | None], chances: np.ndarray) -> list[str | None]:

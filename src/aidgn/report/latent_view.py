@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from threadpoolctl import threadpool_limits
 
 from aidgn.analysis.diagnosis import Diagnosis, diagnose
-from aidgn.analysis.embedding import subsample, tsne
+from aidgn.analysis.embedding import choose_images, tsne
 from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.features import Features
 from aidgn.analysis.summary import sentences
@@ -26,6 +26,7 @@ from aidgn.data import Dataset
 from aidgn.errors import AidgnError, some
 from aidgn.files import atomic_write
 from aidgn.metrics import count_confusions, list_mistakes
+from aidgn.novelty import norms_and_angles
 from aidgn.report.overview import read_picture, to_uri
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import find_dataset
@@ -96,7 +97,8 @@ def look_inside(
                 continue
             key = hashlib.sha256(json.dumps([features.dataset, features.files]).encode()).hexdigest()
             if key not in chosen:
-                chosen[key] = len(latent.points), run.path, features, np.sort(subsample(features, points, 0))
+                images = choose_images(features.domains, features.labels, points)
+                chosen[key] = len(latent.points), run.path, features, images
                 latent.points.append(_images(features, chosen[key][3]))
             which, _, _, indices = chosen[key]
             pending.append(pool.submit(_view, run.path, features, indices, which, permutations, latent.notes))
@@ -174,9 +176,8 @@ def _angles(features: Features, indices: np.ndarray) -> str | None:
     """Measure the angle between a feature and the classifier's direction of its class, in hundredths of a degree."""
     if features.weight is None:
         return None
-    z, vectors = features.features[indices].astype(np.float64), features.weight.T[features.labels[indices]]
-    cosine = (z * vectors).sum(1) / np.maximum(np.linalg.norm(z, axis=1) * np.linalg.norm(vectors, axis=1), 1e-12)
-    return packed(np.degrees(np.arccos(np.clip(cosine, -1, 1))) * 100)
+    _, angles = norms_and_angles(features.features[indices], features.labels[indices], features.weight)
+    return packed(np.degrees(angles.numpy()) * 100)
 
 
 def _confusions(features: Features, predicted: np.ndarray, target: np.ndarray) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from aidgn.adaptation.methods import ORDER
-from aidgn.analysis.embedding import subsample, tsne
+from aidgn.analysis.embedding import choose_images, tsne
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
 from aidgn.report.adaptation import comparable
@@ -187,7 +187,7 @@ def draw_diagnosed(
     spaces: list[Space] = []
     adapted = []
     for folder, features in runs:
-        images = subsample(features, MAX_POINTS, seed)
+        images = choose_images(features.domains, features.labels, MAX_POINTS, seed)
         on_message(f"t-SNE of {len(images)} images")
         spaces.append((features, images, tsne(features.features[images], seed=seed)))
         place = RunFolder(folder).figures

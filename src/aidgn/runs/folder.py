@@ -30,7 +30,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import FolderLock, link_or_copy, open_no_link, parse_json, remove_temp_files, storage_error, write_text
+from aidgn.files import (
+    FolderLock,
+    link_or_copy,
+    open_no_link,
+    parse_json,
+    remove_temp_files,
+    translate_os_errors,
+    write_text,
+)
 from aidgn.runs import names
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.checkpoints import read_state, write_state, write_weights
@@ -262,13 +270,9 @@ class RunWriter(RunFolder):
 
     def log(self, text: str) -> None:
         """Add a line with the time to log.txt."""
-        if not self.enabled:
-            return
-        try:
-            with open_no_link(self.log_file, "a", encoding="utf-8") as file:
+        if self.enabled:
+            with translate_os_errors(self.log_file), open_no_link(self.log_file, "a", encoding="utf-8") as file:
                 file.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
-        except OSError as error:
-            raise storage_error(self.log_file, error) from None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record."""

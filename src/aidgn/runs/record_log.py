@@ -7,11 +7,12 @@ import os
 import shlex
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from aidgn.errors import AidgnError
-from aidgn.files import atomic_write, open_no_link, parse_json, storage_error
+from aidgn.files import atomic_write, open_no_link, parse_json, translate_os_errors
 
 log = logging.getLogger("aidgn")
 
@@ -46,13 +47,10 @@ class RecordLog:
         """Add a record to the file."""
         self.check()
         line = (json.dumps(record) + "\n").encode()
-        try:
-            with open_no_link(self.path, "ab") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise storage_error(self.path, error) from None
+        with translate_os_errors(self.path), open_no_link(self.path, "ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
         self._content = self.content + line
 
     def check(self) -> None:
@@ -102,22 +100,15 @@ class RecordLog:
             with atomic_write(self.path) as temporary:
                 temporary.write_bytes(wanted)
         elif len(found) > size:
-            try:
-                with open_no_link(self.path, "r+b") as file:
-                    file.truncate(size)
-            except OSError as error:
-                raise storage_error(self.path, error) from None
+            with translate_os_errors(self.path), open_no_link(self.path, "r+b") as file:
+                file.truncate(size)
         self._content = wanted
 
     def _read(self) -> bytes:
-        try:
-            with open_no_link(self.path, "r+b") as file:  # the file that will be written
-                content: bytes = file.read()
-                return content
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise storage_error(self.path, error) from None
+        content = b""
+        with translate_os_errors(self.path), suppress(FileNotFoundError), open_no_link(self.path, "r+b") as file:
+            content = file.read()  # of the file that will be written
+        return content
 
 
 def records_digest(content: bytes) -> str:

@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from aidgn.errors import AidgnError, Interrupted
-from aidgn.files import StorageError, is_of_type, open_no_link, parse_json, storage_error
+from aidgn.files import StorageError, is_of_type, open_no_link, parse_json, storage_error, translate_os_errors
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -294,12 +294,10 @@ def _path(out: str | Path, key: str) -> Path:
 
 
 def _append(path: Path, values: Mapping[str, Any]) -> None:
-    try:
+    with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_no_link(path, "ab", buffering=0) as file:  # one write, so that lines of several processes do not mix
             file.write(b"\n" + json.dumps(values).encode())  # the line before may be cut in half
-    except OSError as error:
-        raise storage_error(path, error) from None
 
 
 def _may_be_alive(attempt: Attempt) -> bool:

@@ -8,11 +8,11 @@ others are augmented, with random numbers that follow from the image's content a
 import hashlib
 import json
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -123,9 +123,7 @@ class FeatureCache(RowCache):
         self.images = images
         self.network = network
         settings = network.preprocessing.transform_settings()
-        self.augment, self.clean = transforms.build_transforms(
-            dataset.image_size, dataset.info.augment, images.exact_fit, settings
-        )
+        self.augment, self.clean = images.transforms(settings)
         self.image_of = {name: number for number, name in enumerate(decoded.digests)}
         names = [f"{digest}-{view}" for view in range(views + 1) for digest in self.image_of]
         preparation = [transforms.SCALE, transforms.RATIO, transforms.JITTER, transforms.GREY_PROBABILITY]
@@ -239,7 +237,7 @@ class FeatureStore:
             index = to_device(row, self.device)
             yield index, index, self.labels[index]
 
-    def transforms(self) -> tuple[transforms.TrainTransform, transforms.Transform]:
+    def transforms(self, settings: Mapping[str, Any] = {}) -> tuple[transforms.TrainTransform, transforms.Transform]:
         """Return the training and the evaluation transform: a random view, and the whole image."""
         views = len(self.rows)
 

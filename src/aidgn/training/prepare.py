@@ -59,16 +59,6 @@ class PreparedRun:
         return Preprocessing.recorded(self.identity)
 
     @property
-    def has_short_steps(self) -> bool:
-        """Whether a step is too short to share among threads."""
-        return self.dataset.small or self.spec.trains_head
-
-    @property
-    def recorded_threads(self) -> int | None:
-        """Number of CPU threads of the run so far; None for a new run."""
-        return self.folder.metadata.threads if self.folder.exists else None
-
-    @property
     def finished(self) -> bool:
         return self.folder.exists and self.folder.finished
 

@@ -16,10 +16,8 @@ from aidgn.algorithms import Algorithm, find
 from aidgn.algorithms.annealed import Annealed
 from aidgn.algorithms.optimization import Optimization
 from aidgn.backbones import Preprocessing
-from aidgn.data import transforms
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.loader import BatchStore, DeviceImageStore
-from aidgn.data.transforms import TrainTransform, Transform
 from aidgn.devices import describe_cpu, limit_threads
 from aidgn.errors import Interrupted, ParameterError
 from aidgn.runs.folder import RunWriter
@@ -104,16 +102,6 @@ def find_features(
 def latest_features() -> FeatureStore | None:
     """Return the features that the last run of this process on a frozen network used, None if there are none."""
     return next(iter(_loaded_features.values()), None)
-
-
-def build_transforms(images: BatchStore, preprocessing: Preprocessing) -> tuple[TrainTransform, Transform]:
-    """Return the training and the evaluation transform of batches."""
-    if isinstance(images, FeatureStore):
-        return images.transforms()
-    assert isinstance(images, DeviceImageStore)
-    dataset = images.decoded.dataset
-    settings = preprocessing.transform_settings()
-    return transforms.build_transforms(dataset.image_size, dataset.info.augment, images.exact_fit, settings)
 
 
 def create_algorithm(run: PreparedRun, images: BatchStore) -> Algorithm:

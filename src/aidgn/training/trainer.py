@@ -86,7 +86,8 @@ def train(
         if run.finished:  # by another process in the meantime
             return folder.path
         images = setup.load_batches(run, first_device, cache_dir, report, stopped)
-        threads = setup.share_threads(run.recorded_threads, run.has_short_steps, devices)
+        recorded = folder.metadata.threads if folder.exists else None
+        threads = setup.share_threads(recorded, run.dataset.small or spec.trains_head, devices)
         seed_generators(run.spec.seed(run.dataset))
         algorithm = setup.create_algorithm(run, images)
         trainer = Trainer(run.spec, algorithm, images, setup.constant_fields(run), run.preprocessing)
@@ -151,7 +152,7 @@ class Trainer:
         self.constants = constants
         self.steps = int(spec.steps or 0)
         self.eval_every = int(spec.eval_every or 0)
-        self.train_transform, eval_transform = setup.build_transforms(images, preprocessing)
+        self.train_transform, eval_transform = images.transforms(preprocessing.transform_settings())
         seed = spec.seed(images.decoded.dataset)
         self.evaluator = SplitEvaluator(spec, images, seed, self.train_transform, eval_transform)
         self.batch_size = int(algorithm.hparams.batch_size)

@@ -24,6 +24,7 @@ from aidgn.data.download.mirrors import MNIST, SOURCES, VLCS, Mirror, hugging_fa
 from aidgn.data.loading import load_dataset
 from aidgn.data.registry import DATASETS, DatasetInfo
 from aidgn.errors import AidgnError
+from aidgn.files import StorageError
 from tests.data.download.conftest import (
     ARCHIVE,
     ENTRY,
@@ -134,7 +135,7 @@ def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
 def test_a_read_only_folder(server: Server, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     _, mirror = simple(server)
-    with pytest.raises(AidgnError, match="--data-dir"):
+    with pytest.raises(StorageError, match="choose another folder"):
         get(source_of(ENTRY, mirror), tmp_path)
 
 

@@ -10,14 +10,14 @@ from pathlib import Path, PurePosixPath
 
 from aidgn.data.download.archives import DamagedFile, Limit
 from aidgn.data.download.connection import MirrorError
-from aidgn.data.download.http import File, OnProgress, fetch, translate_os_errors
+from aidgn.data.download.http import File, OnProgress, fetch
 from aidgn.data.download.layouts import LAYOUTS, Download
 from aidgn.data.download.mirrors import SOURCES, Mirror, Source
 from aidgn.data.loading import load_folder
 from aidgn.data.registry import DatasetInfo, get_info, normalize_name
 from aidgn.data.validate import compare_counts
 from aidgn.errors import AidgnError, some
-from aidgn.files import FolderLock, check_no_link, write_text
+from aidgn.files import FolderLock, check_no_link, translate_os_errors, write_text
 
 SHOWN = 8  # differences in a message
 LARGEST_LISTING = 10_000_000  # bytes

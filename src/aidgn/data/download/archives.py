@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from aidgn.data.download.connection import MirrorError
-from aidgn.data.download.http import CHUNK, translate_os_errors
+from aidgn.data.download.http import CHUNK
 from aidgn.errors import AidgnError
+from aidgn.files import translate_os_errors
 
 LARGEST_HEADER = 1 << 20  # bytes of a tar header: Python's tarfile reads each into memory
 GZIP = b"\x1f\x8b"

@@ -1,6 +1,5 @@
 """Download one file over HTTP: resume it, try again while the server is busy, verify size and checksum."""
 
-import errno
 import hashlib
 import http.client
 import json
@@ -8,8 +7,7 @@ import math
 import shutil
 import time
 import urllib.error
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from aidgn.data.download.connection import (
     validator_of,
 )
 from aidgn.errors import AidgnError, amount
-from aidgn.files import open_no_link, storage_error, write_text
+from aidgn.files import open_no_link, translate_os_errors, write_text
 
 OnProgress = Callable[[int, int | None], None]  # bytes received, bytes of the whole file (None: not known)
 
@@ -57,19 +55,6 @@ class File:
     @property
     def most(self) -> float:
         return self.limit if self.size is None else self.size
-
-
-@contextmanager
-def translate_os_errors(path: Path) -> Iterator[None]:
-    """Turn operating-system errors in this block, which writes `path`, into sentences."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise AidgnError(
-                f"{path} cannot be written ({error.strerror}). Choose another folder with --data-dir."
-            ) from error
-        raise storage_error(path, error) from error
 
 
 def fetch(file: File, folder: Path, on_progress: OnProgress | None = None, backoff: float = 1.0) -> Path:

@@ -13,10 +13,10 @@ from PIL import Image
 
 from aidgn.data.download.archives import DamagedFile, Limit, check_member, damage_named, read_members, unpack
 from aidgn.data.download.connection import MirrorError
-from aidgn.data.download.http import translate_os_errors
 from aidgn.data.images import IMAGE_SUFFIXES, suffix_of
 from aidgn.data.registry import DatasetInfo, normalize_name
 from aidgn.data.table_reader import read_class_names
+from aidgn.files import translate_os_errors
 
 SPLITS = frozenset({"train", "crossval", "val", "test", "full"})  # folders inside a domain in copies of VLCS
 LOCATIONS = ("100", "38", "43", "46")
