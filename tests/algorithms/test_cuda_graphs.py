@@ -64,3 +64,28 @@ def test_updates_are_those_of_the_plain_network(
             )
             assert (ours - theirs).norm() <= loose * 0.01 * theirs.norm(), (key, step)
         graphs.load_training_state(copy.deepcopy(plain.training_state()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_recorded_evaluation_follows_the_weights(toy: SimpleNamespace, weights: Path) -> None:
+    device = torch.device("cuda")
+    network = create_featurizer(BACKBONE, weights, 3, choose_precision("bfloat16", device), device)
+    recorded = create("ERM", network, toy.CLASSES, 3).to(device)
+    plain = copy.deepcopy(recorded)
+    x = torch.randn(600, 3, 64, 64, device=device)  # two passes, the second with empty places
+    seen = []
+    for step in range(3):
+        features = []
+        for algorithm in (recorded, plain):
+            algorithm.eval()
+            with torch.no_grad():
+                features.append(algorithm.featurizer(x))
+            algorithm.train()
+        torch.testing.assert_close(*features, rtol=0.05, atol=0.02 * features[1].abs().max().item())
+        seen.append(features[0])
+        begin_pass()
+        recorded.update(
+            [(a.to(device, torch.float32), b.to(device)) for a, b in toy.batches(step, (8,) * 3, (3, 64, 64))]
+        )
+        plain.load_training_state(copy.deepcopy(recorded.training_state()))
+    assert not torch.equal(seen[0], seen[2])

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 ROWS, COLUMNS = 32, 64  # pixels and channels of a program's block
 PROGRAMS = 1024  # programs that a large GPU runs at once
 BLOCK = 512  # weights of a channel that a program folds at once
+PARTS, SUMMED_COLUMNS = 256, 8  # partial sums and channels of a program's block
 
 # Gradient of ReLU and of the shift before it --------------------------------------------------------------------------
 
@@ -48,6 +49,26 @@ def relu_gradient_kernel(
     tl.store(sums + tl.program_id(0) * channels + column, tl.sum(total, 0), column < channels)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def column_sums_kernel(parts, sums, rows, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < channels)[None, :]
+        total += tl.load(parts + row[:, None] * channels + column[None, :], inside, 0.0)
+    tl.store(sums + column, tl.sum(total, 0), column < channels)
+
+
+def column_sums(parts: Tensor) -> Tensor:
+    """Return `parts.sum(0)` in float32; PyTorch's kernel reads these few rows one after the other."""
+    rows, channels = parts.shape
+    sums = torch.empty(channels, device=parts.device)
+    grid = (triton.cdiv(channels, SUMMED_COLUMNS),)
+    column_sums_kernel[grid](parts, sums, rows, channels, ROWS=PARTS, COLUMNS=SUMMED_COLUMNS)
+    return sums
+
+
 def relu_gradient(output: Tensor, gradient: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return (gradient + second) where the output of a ReLU is positive, and its sum over pixels in float32.
 
@@ -69,7 +90,7 @@ def relu_gradient(output: Tensor, gradient: Tensor, second: Tensor | None = None
         output, gradient, gradient if second is None else second, masked, sums, rows, channels, steps,
         HAS_SECOND=second is not None, ROWS=ROWS, COLUMNS=COLUMNS,
     )  # fmt: skip
-    return masked, sums.sum(0)
+    return masked, column_sums(sums)
 
 
 # Folded weights -------------------------------------------------------------------------------------------------------
@@ -189,7 +210,7 @@ class PoolShiftReLU(torch.autograd.Function):
         x = x.contiguous(memory_format=torch.channels_last)
         batch, channels, height, width = x.shape
         down, right = (height + 1) // 2, (width + 1) // 2
-        output = x.new_empty(batch, channels, down, right).contiguous(memory_format=torch.channels_last)
+        output = x.new_empty(batch, down, right, channels).permute(0, 3, 1, 2)
         index = torch.empty_like(output, dtype=torch.int8)
         pixels, rows = batch * down * right, 2048 // channels
         grid = (triton.cdiv(pixels, rows),)
@@ -204,7 +225,7 @@ class PoolShiftReLU(torch.autograd.Function):
         output, index = ctx.saved_tensors
         masked, of_shift = relu_gradient(output, gradient)
         batch, channels, height, width = ctx.shape
-        of_x = output.new_empty(ctx.shape).contiguous(memory_format=torch.channels_last)
+        of_x = output.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
         pixels, rows = batch * height * width, 2048 // channels
         grid = (triton.cdiv(pixels, rows),)
         pool_gradient_kernel[grid](

@@ -13,10 +13,17 @@ from torch.func import functional_call
 from aidgn import backbones
 from aidgn.backbones.stages import StageComparison
 from aidgn.devices import PRECISIONS
-from aidgn.training.acceleration import TrainingGraphs, compiled_by_shape
+from aidgn.training.acceleration import EvaluationGraphs, TrainingGraphs, compiled_by_shape
 
 EVAL_BATCH = 512  # images per forward pass of evaluation on CUDA
 log = logging.getLogger("aidgn")
+
+
+class Graphs(NamedTuple):
+    """Recorded passes for training, and for evaluation, which has no gradients."""
+
+    training: TrainingGraphs
+    evaluation: EvaluationGraphs
 
 
 class Compiled(NamedTuple):
@@ -47,9 +54,9 @@ class NetworkRunner:
         self.network = network
         self.precision = precision
         self.compiled: Compiled | None = None
-        self.graphs: TrainingGraphs | None = None
+        self.graphs: Graphs | None = None
         if compiled and backbones.has_kernels(network, PRECISIONS[precision].autocast):
-            self.graphs = TrainingGraphs(network, self.compute)
+            self.graphs = Graphs(TrainingGraphs(network, self.compute), EvaluationGraphs(self.compute))
         elif compiled:
             self.compiled = Compiled(
                 compiled_by_shape(self.compute, mode="reduce-overhead"), compiled_by_shape(self.compute_for_evaluation)
@@ -86,10 +93,10 @@ class NetworkRunner:
         x = x.contiguous(memory_format=torch.channels_last)
         if self.graphs is not None:
             if torch.is_grad_enabled():
-                return self.graphs(x)
+                return self.graphs.training(x)
             if self.network.training:  # small batches, as in a warm start
                 return self.compute(x)
-            return torch.cat([self.compute(_pad(part))[: len(part)] for part in x.split(EVAL_BATCH)])
+            return torch.cat([self.graphs.evaluation(_pad(part))[: len(part)] for part in x.split(EVAL_BATCH)])
         if self.compiled is None:
             return self.compute(x)
         try:
@@ -137,7 +144,8 @@ class Featurizer(nn.Module):
         """Free the memory of recordings: the next run may have batches of other sizes."""
         for runner in (self.runner, self._auxiliary, self._comparison):
             if runner is not None and runner.graphs is not None:
-                runner.graphs.recorded.clear()
+                runner.graphs.training.recorded.clear()
+                runner.graphs.evaluation.recorded.clear()
         gc.collect()  # recordings refer to themselves
 
     def auxiliary(self, network: nn.Module) -> NetworkRunner:
