@@ -178,12 +178,7 @@ def average_weights(weights: Sequence[Weights], angular: str | None = None) -> d
 
 
 class Validation:
-    """The images of the source domains, for the accuracy of averaged weights.
-
-    Args:
-        images: The images of the data set.
-        run: A run on them.
-    """
+    """The images of the source domains, for the accuracy of averaged weights."""
 
     def __init__(self, images: DeviceImageStore, run: RunMetadata):
         self.images = images
@@ -206,12 +201,7 @@ class Validation:
 
 
 class Mixer:
-    """Average weights and measure the result.
-
-    Args:
-        network: The network that takes the weights.
-        validation: Images; None if there are none.
-    """
+    """Average weights and measure the result."""
 
     def __init__(self, network: Algorithm, validation: Validation | None):
         self.network = network

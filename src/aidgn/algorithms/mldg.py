@@ -91,10 +91,6 @@ class InnerAdam(torch.optim.Adam):
 
     With betas of zero every step is a first step, w - lr g / (|g| + eps), g the gradient with weight decay. Buffers
     serve all updates: to allocate a tensor for every parameter takes longer than a GPU takes to fill them.
-
-    Args:
-        parameters: Parameters to step.
-        weight_decay: Weight decay.
     """
 
     def __init__(self, parameters: list[Tensor], weight_decay: float):

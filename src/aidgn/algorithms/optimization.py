@@ -48,20 +48,18 @@ class Optimization:
         self, featurizer: nn.Module, parameters: Sequence[Tensor], lr: float, weight_decay: float
     ) -> list[dict[str, Any]]:
         """Group parameters by learning rate and weight decay."""
-        network = find_network(featurizer)
+        # The network of timm inside the featurizer, if there is one. It may name parameters, such as position
+        # embeddings, as free of weight decay.
+        network: Any = next((module for module in featurizer.modules() if hasattr(module, "group_matcher")), None)
         factors = layer_factors(network, self.layer_decay) if network is not None and self.layer_decay != 1.0 else {}
-        exempt = exempt_from_decay(network) if network is not None else set()
+        free = network.no_weight_decay() if hasattr(network, "no_weight_decay") else ()
+        exempt = {id(parameter) for name, parameter in network.named_parameters() if name in free} if free else set()
         groups: dict[tuple[float, float], list[Tensor]] = {}
         for parameter in parameters:
             shrinks = self.optimizer == "adam" or (parameter.ndim > 1 and id(parameter) not in exempt)
             settings = lr * factors.get(id(parameter), 1.0), weight_decay if shrinks else 0.0
             groups.setdefault(settings, []).append(parameter)
         return [{"params": members, "lr": rate, "weight_decay": decay} for (rate, decay), members in groups.items()]
-
-
-def find_network(featurizer: nn.Module) -> Any:
-    """Return the network of timm inside a featurizer, None if there is none."""
-    return next((module for module in featurizer.modules() if hasattr(module, "group_matcher")), None)
 
 
 def layer_factors(network: Any, layer_decay: float) -> dict[int, float]:
@@ -75,12 +73,6 @@ def layer_factors(network: Any, layer_decay: float) -> dict[int, float]:
     layers: dict[str, int] = group_parameters(network, network.group_matcher(coarse=False), reverse=True)
     last = max(layers.values())
     return {id(parameter): layer_decay ** (last - layers[name]) for name, parameter in network.named_parameters()}
-
-
-def exempt_from_decay(network: Any) -> set[int]:
-    """Return the ids of the parameters that a network names as free of weight decay, such as position embeddings."""
-    names = network.no_weight_decay() if hasattr(network, "no_weight_decay") else ()
-    return {id(parameter) for name, parameter in network.named_parameters() if name in names}
 
 
 # Batches in parts -----------------------------------------------------------------------------------------------------

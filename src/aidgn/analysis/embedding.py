@@ -72,12 +72,6 @@ def choose_images(domains: NDArray[np.integer], labels: NDArray[np.integer], n: 
 
     There is at least one of each, as far as n goes.
 
-    Args:
-        domains: Domain of each image.
-        labels: Class of each image.
-        n: Number of images to choose.
-        seed: Seed of the choice.
-
     Returns:
         Numbers of images, rising.
     """

@@ -34,13 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class NearCopy:
-    """Two pictures of different sites that seem to be copies of one.
-
-    Args:
-        first: File of the first picture.
-        second: File of the second picture.
-        similarity: Highest normalised cross-correlation.
-    """
+    """Two pictures of different sites that seem to be copies of one."""
 
     first: str
     second: str

@@ -69,12 +69,7 @@ def meaning(diagnosis: Diagnosis) -> str:
 
 
 def describe_fixed_norm(backbone: str, image_size: int) -> str:
-    """Say what a network whose last layer fixes norms leaves of AIDGN, "" for other networks.
-
-    Args:
-        backbone: Name of the network.
-        image_size: Side of its images in pixels.
-    """
+    """Say what a network whose last layer fixes norms leaves of AIDGN, "" for other networks."""
     kind = feature_norm(backbone, image_size)
     if kind == "fixed":
         return (

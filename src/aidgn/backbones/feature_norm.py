@@ -17,10 +17,6 @@ NORM_LAYERS = ("LayerNorm", "LayerNorm2d", "LayerNormFp32", "RmsNorm", "RmsNorm2
 def feature_norm(name: str, image_size: int) -> FeatureNorm:
     """Tell what a network's last layer norm does to the norm of its features, from a pass with random weights.
 
-    Args:
-        name: Name of the backbone.
-        image_size: Side of the images in pixels.
-
     Returns:
         `fixed` if the features are the output of a layer norm, so that all have about the same norm; `averaged` if they
         are an average of such outputs, whose norm falls as places in the image differ; else `free`.

@@ -29,15 +29,11 @@ def set_input_size(network: nn.Module, name: str, image_size: int) -> None:
 
     Position embeddings and tables of relative positions are resampled, and windows get the size that timm derives from
     the image. Networks without such parameters stay as they are.
-
-    Args:
-        network: The network, with its weights.
-        name: Its name, for messages.
-        image_size: Side of the images in pixels.
     """
     resize: Any = getattr(network, "set_input_size", None)
     takes_any = getattr(network, "dynamic_img_size", False)  # it resamples position embeddings in every pass
-    if resize is None or takes_any or native_size(network) == (image_size, image_size):
+    config: Any = getattr(network, "pretrained_cfg", None)  # of the images that the weights were trained on
+    if resize is None or takes_any or (config and tuple(config["input_size"][1:]) == (image_size, image_size)):
         return
     patch = patch_size(network)
     if image_size % patch:  # timm would leave out the pixels beyond the last whole patch
@@ -47,12 +43,6 @@ def set_input_size(network: nn.Module, name: str, image_size: int) -> None:
         resize(img_size=(image_size, image_size))
     except (AssertionError, RuntimeError, ValueError) as error:
         raise ImageSizeError(name, image_size, f"another size ({summarize(error)})") from error
-
-
-def native_size(network: nn.Module) -> tuple[int, int] | None:
-    """Return height and width of the images that the weights of a network of timm were trained on."""
-    config: Any = getattr(network, "pretrained_cfg", None)
-    return tuple(config["input_size"][1:]) if config else None  # type: ignore[return-value]
 
 
 def patch_size(network: nn.Module) -> int:

@@ -78,11 +78,7 @@ class StageComparison(nn.Module):
 
 
 class StageOutputs:
-    """Collect the outputs of a network's stages by hooks, in the passes of `compute` only.
-
-    Args:
-        network: The network.
-    """
+    """Collect the outputs of a network's stages by hooks, in the passes of `compute` only."""
 
     def __init__(self, network: nn.Module):
         self.outputs: list[Tensor] = []

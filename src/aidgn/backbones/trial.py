@@ -55,12 +55,7 @@ def try_forward(name: str, image_size: int, weights: str | Path | None = "none")
 
 @lru_cache(16)
 def choose_image_size(name: str, image_size: int) -> int:
-    """Return the image size if a network takes it, else the nearest that it takes.
-
-    Args:
-        name: Name of the backbone.
-        image_size: Side of the images in pixels.
-    """
+    """Return the image size if a network takes it, else the nearest that it takes."""
     if name in (SMALL, DEFAULT):  # known without importing timm
         return image_size
     try:

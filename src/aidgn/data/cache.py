@@ -165,14 +165,7 @@ def cache_folder(dataset: Dataset, cache_dir: Path | None = None) -> Path:
 
 
 class ImageCache(RowCache):
-    """The decoded images of one data set, for one limit of the slot size.
-
-    Args:
-        dataset: The data set.
-        cache_dir: See `prepare`.
-        workers: Processes that decode.
-        on_progress: See `prepare`.
-    """
+    """The decoded images of one data set, for one limit of the slot size."""
 
     index_type = CacheIndex
 
@@ -211,9 +204,8 @@ class ImageCache(RowCache):
         ready = len(self.dataset) - len(outdated)
         unchanged = self._compare_content(index, touched, ready)
         if unchanged:
-            index = index.update_stamps(unchanged)
-        unchanged_files = {entry.file for entry in unchanged}
-        missing = [file for file in outdated if file not in unchanged_files]
+            index = index.write(index.path, index.number, index.slot, (index.entries | unchanged).values())
+        missing = [file for file in outdated if file not in unchanged]
         self.on_progress(ready + len(unchanged), len(self.dataset))
         sample = missing[:: max(1, len(missing) // SAMPLED_HEADERS)]
         slot = min(self.limit, max((longest_side(self.root + file) for file in sample), default=1))
@@ -239,14 +231,14 @@ class ImageCache(RowCache):
             self._drop_removed(index)
         return decoded
 
-    def _compare_content(self, index: CacheIndex, touched: dict[str, list[int]], ready: int) -> list[CacheEntry]:
+    def _compare_content(self, index: CacheIndex, touched: dict[str, list[int]], ready: int) -> dict[str, CacheEntry]:
         """Return the entries, with new stamps, of files whose content is unchanged."""
-        unchanged = []
+        unchanged = {}
         with ThreadPoolExecutor(self.workers) as pool:  # threads: reading and hashing release the interpreter lock
             digests = pool.map(content_digest, [self.root + file for file in touched])
             for (file, stamp), digest in zip(touched.items(), digests, strict=True):
                 if digest == index.entries[file].digest:
-                    unchanged.append(index.entries[file]._replace(stamp=stamp))
+                    unchanged[file] = index.entries[file]._replace(stamp=stamp)
                     self.on_progress(ready + len(unchanged), len(self.dataset))
         return unchanged
 

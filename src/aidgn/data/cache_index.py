@@ -191,11 +191,6 @@ class CacheIndex:
             self.end = file.tell()
         self.entries.update((entry.file, entry) for entry in entries)
 
-    def update_stamps(self, entries: Iterable[CacheEntry]) -> Self:
-        """Write new stamps of files whose content is unchanged."""
-        entries = {**self.entries, **{entry.file: entry for entry in entries}}.values()
-        return self.write(self.path, self.number, self.slot, entries)
-
     def is_intact(self, entry: CacheEntry) -> bool:
         """Whether the pixels have the checksum that they were written with."""
         return entry.row == BROKEN or (entry.row < len(self.map) and zlib.crc32(self.map[entry.row]) == entry.checksum)

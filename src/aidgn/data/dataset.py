@@ -217,13 +217,7 @@ class Dataset:
 
 
 def describe_own(name: str, domains: Sequence[str], num_classes: int) -> DatasetInfo:
-    """Make the description of a user's own folder or table.
-
-    Args:
-        name: Name of the folder or table.
-        domains: Names of the domains.
-        num_classes: Number of classes.
-    """
+    """Make the description of a user's own folder or table."""
     name = normalize_unicode(name)
     if lookup(name):
         name = f"own-{name}"  # its results must not be taken for results on the published data set

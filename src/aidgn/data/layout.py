@@ -35,10 +35,6 @@ def load_layout(source: DataSource, tolerant: bool = False) -> Dataset:
     """Load a folder whose levels are those of `source.layout`; folders below the last level belong to it.
 
     Groups have names within a domain, unless their folders are above those of the domains.
-
-    Args:
-        source: The folder and its layout.
-        tolerant: See `load_dataset`.
     """
     root, levels = Path(source.path), parse_layout(str(source.layout))
     if not root.is_dir():

@@ -93,22 +93,18 @@ class RowCache(ABC):
     def _update(self, suspects: Sequence[str] = ()) -> tuple[CacheIndex, set[str]]:
         """Compute what is missing; one process at a time."""
         lock = FolderLock(self.folder / f"{self.index_type.lock_name}-{self.key}")
-        self._wait_for_lock(lock)
+        while not lock.try_acquire():  # another process computes: show its progress
+            with suppress(OSError):
+                stored = self.index_type.count_stored(self.index_path)
+                if stored is not None:
+                    self.on_progress(min(stored, len(self.names)), len(self.names))
+            time.sleep(0.1)
         with translate_os_errors(self.folder), lock:
             added = self.add_missing(suspects)
             index = self.load()
         if index is None:
             raise AidgnError(f"{self.folder} was changed while {self.content} were stored. Run the same command again.")
         return index, added
-
-    def _wait_for_lock(self, lock: FolderLock) -> None:
-        """Take the lock; while another process computes, show its progress."""
-        while not lock.try_acquire():
-            with suppress(OSError):
-                stored = self.index_type.count_stored(self.index_path)
-                if stored is not None:
-                    self.on_progress(min(stored, len(self.names)), len(self.names))
-            time.sleep(0.1)
 
     def remove_left_overs(self, index: CacheIndex) -> None:
         """Remove files of interrupted processes. The lock is held."""

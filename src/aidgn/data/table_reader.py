@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -57,8 +57,9 @@ class Table:
         texts = [as_text(value) for value in self.columns[name]]
         empty = [number for number, text in enumerate(texts) if not text]
         if empty and required:
+            rows = "row" if len(empty) == 1 else f"{len(empty)} rows:"
             lines = some((number + self.first_line for number in empty), 5)
-            raise AidgnError(f"{self.place} has no value in the column {name} of {plural_rows(empty)} {lines}.")
+            raise AidgnError(f"{self.place} has no value in the column {name} of {rows} {lines}.")
         return texts
 
     def find(self, role: str, name: str | None) -> str:
@@ -126,10 +127,6 @@ def candidates(role: str, name: str | None) -> tuple[str, ...]:
 
 
 MEANINGS = {"file": "image files", "label": "classes", "domain": "domains", "group": "groups"}
-
-
-def plural_rows(rows: Sequence[int]) -> str:
-    return "row" if len(rows) == 1 else f"{len(rows)} rows:"
 
 
 def as_text(value: Any) -> str:

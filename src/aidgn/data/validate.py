@@ -62,15 +62,15 @@ class Inspection:
         for title, lines in (
             ("", self.differences),
             ("broken: ", [reason if file in reason else f"{file}: {reason}" for file, reason in self.broken]),
-            ("the same image in several domains: ", map(some_files, self.across_domains)),
-            ("the same image in several classes: ", map(some_files, self.across_classes)),
+            ("the same image in several domains: ", (some(group, 5) for group in self.across_domains)),
+            ("the same image in several classes: ", (some(group, 5) for group in self.across_classes)),
         ):
             sentences += [line for line in some((title + line for line in lines), LISTED, "\n").split("\n") if line]
         if self.within_domains:
-            groups = some(map(some_files, self.within_domains), 5, "; ")
+            groups = some((some(group, 5) for group in self.within_domains), 5, "; ")
             sentences.append(f"{plural(len(self.within_domains), 'image')} several times in one domain: {groups}")
         if self.across_split:
-            groups = some(map(some_files, self.across_split), 5, "; ")
+            groups = some((some(group, 5) for group in self.across_split), 5, "; ")
             sentences.append(
                 f"{plural(len(self.across_split), 'image')} with a copy in the same domain on the other side of the "
                 f"split (trial 0), so that training images are among the validation images: {groups}"
@@ -177,10 +177,6 @@ def compare_counts(dataset: Dataset, info: DatasetInfo | None) -> tuple[str | No
                 if count != wanted
             ]
     return f"the copy of {info.name} {title} ({sum(expected.values())} images)", differences
-
-
-def some_files(group: Sequence[str]) -> str:
-    return some(group, 5)
 
 
 # Copies -------------------------------------------------------------------------------------------------------------

@@ -147,12 +147,7 @@ def paint(picture: NDArray[np.uint8], heat: Maps) -> Image.Image:
 
 
 class ExplanationFolder:
-    """A folder of PNG files, each a picture with its map on the right, numbered in the order of the predictions.
-
-    Args:
-        model: The model.
-        folder: The folder, which is created.
-    """
+    """A folder of PNG files, each a picture with its map on the right, numbered in the order of the predictions."""
 
     def __init__(self, model: Model, folder: Path):
         check_explainable(model)

@@ -25,12 +25,7 @@ class PredictionRow(NamedTuple):
 
 
 class TableRows:
-    """Rows of a table in their order, each with its prediction, or with empty cells if its file cannot be read.
-
-    Args:
-        columns: The table.
-        files: File of each row.
-    """
+    """Rows of a table in their order, each with its prediction, or with empty cells if its file cannot be read."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], files: Sequence[str]):
         self.columns = columns

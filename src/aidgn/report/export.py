@@ -75,13 +75,12 @@ def write_rows(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(map(for_csv, header))
-            writer.writerows([for_csv(_flat(value)) for value in row] for row in rows)
+            writer.writerows(
+                [for_csv(json.dumps(value) if isinstance(value, dict | list) else value) for value in row]
+                for row in rows
+            )
         if path.suffix == ".parquet":
             _to_parquet(temporary)
-
-
-def _flat(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def _to_parquet(path: Path) -> None:

@@ -205,26 +205,23 @@ def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndar
     return position
 
 
-def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[str]) -> dict[str, Any]:
-    try:
-        return _load_or_diagnose(RunFolder(folder).diagnosis, features, permutations)
-    except AidgnError as error:
-        notes.append(f"No diagnosis: {_shorten_paths(folder, error)}")
-        return {"verdicts": {}, "sentences": []}
-
-
 def _words(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return both verdicts of a diagnosis and its sentences, the main ones first."""
     return {"verdicts": diagnosis.verdicts, "sentences": sentences(diagnosis)}
 
 
-def _load_or_diagnose(path: Path, features: Features, permutations: int) -> dict[str, Any]:
+def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[str]) -> dict[str, Any]:
     """Describe the stored diagnosis of this model if it has enough permutations; otherwise make and store one."""
+    path = RunFolder(folder).diagnosis
     with suppress(*UNREADABLE):
         known = Diagnosis.load(path)
         if known.model == features.model and known.permutations >= permutations:
             return _words(known)
-    diagnosis = diagnose(features, permutations=permutations)
+    try:
+        diagnosis = diagnose(features, permutations=permutations)
+    except AidgnError as error:
+        notes.append(f"No diagnosis: {_shorten_paths(folder, error)}")
+        return {"verdicts": {}, "sentences": []}
     with suppress(AidgnError):  # the folder may be read-only
         diagnosis.save(path)
     return _words(diagnosis)

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,7 +96,10 @@ class Overview:
         """Read the pictures that are shown."""
         files = [doubt.file for doubt in self.shown_labels]
         files += [file for copy in self.shown_copies for file in (copy.first, copy.second)]
-        self.thumbnails.update(make_thumbnails(self.dataset, files))
+        numbers = {name: number for number, name in enumerate(self.dataset.files)}
+        self.thumbnails.update(
+            {file: encode(read_picture(self.dataset, numbers[file], SIDE)) for file in dict.fromkeys(files)}
+        )
         self.heat.update({file: encode(image) for file, image in self.heatmaps.items()})
 
 
@@ -109,15 +112,6 @@ def shade_rows(confusion: np.ndarray) -> list[list[tuple[int, int]]]:
     ]
 
 
-def make_thumbnails(dataset: Dataset, files: Iterable[str]) -> dict[str, str]:
-    """Return small pictures of files as data: URIs; nothing is enlarged or cut."""
-    numbers = {name: number for number, name in enumerate(dataset.files)}
-    thumbnails = {}
-    for file in dict.fromkeys(files):
-        thumbnails[file] = encode(read_picture(dataset, numbers[file], SIDE))
-    return thumbnails
-
-
 def read_picture(dataset: Dataset, number: int, at_least: int) -> Image.Image:
     """Read a picture of a data set; a file may be decoded smaller, with sides of at least so many pixels."""
     if dataset.pixels is not None:
@@ -127,7 +121,7 @@ def read_picture(dataset: Dataset, number: int, at_least: int) -> Image.Image:
 
 
 def encode(image: Image.Image) -> str:
-    """Return a small picture as a data: URI."""
+    """Return a small picture as a data: URI; nothing is enlarged or cut."""
     image.thumbnail((SIDE, SIDE))
     return to_uri(image, 80)
 

@@ -27,9 +27,6 @@ class RecordLog:
     """The records that a process has written, and their file.
 
     Every saved state holds a copy, so that records which were changed or removed afterwards are restored.
-
-    Args:
-        path: The file.
     """
 
     def __init__(self, path: Path):

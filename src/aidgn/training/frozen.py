@@ -69,11 +69,7 @@ class FrozenNetwork:
 
 
 class FeatureInput(nn.Module):
-    """The featurizer of an algorithm whose batches are features already.
-
-    Args:
-        num_features: Length of a feature vector.
-    """
+    """The featurizer of an algorithm whose batches are features already."""
 
     def __init__(self, num_features: int):
         super().__init__()

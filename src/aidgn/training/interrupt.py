@@ -11,11 +11,7 @@ SAVE_SECONDS = 60.0  # a crash loses at most this much work; less where saving t
 
 
 class SaveTimer:
-    """Tell when to save: after so many seconds, or sooner where saving takes under 2 % of the time.
-
-    Args:
-        seconds: Longest time between saves.
-    """
+    """Tell when to save: after so many seconds, or sooner where saving takes under 2 % of the time."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds

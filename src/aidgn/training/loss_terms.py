@@ -16,22 +16,8 @@ from aidgn.runs.records import RECORDED
 from aidgn.training.errors import NotFinite
 
 
-def _check_terms(owner: str, terms: Mapping[str, Any]) -> None:
-    """Refuse terms of a custom algorithm that are no scalars, or are called like other values in records."""
-    check_terms(owner, terms, "update")
-    for name in terms:
-        if re.fullmatch(RECORDED, name):
-            raise AidgnError(f"{owner} gives a term `{name}`, which is something else in records. Rename the term.")
-
-
 class LossTerms:
-    """Sums of terms since the last record, and the first step at which one was not finite.
-
-    Args:
-        owner: Name of the algorithm.
-        device: Where the sums are.
-        steps: Number of steps of the run.
-    """
+    """Sums of terms since the last record, and the first step at which one was not finite."""
 
     def __init__(self, owner: str, device: torch.device, steps: int):
         self.owner = owner
@@ -46,7 +32,12 @@ class LossTerms:
     def add(self, terms: Mapping[str, Tensor | float], step: int) -> None:
         """Add the terms of a step. A custom `update` may return floats."""
         if not self.checked:
-            _check_terms(self.owner, terms)
+            check_terms(self.owner, terms, "update")
+            for name in terms:
+                if re.fullmatch(RECORDED, name):
+                    raise AidgnError(
+                        f"{self.owner} gives a term `{name}`, which is something else in records. Rename the term."
+                    )
             self.checked = True
         values = {
             name: torch.as_tensor(term, dtype=torch.float32, device=self.device).detach()

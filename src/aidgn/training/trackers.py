@@ -103,9 +103,12 @@ class WandB:
         check_no_link(folder / "wandb")
         for path in (folder / "wandb").glob("offline-run-*"):
             shutil.rmtree(path, ignore_errors=True)
+        id_file = folder / "wandb.id"
+        if not id_file.exists():
+            write_text(id_file, uuid.uuid4().hex + "\n")
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "aidgn"),
-            id=_stored_id(folder / "wandb.id"),
+            id=id_file.read_text().strip(),
             name=folder.name,
             config=dict(metadata),
             dir=str(folder),
@@ -200,12 +203,7 @@ _last_threads: dict[str, threading.Thread] = {}  # by the name of the tracker, i
 
 
 class Tracking:
-    """The trackers of one run, each in a thread.
-
-    Args:
-        trackers: Names, or trackers.
-        folder: Folder of the run.
-    """
+    """The trackers of one run, each in a thread."""
 
     def __init__(self, trackers: Sequence[str | Tracker], folder: RunWriter):
         self.trackers: list[Tracker] = []
@@ -274,10 +272,3 @@ class Tracking:
             self.warned.add(name)
             with suppress(AidgnError):  # the run reports a full disk
                 self.folder.log(f"warning: tracking by {name} stopped: {' '.join(reason.split())[:500]}")
-
-
-def _stored_id(path: Path) -> str:
-    """Return the id in a file, which is written first if it does not exist."""
-    if not path.exists():
-        write_text(path, uuid.uuid4().hex + "\n")
-    return path.read_text().strip()

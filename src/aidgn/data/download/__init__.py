@@ -162,13 +162,13 @@ def download_from(
             shutil.rmtree(unpacked)
         unpacked.mkdir()
     try:
-        made = LAYOUTS[mirror.arrange](Download(paths, unpacked, info, mirror.names, limit))
+        LAYOUTS[mirror.arrange](Download(paths, unpacked, info, mirror.names, limit))
     except DamagedFile as error:
         with translate_os_errors(error.path):
             error.path.replace(error.path.with_name(f"{error.path.name}.damaged"))
         raise
     add_empty_classes(unpacked)
-    result = "; ".join(text for text in (verify(unpacked, info), made, mirror.note) if text)
+    result = "; ".join(filter(None, (verify(unpacked, info), mirror.note)))
     sizes = {path.name: path.stat().st_size for path in paths}
     record = {"data set": info.name, "mirror": mirror.title, "what": result, "files": sizes}
     write_text(unpacked / ".source.json", json.dumps(record, indent=1))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from aidgn.data.download.connection import MirrorError
 from aidgn.data.download.http import CHUNK
@@ -51,7 +51,7 @@ class Limit:
 class BoundedReader:
     """A file that refuses to return so much at once that memory could run out. `last` is what it returned last."""
 
-    def __init__(self, file: IO[bytes]):
+    def __init__(self, file: Any):
         self.file = file
         self.last = b""
         self.seek = file.seek
@@ -91,7 +91,9 @@ def read_members(archive: Path, limit: Limit) -> Iterator[tuple[str, IO[bytes]]]
                     with opened.open(info) as content:
                         yield info.filename, content
         return
-    with open_tar(archive) as file:
+    with archive.open("rb") as file:
+        compressed = file.read(2) == GZIP
+    with gzip.open(archive) if compressed else archive.open("rb") as file:
         reader = BoundedReader(file)
         with tarfile.open(fileobj=reader, mode="r:") as tar:  # type: ignore[call-overload]
             for member in tar:
@@ -105,13 +107,6 @@ def read_members(archive: Path, limit: Limit) -> Iterator[tuple[str, IO[bytes]]]
             raise tarfile.ReadError("it ends without an end mark")
         while rest := file.read(CHUNK):  # gzip's checksum is at the end
             limit.spend(len(rest))
-
-
-def open_tar(archive: Path) -> IO[bytes]:
-    """Open a tar, uncompressed if it is a tar.gz."""
-    with archive.open("rb") as file:
-        compressed = file.read(2) == GZIP
-    return gzip.open(archive) if compressed else archive.open("rb")  # type: ignore[return-value]
 
 
 def check_member(name: str, plain: bool) -> None:

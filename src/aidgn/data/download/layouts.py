@@ -5,6 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,9 +43,11 @@ class Download:
     names: Mapping[str, str]
     limit: Limit
 
+    @cached_property
     def domain_names(self) -> dict[str, str]:
         return spellings(self.info.domains, {**self.info.domain_aliases, **self.names})
 
+    @cached_property
     def class_names(self) -> dict[str, str]:
         return spellings(self.info.classes, self.names)
 
@@ -59,45 +62,35 @@ def spellings(names: Iterable[str], others: Mapping[str, str]) -> dict[str, str]
 # Folders ------------------------------------------------------------------------------------------------------------
 
 
-class ByFolder:
+def place_by_folder(download: Download, name: str) -> list[str]:
     """Place .../<domain>/[<split>/]<class>/<image> as <domain>/<class>/[<split>_]<image>, with our names."""
-
-    def __init__(self, download: Download) -> None:
-        self.domains = download.domain_names()
-        self.classes = download.class_names()
-        self.splits: set[str] = set()
-
-    def __call__(self, name: str) -> list[str]:
-        *folders, file = name.replace("\\", "/").split("/")
-        if Path(file).suffix.lower() not in IMAGE_SUFFIXES or file.startswith(".") or "__MACOSX" in folders:
-            return []
-        for position, folder in enumerate(folders):
-            domain = self.domains.get(normalize_name(folder))
-            below = folders[position + 1 :]
-            splits = [part for part in below if part in SPLITS]
-            rest = [part for part in below if part not in SPLITS]
-            if domain and len(rest) == 1:
-                label = self.classes.get(normalize_name(rest[0])) if self.classes else rest[0]
-                if label:
-                    self.splits |= set(splits)
-                    return [f"{domain}/{label}/{'_'.join([*splits, file])}"]
+    domains, classes = download.domain_names, download.class_names
+    *folders, file = name.replace("\\", "/").split("/")
+    if Path(file).suffix.lower() not in IMAGE_SUFFIXES or file.startswith(".") or "__MACOSX" in folders:
         return []
+    for position, folder in enumerate(folders):
+        domain = domains.get(normalize_name(folder))
+        below = folders[position + 1 :]
+        splits = [part for part in below if part in SPLITS]
+        rest = [part for part in below if part not in SPLITS]
+        if domain and len(rest) == 1:
+            label = classes.get(normalize_name(rest[0])) if classes else rest[0]
+            if label:
+                return [f"{domain}/{label}/{'_'.join([*splits, file])}"]
+    return []
 
 
-def folders(download: Download) -> str:
+def folders(download: Download) -> None:
     """Unpack folders per domain and class. In VLCS, `full` repeats `train` and `crossval`, so remove these."""
-    place = ByFolder(download)
     for file in download.files:
-        unpack(file, download.folder, place, download.limit)
-    if "full" in place.splits:
-        for class_folder in {image.parent for image in download.folder.glob("*/*/full_*")}:
-            for part in ("train", "crossval", "val"):
-                for copy in class_folder.glob(f"{part}_*"):
-                    copy.unlink()
-    return ""
+        unpack(file, download.folder, partial(place_by_folder, download), download.limit)
+    for class_folder in {image.parent for image in download.folder.glob("*/*/full_*")}:
+        for part in ("train", "crossval", "val"):
+            for copy in class_folder.glob(f"{part}_*"):
+                copy.unlink()
 
 
-def listed_folders(download: Download) -> str:
+def listed_folders(download: Download) -> None:
     """Unpack the images that text files list as `<domain>/<class>/<image> <label>`."""
     listed = {
         line.rpartition(" ")[0].strip()
@@ -105,21 +98,19 @@ def listed_folders(download: Download) -> str:
         if file.suffix == ".txt"
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
     }
-    by_folder = ByFolder(download)
 
     def place(name: str) -> list[str]:
-        return by_folder(name) if "/".join(name.split("/")[-3:]) in listed else []
+        return place_by_folder(download, name) if "/".join(name.split("/")[-3:]) in listed else []
 
     for file in download.files:
         if file.suffix != ".txt":
             unpack(file, download.folder, place, download.limit)
-    return ""
 
 
 # Caltech Camera Traps -----------------------------------------------------------------------------------------------
 
 
-def camera_traps(download: Download) -> str:
+def camera_traps(download: Download) -> None:
     """Unpack the images of four locations and ten categories, by annotations in COCO camera-traps form."""
     images, annotations = download.files
     try:
@@ -137,7 +128,6 @@ def camera_traps(download: Download) -> str:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(annotations, f"not in COCO camera-traps form ({error!r})") from error
     unpack(images, download.folder, lambda name: places.get(PurePosixPath(name).name, ()), download.limit)
-    return ""
 
 
 def read_annotations(archive: Path) -> dict[str, list[Any]]:
@@ -155,13 +145,12 @@ def read_annotations(archive: Path) -> dict[str, list[Any]]:
 # Parquet ------------------------------------------------------------------------------------------------------------
 
 
-def parquet(download: Download) -> str:
+def parquet(download: Download) -> None:
     """Write the images of a table with the columns image, domain and label, as Hugging Face stores them."""
     import pyarrow
     import pyarrow.parquet
 
-    domains = download.domain_names()
-    classes = download.class_names()
+    domains, classes = download.domain_names, download.class_names
     number = 0
     for file in download.files:
         try:
@@ -182,7 +171,6 @@ def parquet(download: Download) -> str:
                         number += 1
         except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise DamagedFile(file, f"not a table of image, domain and label ({error!r})") from error
-    return ""
 
 
 def write_image(folder: Path, name: str, number: int, content: bytes) -> None:
@@ -228,7 +216,7 @@ def shuffled_mnist(files: list[Path]) -> tuple[np.ndarray, np.ndarray, np.random
     return images[order], digits[order], random
 
 
-def rotated_mnist(download: Download) -> str:
+def rotated_mnist(download: Download) -> None:
     """Give domain i of d every d-th shuffled image from the i-th on, rotated by the angle in the domain's name."""
     images, digits, _ = shuffled_mnist(download.files)
     count = len(download.info.domains)
@@ -236,10 +224,9 @@ def rotated_mnist(download: Download) -> str:
         for number, (image, digit) in enumerate(zip(images[start::count], digits[start::count], strict=True)):
             rotated = Image.fromarray(image).rotate(int(domain), Image.Resampling.BILINEAR, fillcolor=0)
             save_png(rotated, download.folder / domain / str(digit), number)
-    return f"made from MNIST as DomainBed does, by bilinear rotation; shuffled with numpy's RandomState({MNIST_SEED})"
 
 
-def colored_mnist(download: Download) -> str:
+def colored_mnist(download: Download) -> None:
     """Colour the digits.
 
     The label is digit < 5, flipped with probability 0.25. The colour is the label, flipped with probability 0.1, 0.2
@@ -255,7 +242,6 @@ def colored_mnist(download: Download) -> str:
         pixels[np.arange(len(greys)), :, :, colours.astype(int)] = greys
         for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
             save_png(Image.fromarray(image), download.folder / domain / str(int(label)), number)
-    return f"made from MNIST as DomainBed does, in 28 x 28 pixels; random numbers of numpy's RandomState({MNIST_SEED})"
 
 
 def save_png(image: Image.Image, folder: Path, number: int) -> None:
@@ -265,7 +251,7 @@ def save_png(image: Image.Image, folder: Path, number: int) -> None:
         image.save(path)
 
 
-LAYOUTS: dict[str, Callable[[Download], str]] = {
+LAYOUTS: dict[str, Callable[[Download], None]] = {
     function.__name__: function
     for function in (folders, listed_folders, camera_traps, parquet, rotated_mnist, colored_mnist)
 }

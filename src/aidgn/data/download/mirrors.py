@@ -230,15 +230,19 @@ MNIST_DIGESTS = {
 MNIST = tuple(
     File(name, tuple(f"{host}/{name}" for host in MNIST_HOSTS), digest=digest) for name, digest in MNIST_DIGESTS.items()
 )
+SHUFFLED = "shuffled with numpy's RandomState(0)"
 ROTATED_MNIST, COLORED_MNIST = (
     Source(
         DATASETS[name],
-        (Mirror("MNIST", MNIST, arrange=arrange),),
+        (Mirror("MNIST", MNIST, arrange=arrange, note=note),),
         unpacked=100_000_000,
         page="http://yann.lecun.com/exdb/mnist/",
         by_hand="The data set is made from the four files of MNIST and is not published as images.",
     )
-    for name, arrange in (("RotatedMNIST", "rotated_mnist"), ("ColoredMNIST", "colored_mnist"))
+    for name, arrange, note in (
+        ("RotatedMNIST", "rotated_mnist", f"made from MNIST as DomainBed does, by bilinear rotation; {SHUFFLED}"),
+        ("ColoredMNIST", "colored_mnist", f"made from MNIST as DomainBed does, in 28 x 28 pixels; {SHUFFLED}"),
+    )
 )
 
 SOURCES = {

@@ -74,12 +74,7 @@ def refuse_in_import() -> None:
 
 
 class WorkerPool:
-    """The workers of one sweep.
-
-    Args:
-        queue: The runs.
-        training: Arguments of `train`.
-    """
+    """The workers of one sweep."""
 
     def __init__(self, queue: RunQueue, training: dict[str, Any]):
         self.queue = queue
