@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aidgn.errors import AidgnError, UnknownNameError, plural
 from aidgn.escape import for_html
-from aidgn.inference import load_model
+from aidgn.inference import Model, load_model
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.reader import read_runs
 from aidgn.runs.records import Record, Records, RunRecords, domain_names
@@ -16,7 +16,6 @@ from aidgn.runs.records import Record, Records, RunRecords, domain_names
 if TYPE_CHECKING:
     import pandas
 
-    from aidgn.inference.model import Model
     from aidgn.report.table_formats import Table
 
 
@@ -90,7 +89,7 @@ class RunResult:
         seen = [accuracies[name] for domain, name in enumerate(names) if domain not in targets]
         return Evaluation(record["step"], sum(seen) / len(seen), accuracies, [names[domain] for domain in targets])
 
-    def model(self, device: str = "auto", algorithm: str | None = None) -> "Model":
+    def model(self, device: str = "auto", algorithm: str | None = None) -> Model:
         """Load the model of the selected step.
 
         Args:

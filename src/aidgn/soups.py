@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +19,13 @@ from aidgn.data.loader import DeviceImageStore
 from aidgn.devices import choose_device
 from aidgn.errors import AidgnError
 from aidgn.inference.loading import build_network, find_preprocessing, load_model
+from aidgn.inference.model import Model
 from aidgn.objective import AngularClassifier
 from aidgn.runs.checkpoints import read_model, write_values, write_weights
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.metadata import RunMetadata
 from aidgn.training.evaluation import Splits, calibrate, evaluate, index_batches
-
-if TYPE_CHECKING:
-    from aidgn.inference import Model
 
 BATCH_NORM_IMAGES = 4096  # training images whose statistics batch norm takes, at most
 
@@ -54,7 +52,7 @@ class Soup:
     run_accuracies: Sequence[float] = ()
     accuracy: float | None = None
 
-    def model(self, device: str = "auto", algorithm: str | None = None) -> "Model":
+    def model(self, device: str = "auto", algorithm: str | None = None) -> Model:
         """Load the model.
 
         Args:

@@ -4,10 +4,9 @@ The images of step s depend on (seed, s) only. A resumed run, another number of 
 held on the device change nothing.
 """
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -153,31 +152,16 @@ class DeviceImageStore:
 
     def _stream(self, rows: Sequence[Tensor], indices: Sequence[Tensor]) -> Iterator[Batch]:
         """Yield batches that a thread gathers ahead from the memory map."""
-        ready: queue.Queue[Tensor | BaseException] = queue.Queue(PREFETCHED)
-        stop = threading.Event()
+        pool = ThreadPoolExecutor(1)
 
-        def put(result: Tensor | BaseException) -> None:
-            while not stop.is_set():
-                with suppress(queue.Full):
-                    return ready.put(result, timeout=0.1)
+        def gather(row: Tensor) -> Future[Tensor]:
+            return pool.submit(lambda: self._gather(row).pin_memory())
 
-        def gather_all() -> None:
-            try:
-                for row in rows:
-                    if stop.is_set():
-                        return
-                    put(self._gather(row).pin_memory())
-            except BaseException as error:
-                put(error)
-
-        thread = threading.Thread(target=gather_all, daemon=True)
-        thread.start()
+        ahead = deque(map(gather, rows[:PREFETCHED]))
         try:
-            for index in indices:
-                pixels = ready.get()
-                if isinstance(pixels, BaseException):
-                    raise pixels
+            for number, index in enumerate(indices, PREFETCHED):
+                pixels = ahead.popleft().result()
+                ahead.extend(map(gather, rows[number : number + 1]))
                 yield pixels.to(self.device, non_blocking=True), self.geometry[index], self.labels[index]
         finally:
-            stop.set()
-            thread.join()
+            pool.shutdown(cancel_futures=True)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aidgn.algorithms.custom import is_custom
 from aidgn.analysis.predictions import Predictions
@@ -14,14 +13,11 @@ from aidgn.fitting.estimate import Estimate
 from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.fitting.plan import name_of
 from aidgn.fitting.store import FitFolder
-from aidgn.inference import load_model
+from aidgn.inference import Model, load_model
 from aidgn.new_site.expectations import Expectations
 from aidgn.report.export import write_rows
 from aidgn.results import html_table
 from aidgn.runs.spec import RunSpec
-
-if TYPE_CHECKING:
-    from aidgn.inference.model import Model
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class FitResult:
         return FitFolder(self.folder).model
 
     @cached_property
-    def model(self) -> "Model":
+    def model(self) -> Model:
         """The model, loaded on first use."""
         return load_model(
             self.model_folder, algorithm=self.final.algorithm if is_custom(self.final.algorithm) else None
