@@ -4,11 +4,13 @@
     python benchmarks/start.py --generate 2000                # without a data set: images of noise in the sizes of PACS
 
 Each line is a new process that trains a short run with the product's `train`. The first process starts with an empty
-cache of compiled code (cold), the next ones use what it left (warm). Decoded images are on disk before.
+cache of compiled code (cold), the next ones use what it left (warm). Decoded images are on disk before. Installers
+compile Python files to bytecode; where the installation has none, a process before the first makes it.
 """
 
 import argparse
 import cProfile
+import importlib.util
 import json
 import os
 import pstats
@@ -103,17 +105,29 @@ def train_once(arguments: argparse.Namespace) -> None:
     print(json.dumps(clock.seconds))
 
 
-def measure(arguments: argparse.Namespace, data: str, caches: Path) -> dict[str, float]:
+def compile_bytecode(folder: Path) -> dict[str, str]:
+    """Return an environment in which all imports of a run find bytecode."""
+    import torch
+
+    if Path(importlib.util.cache_from_source(torch.__file__)).exists():
+        return {}
+    environment = {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
+    modules = "aidgn.training.trainer, timm, torch._dynamo, triton.compiler.compiler, triton.backends.nvidia.driver"
+    subprocess.run([sys.executable, "-c", f"import {modules}"], check=True, env={**os.environ, **environment})
+    return environment
+
+
+def measure(arguments: argparse.Namespace, data: str, caches: Path, environment: dict[str, str]) -> dict[str, float]:
     """Return the seconds of the stages in a new process."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in vars(arguments).items() if value is not None]
     options = [option for option in options if option.split("=")[0] not in ("--data", "--start", "--json", "--repeats")]
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches / "triton")}
+    folders = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches / "triton")}
     result = subprocess.run(
         [sys.executable, __file__, data, *options, f"--start={time.time()}"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        env=environment,
+        env={**os.environ, **environment, **folders},
     )
     seconds: dict[str, float] = json.loads(result.stdout.strip().splitlines()[-1])
     return seconds
@@ -163,8 +177,9 @@ def main() -> None:
         dataset = load_dataset(data)
         prepare(dataset.with_image_size(arguments.image_size) if arguments.image_size else dataset)
         rows = {}
+        environment = compile_bytecode(Path(folder, "bytecode"))
         for name in ("cold", *(f"warm {number + 1}" for number in range(arguments.repeats))):
-            rows[name] = measure(arguments, data, Path(folder, "compiled"))
+            rows[name] = measure(arguments, data, Path(folder, "compiled"), environment)
             first_step = sum(rows[name][stage] for stage in STAGES[: STAGES.index("first step") + 1])
             stages = ", ".join(f"{stage} {rows[name][stage]:.1f}" for stage in STAGES)
             print(f"{name}: first step after {first_step:.1f} s, all {sum(rows[name].values()):.1f} s ({stages})")

@@ -24,6 +24,7 @@ from aidgn.training.errors import explain_other_state
 from aidgn.training.evaluation import SplitEvaluator
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.interrupt import SAVE_SECONDS, SaveTimer
+from aidgn.training.kernel_cache import compile_ahead
 from aidgn.training.loss_terms import LossTerms
 from aidgn.training.prepare import Progress, locked, prepare_run
 from aidgn.training.random_state import random_state, seed_generators, set_random_state
@@ -70,6 +71,7 @@ def train(
     report = on_progress or (lambda *_: None)
     first_device = choose_device(device)
     precision = choose_precision(precision, first_device)
+    compile_ahead(first_device)
     run = prepare_run(spec, out, data_dir, cache_dir, workers, precision, report, dataset)
     folder = run.folder
     tracking = Tracking(trackers, folder)
