@@ -548,3 +548,4 @@ def test_help_documents_the_endpoint() -> None:
     assert "POST /api/predict" in text and "curl -F images=@photo.jpg" in text and "--max-megapixels" in text
     assert "a quarter of that" in " ".join(text.split())
     assert json.dumps("nearest") in text
+    assert "\b" not in text and "\\x08" not in text

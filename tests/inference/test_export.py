@@ -320,6 +320,8 @@ def test_card_of_a_quick_fit_and_strange_names(run: Path, tmp_path: Path) -> Non
     strange = replace(metadata, identity=identity, domains=domains, classes=["# head", "[x](http://y)"])
     card = write_model_card(run, strange, model)
     assert "Only the network's last stage and the classifier were trained" in card
+    frozen = write_model_card(run, replace(metadata, identity={**identity, "train_only": "head"}), model)
+    assert "last stage" not in frozen and "Only the classifier was trained" in frozen
     assert card.startswith("# a\\_b\\`c classifier")
     assert "on the domains \\<b\\>\\|x\\| \\*y\\*" in card and "Classes: \\# head, \\[x\\](http://y)." in card
     assert (

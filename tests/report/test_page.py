@@ -606,7 +606,8 @@ def test_commands_of_one_run_make_the_page_of_that_run(
         (renamed, Path()),
     ):
         monkeypatch.chdir(place)
-        text = write_report([given], tmp_path / "page.html", points=50, permutations=19).read_text()
+        options: Any = {"points": 50, "permutations": 19, "algorithm": "AIDGN"}  # no file, so no --algorithm
+        text = write_report([given], tmp_path / "page.html", **options).read_text()
         text = text.partition('aria-label="Commands">')[2].partition("</pre>")[0]
         lines = html.unescape(re.sub(r"<[^>]*>", "", text)).splitlines()
         (plan,) = plans_of(lines, tmp_path)["runs"]

@@ -24,6 +24,7 @@ Examples:
   aidgn serve runs/digits-AIDGN-chalk-trial0-draw0-524de501
   aidgn serve model.safetensors --data photos/ --port 9000
   curl -F images=@photo.jpg -F images=@other.png http://127.0.0.1:8000/api/predict
+
 \b
 The endpoint POST /api/predict takes multipart/form-data with files `images` and answers
   {"images": [{"name", "label", "probability", "probabilities": {CLASS: P, ...}, "warning": TEXT or null,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aidgn
+from aidgn.algorithms.custom import is_custom
 from aidgn.analysis.comparison import MIN_TRIALS
 from aidgn.data.registry import DATASETS
 from aidgn.errors import AidgnError, some
@@ -229,6 +230,7 @@ def _again(
     custom = [
         part
         for name in ([algorithm] if isinstance(algorithm, str) else algorithm or ())
+        if is_custom(name)  # `fit` also names the algorithms of the package
         for part in ("--algorithm", f"path/to/file.py:{name.rpartition(':')[2]}")
     ]
     adapt = [["aidgn", "adapt", *folders, *chosen, *custom]] if methods else []
