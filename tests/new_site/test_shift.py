@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aidgn.new_site.shift import SiteReference, energy_distance, permutation_test
+from aidgn.new_site.shift import SiteReference, energy_distance, permutation_test, weighted_energy_distance
 
 RANDOM = np.random.default_rng(0)
 
@@ -71,3 +71,50 @@ def test_a_batch_of_one_training_site_is_no_alarm() -> None:
         assert comparison is not None
         differs.append(comparison.differs)
     assert sum(differs) <= 2
+
+
+def test_weights_count_as_copies() -> None:
+    x, y = RANDOM.normal(size=(12, 3)), RANDOM.normal(1, 2, size=(6, 3))
+    weights = np.array([1.0, 3.0, 0.0, 2.0, 1.0, 0.5])
+
+    def mean(pairs: list[tuple[float, float]]) -> float:
+        return sum(weight * value for weight, value in pairs) / sum(weight for weight, _ in pairs)
+
+    between = mean([(weights[j], float(np.linalg.norm(p - q))) for p in x for j, q in enumerate(y)])
+    within = mean(
+        [
+            (weights[i] * weights[j], float(np.linalg.norm(p - q)))
+            for i, p in enumerate(y)
+            for j, q in enumerate(y)
+            if i != j
+        ]
+    )
+    within_new = mean([(1.0, float(np.linalg.norm(p - q))) for i, p in enumerate(x) for j, q in enumerate(x) if i != j])
+    assert weighted_energy_distance(x, y, weights) ** 2 == pytest.approx(2 * between - within_new - within)
+    assert weighted_energy_distance(x, y, np.ones(6)) == pytest.approx(energy_distance(x, y))
+
+
+def draw_classes(classes: list[int], shift: float) -> tuple[np.ndarray, np.ndarray]:
+    """Features with far classes, and the logits that tell them."""
+    logits = 9 * np.eye(3)[classes]
+    features = np.concatenate([logits + RANDOM.normal(size=logits.shape), np.zeros((len(classes), 3))], axis=1)
+    return features + shift + RANDOM.normal(scale=0.3, size=features.shape), logits
+
+
+@pytest.mark.parametrize("rare", [60, 1])
+def test_one_class_of_a_training_site_raises_no_alarm(rare: int) -> None:
+    """Also if the training site has but one picture of the class."""
+    vectors = np.eye(6)[:, :3]
+    drawn = [draw_classes([0] * rare + [1, 2] * 50, shift) for shift in (0.0, 1.0, 2.0)]
+    features, logits = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    numbers = np.arange(3).repeat(len(drawn[0][0]))
+    known = SiteReference.fit(features, logits, vectors, numbers, ["a", "b", "c"], {"a": 0.6, "b": 0.4, "c": 0.5})
+    for again in (known, SiteReference.from_dict(known.to_dict())):
+        for shift, alarm in ((1.0, False), (5.0, True)):
+            new, found = draw_classes([0] * 40, shift)
+            described = again.space.describe(new, found, vectors)
+            comparison = again.compare(described, found.argmax(axis=1))
+            assert comparison is not None and comparison.is_far
+            assert (comparison.alarm, comparison.other_classes) == (alarm, not alarm)
+            blind = again.compare(described)
+            assert blind is not None and blind.alarm and blind.matched is None

@@ -25,6 +25,7 @@ class SiteReport:
         predicted: Accuracy that is predicted without labels.
         method: How it was predicted, one of `aidgn.new_site.expectations.METHODS`.
         error: Mean absolute error of such predictions for the sites that were left out.
+        promised: Mean accuracy at the sites that were left out.
     """
 
     pictures: int
@@ -33,6 +34,7 @@ class SiteReport:
     predicted: float
     method: str
     error: float
+    promised: float
 
     @property
     def alarm(self) -> bool:
@@ -44,6 +46,7 @@ class SiteReport:
             f"about {percent(self.predicted)} right by {self.method}, which was off by {100 * self.error:.0f} points "
             "on average at sites that were left out"
         )
+        less = f"less than the promised {percent(self.promised)}:" if self.predicted < self.promised else "less than"
         found = self.comparison
         if found is None:
             return f"Too few pictures to compare with the training sites: {self.pictures}, and {FEWEST_NEW} are needed."
@@ -59,7 +62,14 @@ class SiteReport:
                 "Site alarm: this site differs from your sites more than they differ from each other "
                 f"({found.ratio:.1f} times their mean distance, at most {found.farthest:.1f} among them; the nearest "
                 f"is {found.nearest}; one like them would by chance in one of {found.left_out + 1} cases). Expect "
-                f"less: {expected}."
+                f"{less} {expected}."
+            )
+        if found.other_classes:
+            return (
+                f"These pictures differ from those of the training sites (p = {found.p_value:.2g}), because they show "
+                "other classes, or in other shares. Compared with training pictures of the same classes they differ no "
+                f"more than the sites from each other ({found.matched:.1f} times their mean distance, up to "
+                f"{found.farthest:.1f} among them): expect {expected}."
             )
         return (
             f"These pictures differ from those of the training sites (p = {found.p_value:.2g}), no more than the "
@@ -90,7 +100,7 @@ class SiteMonitor:
     def __init__(self, expectations: Expectations, vectors: Floats | None, most: int | None = None):
         self.expectations = expectations
         self.vectors = vectors
-        self._pictures: deque[tuple[Floats | None, float]] = deque(maxlen=most)
+        self._pictures: deque[tuple[Floats | None, int, float]] = deque(maxlen=most)
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -105,8 +115,8 @@ class SiteMonitor:
         """
         reference = self.expectations.reference
         described = None if reference is None else reference.space.describe(features, logits, self.vectors)
-        for number, chance in enumerate(chances.tolist()):
-            self._pictures.append((None if described is None else described[number], chance))
+        for number, (label, chance) in enumerate(zip(logits.argmax(axis=1).tolist(), chances.tolist(), strict=True)):
+            self._pictures.append((None if described is None else described[number], label, chance))
 
     def report(self) -> SiteReport | None:
         """Return what the pictures tell; None without pictures."""
@@ -116,8 +126,9 @@ class SiteMonitor:
         reference = self.expectations.reference
         comparison = None
         if reference is not None:
-            comparison = reference.compare(np.stack([row for row, _ in pictures if row is not None]))
-        mean_chance = float(np.mean([chance for _, chance in pictures]))
+            described = np.stack([row for row, _, _ in pictures if row is not None])
+            comparison = reference.compare(described, np.array([label for _, label, _ in pictures]))
+        mean_chance = float(np.mean([chance for _, _, chance in pictures]))
         method = self.expectations.method
         return SiteReport(
             len(pictures),
@@ -126,4 +137,5 @@ class SiteMonitor:
             self.expectations.predict_accuracy(mean_chance),
             method,
             self.expectations.error(method),
+            self.expectations.accuracies.mean,
         )

@@ -11,10 +11,13 @@ sites that were left out of a training: a new site that is farther than all n of
 happens by chance to one of n + 1 sites that are alike.
 
 The permutation test asks less: whether the pictures may be drawn from one of the training sites, or from all of them.
+
+Pictures of one class alone are far from every site that has many, also if they come from one of these. So a site must
+also be farther from training pictures that are weighted to have the classes which the model sees in the new ones.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,7 @@ MOST_NEW = 500  # pictures of a new site that are compared
 FEWEST_NEW = 20
 PERMUTATIONS = 999
 FALSE_ALARM_RATE = 0.01
+LEAST_MATCHED = 0.5  # share of the new pictures whose class a training site must have to be compared class by class
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +98,7 @@ class SiteComparison:
         farthest: The largest distance of a site that was left out, divided by their mean distance.
         left_out: Number of sites that were left out.
         p_value: p-value of the test whether the pictures may come from a training site or from all of them.
+        matched: The ratio for training pictures with the classes of the new ones; None if it cannot be known.
     """
 
     pictures: int
@@ -103,6 +108,7 @@ class SiteComparison:
     farthest: float | None
     left_out: int
     p_value: float
+    matched: float | None = None
 
     @property
     def differs(self) -> bool:
@@ -112,7 +118,19 @@ class SiteComparison:
     @property
     def alarm(self) -> bool:
         """Whether the site is farther from the training sites than any of these is from the others."""
+        return self.is_far and not self.other_classes
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the distance is larger than that of any site that was left out, for whatever reason."""
         return self.ratio is not None and self.farthest is not None and self.differs and self.ratio > self.farthest
+
+    @property
+    def other_classes(self) -> bool:
+        """Whether the site is far only because its pictures show other classes, or in other shares."""
+        if self.matched is None or self.farthest is None:
+            return False
+        return self.is_far and self.matched <= self.farthest
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +141,13 @@ class SiteReference:
         space: How pictures are described.
         samples: Descriptions of validation images of each training site.
         distances: Distance of each site to the nearest other one, by a model that never saw it.
+        labels: Predicted class of each of these images, by site; files of earlier versions do not have it.
     """
 
     space: Space
     samples: Mapping[str, Floats]
     distances: Mapping[str, float]
+    labels: Mapping[str, Integers] = field(default_factory=dict)
 
     @classmethod
     def fit(
@@ -151,12 +171,14 @@ class SiteReference:
         """
         space = Space.fit(features, logits, vectors)
         described = space.describe(features, logits, vectors)
-        samples = {
-            name: rounded_array(subsample(described[sites == number], SAMPLE))
-            for number, name in enumerate(names)
-            if (sites == number).any()
-        }
-        return cls(space, samples, distances or {})
+        predicted = logits.argmax(axis=1)
+        samples, labels = {}, {}
+        for number, name in enumerate(names):
+            chosen = subsample(np.flatnonzero(sites == number), SAMPLE)
+            if len(chosen):
+                samples[name] = rounded_array(described[chosen])
+                labels[name] = predicted[chosen]
+        return cls(space, samples, distances or {}, labels)
 
     def distance(self, described: Floats) -> tuple[float, str]:
         """Return the distance to the nearest training site, and its name."""
@@ -165,11 +187,33 @@ class SiteReference:
         nearest = min(distances, key=lambda name: distances[name])
         return distances[nearest], nearest
 
-    def compare(self, described: Floats) -> SiteComparison | None:
-        """Compare the pictures of a new site; None for fewer than 20."""
+    def match_classes(self, described: Floats, predicted: Integers) -> float | None:
+        """Return the distance to the nearest training site, its pictures weighted to have the classes of the new ones.
+
+        None if no training site has at least half of these classes' pictures.
+        """
+        shares = np.bincount(predicted) / len(predicted)
+        distances = []
+        for name, labels in self.labels.items():
+            counts = np.bincount(labels, minlength=len(shares))
+            wanted = np.zeros(len(counts))
+            wanted[: len(shares)] = shares
+            weights = (wanted / np.maximum(counts, 1))[labels]
+            if weights.sum() >= LEAST_MATCHED:
+                distances.append(weighted_energy_distance(described, self.samples[name], weights))
+        return min(distances, default=None)
+
+    def compare(self, described: Floats, predicted: Integers | None = None) -> SiteComparison | None:
+        """Compare the pictures of a new site; None for fewer than 20.
+
+        Args:
+            described: What `space` says of them [N, D].
+            predicted: The class that the model sees in each of them [N].
+        """
         if len(described) < FEWEST_NEW:
             return None
         sample = subsample(described, MOST_NEW)
+        matched = None if predicted is None else self.match_classes(sample, subsample(predicted, MOST_NEW))
         distance, nearest = self.distance(described)
         known = np.array(list(self.distances.values()))
         scale = max(float(known.mean()), 1e-9) if len(known) else None
@@ -181,6 +225,7 @@ class SiteReference:
             farthest=None if scale is None else float(known.max()) / scale,
             left_out=len(known),
             p_value=self._p_value(sample),
+            matched=None if scale is None or matched is None else matched / scale,
         )
 
     def _p_value(self, sample: Floats) -> float:
@@ -196,18 +241,40 @@ class SiteReference:
             "space": self.space.to_dict(),
             "samples": {name: sample.tolist() for name, sample in self.samples.items()},
             "distances": dict(self.distances),
+            "labels": {name: labels.tolist() for name, labels in self.labels.items()},
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SiteReference":
         samples = {name: np.asarray(sample, np.float64) for name, sample in values["samples"].items()}
-        return cls(Space.from_dict(values["space"]), samples, values["distances"])
+        labels = {name: np.asarray(entry, np.int64) for name, entry in values.get("labels", {}).items()}
+        if any(len(entry) != len(samples[name]) for name, entry in labels.items()):
+            raise ValueError("labels")
+        return cls(Space.from_dict(values["space"]), samples, values["distances"], labels)
 
 
 def energy_distance(x: Floats, y: Floats) -> float:
     """Return D of two samples [N, D] and [M, D], from the unbiased estimate of D^2; 0 if this is negative."""
     distances = pairwise_distances(np.concatenate([x, y]))
     return float(np.sqrt(max(_squared(distances, np.arange(len(distances))[:, None] < len(x))[0], 0)))
+
+
+def weighted_energy_distance(x: Floats, y: Floats, weights: Floats) -> float:
+    """Return D of two samples [N, D] and [M, D]; the images of the second one count by their weights [M].
+
+    If the weights leave one or two of these, they tell little of how much they vary: then it is taken from the first.
+    """
+    from scipy.spatial.distance import cdist
+
+    kept = weights > 0
+    y, weights = y[kept], weights[kept]
+    between = cdist(x, y).mean(axis=0) @ weights / weights.sum()
+    within = within_new = pairwise_distances(x).sum() / (len(x) * (len(x) - 1))
+    if len(y) > 2:
+        pairs = weights[:, None] * weights
+        np.fill_diagonal(pairs, 0)
+        within = (pairs * pairwise_distances(y)).sum() / pairs.sum()
+    return float(np.sqrt(max(2 * between - within_new - within, 0)))
 
 
 def permutation_test(x: Floats, y: Floats, permutations: int = PERMUTATIONS, seed: int = 0) -> float:
@@ -240,8 +307,8 @@ def pairwise_distances(x: Floats) -> Floats:
     return squareform(pdist(x))
 
 
-def subsample(values: Floats, most: int, seed: int = 0) -> Floats:
-    """Choose at most so many rows at random."""
+def subsample(values: NDArray[Any], most: int, seed: int = 0) -> NDArray[Any]:
+    """Choose at most so many rows at random, the same ones of all arrays of a length."""
     if len(values) <= most:
         return values
     return values[np.sort(np.random.default_rng(seed).permutation(len(values))[:most])]
