@@ -35,6 +35,7 @@ from aidgn.fitting.plan import choose_image_size, name_of, plan_fit
 from aidgn.fitting.store import FitFolder
 from aidgn.fitting.workflow import check_same_images
 from aidgn.inference import load_model
+from aidgn.new_site.interval import SiteAccuracies
 from aidgn.training import train
 
 DIGITS = load_dataset("digits")
@@ -205,6 +206,14 @@ def test_summary_has_the_numbers_of_the_estimates() -> None:
         assert words in expect
     assert comparison == "AIDGN 80.0%, ERM 75.3%: a clear difference. The final model uses AIDGN."
     assert "95.0%" in seen
+    sites = SiteAccuracies({name: [value] for name, value in ours.accuracies.items()}, dict.fromkeys("abc", 50))
+    promise, measured, *_ = summarize([ours, erm], "AIDGN", 0.95, 4, accuracies=sites)
+    for interval in (sites.interval(), sites.interval(more_sites=3)):
+        assert f"between {interval}" in promise
+    assert "80%" in promise and "mean 80.0% over 3 domains" in measured and "about" not in promise
+    two = SiteAccuracies({"a": [0.9], "b": [0.7]}, dict.fromkeys("ab", 50))
+    promise, too_few, *_ = summarize([ours, erm], "AIDGN", 0.95, 4, accuracies=two)
+    assert "about 80%" in promise and too_few == two.describe()
     assert len(summarize([], "AIDGN", 0.5, 4)) == 1
 
 
@@ -316,7 +325,7 @@ def test_model_and_summary(tmp_path: Path) -> None:
     doubt = DoubtfulLabel("=caf\udce9.png", "ink", "0", "<b>", 0.125, 0.75)
     pictures = DoubtfulPictures([doubt], [NearCopy("ink/1.png", "chalk/2.png", 0.96875)])
     result = FitResult(folder.path, found, 0.5, sentences, ["Expect much."], job.final, pictures=pictures)
-    folder.write(dataset, result, sentences, ["Do this."])
+    folder.write(dataset, result, sentences, ["Do this."], None, [("0", "<6>", 7, 9)])
     summary = json.loads(folder.summary.read_text())
     assert [estimate["algorithm"] for estimate in summary["estimates"]] == ["AIDGN", "ERM"]
     assert set(summary["estimates"][0]["accuracies"]) == {"ink", "chalk", "poster"}
@@ -325,8 +334,10 @@ def test_model_and_summary(tmp_path: Path) -> None:
     assert "- one\n- \\<b\\>two\\</b\\>.png\n- caf?.png is no text\n" in text
     assert text.startswith("# three\\|styles\n")
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert rows.pop(0) == "| picture | label | looks like |"
-    assert rows.pop(0) == "|---|---|---|" and "\\<b\\>" in rows.pop(0)
+    assert rows[:3] == ["| class | taken for | pictures | of |", "|---|---|---|---|", "| 0 | \\<6\\> | 7 | 9 |"]
+    assert rows[3:5] == ["| picture | label | looks like |", "|---|---|---|"] and "\\<b\\>" in rows[5]
+    assert rows[6:9] == ["| picture | looks like |", "|---|---|", "| ink/1.png | chalk/2.png |"]
+    rows = rows[9:]
     assert "- Expect much.\n\nWhat to do next:\n\n1. Do this.\n" in text
     doubted, copied = (list(csv.reader(path.open(errors="replace"))) for path in (folder.doubtful, folder.copies))
     assert doubted[0][:4] == ["file", "site", "label", "suggestion"] and doubted[1][0].startswith("'=caf")
@@ -396,6 +407,21 @@ def test_what_the_survey_says_of_names(tmp_path: Path, prepared_of: Callable[[Da
         path.write_bytes(b"")
     with pytest.raises(AidgnError, match="The class dog has no image that can be read"):
         inspect(prepared_of(load_dataset(tmp_path / "all" / "inner")))
+
+
+def test_uneven_shares_hide_in_even_totals(tmp_path: Path, prepared_of: Callable[[Dataset], Any]) -> None:
+    counts = {"hall": (10, 2, 8), "yard": (2, 10, 8)}
+    for domain, of_class in counts.items():
+        for name, count in zip(("cat", "dog", "owl"), of_class, strict=True):
+            (tmp_path / "pets" / domain / name).mkdir(parents=True)
+            for number in range(count):
+                noise = np.random.default_rng(number).integers(0, 256, (30, 30, 3), dtype=np.uint8)
+                Image.fromarray(noise).save(tmp_path / "pets" / domain / name / f"{domain}{name}{number}.png")
+    said = inspect(prepared_of(load_dataset(tmp_path / "pets")))
+    (found,) = (sentence for sentence in said if "--balance sampling" in sentence)
+    assert "cat (50% of hall, 10% of yard), dog (50% of yard, 10% of hall)" in found and "owl" not in found
+    even = inspect(prepared_of(folder(tmp_path / "even", 30, each=12)))
+    assert not any("--balance sampling" in sentence for sentence in even)
 
 
 def test_a_domain_of_too_few_images_is_refused(tmp_path: Path, prepared_of: Callable[[Dataset], object]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aidgn.adaptation import T3A, batches
-from aidgn.adaptation.predict import OFFERED, choose_settings, measure_adaptation, predict_adapted
+from aidgn.adaptation.predict import OFFERED, choose_settings, describe_adaptation, measure_adaptation, predict_adapted
 from aidgn.data import load_dataset
 from aidgn.errors import AidgnError
 from aidgn.inference import load_model
@@ -51,4 +51,8 @@ def test_only_what_helped_is_offered() -> None:
     assert settings == {"filter_k": 5} and "80.0% right with it, 75.0% without" in found
     with pytest.raises(AidgnError, match="did not help"):
         choose_settings(measured, "Tent-C")
+    offered, refused = describe_adaptation(measured)
+    assert "--adapt t3a" in offered and "better at 1, worse at 0 of 2" in offered
+    assert "--adapt" not in refused and "75.0% right with it" in refused
+    assert not describe_adaptation({})
     assert choose_settings({}, "T3A")[0] == {} and "not measured" in choose_settings({}, "T3A")[1]

@@ -88,7 +88,7 @@ def test_interrupted_continued_and_used(tmp_path: Path) -> None:
         "1 other file ignored",
         "AIDGN and ERM with each of 3 domains unseen once",
         "7 runs of 30 steps, small (from scratch) at 28 pixels",
-        "On an unseen domain expect about",
+        "on an unseen domain with",
         "standard deviation between domains",
         ", worst ",
         "The final model uses",

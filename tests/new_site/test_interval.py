@@ -76,3 +76,11 @@ def test_the_chance_of_a_difference_is_uniform_for_alike_sites() -> None:
 def test_sampling_interval_is_wilsons() -> None:
     interval = sampling_interval(90, 100)
     assert (interval.low, interval.high) == pytest.approx((0.8256, 0.9448), abs=1e-4)
+
+
+def test_an_interval_that_excludes_hardly_anything_is_called_wide() -> None:
+    far = SiteAccuracies({"a": [0.2], "b": [0.6], "c": [0.95]}, dict.fromkeys("abc", 100))
+    near = SiteAccuracies({"a": [0.9], "b": [0.92], "c": [0.95]}, dict.fromkeys("abc", 100))
+    wide, narrow = far.interval(), near.interval()
+    assert wide and narrow and wide.is_wide and not narrow.is_wide
+    assert far.describe() != near.describe() and len(far.describe()) > len(near.describe())

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,61 @@ def measure_adaptation(runs: Sequence[str | Path], **options: Any) -> dict[str, 
     }
 
 
+def describe_adaptation(measured: Mapping[str, Any]) -> list[str]:
+    """Say what each method did at sites that were left out, a sentence each.
+
+    Args:
+        measured: The result of `measure_adaptation`; empty if nothing was measured.
+    """
+    sentences = []
+    for method in OFFERED if measured else ():
+        found = compare_with_none(measured, method)
+        verdict = f"`predict --adapt {method.lower()}` uses it." if found.helped else "It is not offered."
+        sentences.append(f"Adaptation to unlabelled pictures by {method}: {found}. {verdict}")
+    return sentences
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a method did at the sites that were left out.
+
+    Args:
+        before: Mean accuracy without it.
+        after: Mean accuracy with it.
+        better: Number of sites with a higher accuracy.
+        worse: Number of sites with a lower accuracy.
+        sites: Number of sites.
+    """
+
+    before: float
+    after: float
+    better: int
+    worse: int
+    sites: int
+
+    @property
+    def helped(self) -> bool:
+        return self.after > self.before
+
+    def __str__(self) -> str:
+        return (
+            f"{self.after:.1%} right with it, {self.before:.1%} without, on average over sites that were left out "
+            f"(better at {self.better}, worse at {self.worse} of {self.sites})"
+        )
+
+
+def compare_with_none(measured: Mapping[str, Any], method: str) -> Effect:
+    """Compare the accuracies with a method and without adaptation at the sites that were left out."""
+    before, after = (measured[name]["accuracies"] for name in ("none", method))
+    return Effect(
+        float(np.mean(list(before.values()))),
+        float(np.mean(list(after.values()))),
+        sum(after[site] > accuracy for site, accuracy in before.items()),
+        sum(after[site] < accuracy for site, accuracy in before.items()),
+        len(before),
+    )
+
+
 def choose_settings(measured: Mapping[str, Any], method: str) -> tuple[dict[str, Any], str]:
     """Return the settings of a method, and a sentence on what it did at sites that were left out.
 
@@ -61,9 +116,8 @@ def choose_settings(measured: Mapping[str, Any], method: str) -> tuple[dict[str,
             f"Warning: {method} was not measured at sites that were left out, so it may lower the accuracy. `aidgn fit "
             "--adapt` measures it."
         )
-    before, after = (float(np.mean(list(measured[name]["accuracies"].values()))) for name in ("none", method))
-    found = f"{after:.1%} right with it, {before:.1%} without, on average over sites that were left out"
-    if after <= before:
+    found = compare_with_none(measured, method)
+    if not found.helped:
         raise AidgnError(f"{method} is not offered for this model, because it did not help: {found}.")
     return dict(measured[method]["settings"]), f"{method} helped: {found}."
 

@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 from aidgn.data import Dataset
 from aidgn.errors import plural
 from aidgn.metrics import METRICS
+from aidgn.new_site.interval import SiteAccuracies
 from aidgn.runs.differences import differences
 from aidgn.runs.options import ACCURACY, CHOICES
 from aidgn.runs.reader import read_runs
@@ -69,9 +70,8 @@ class Estimate:
     def __str__(self) -> str:
         domain, accuracy = self.worst
         return (
-            f"On an unseen domain expect about {self.mean:.0%} with {self.algorithm}: mean {self.mean:.1%} over "
-            f"{plural(len(self.accuracies), 'domain')} left out in turn, standard deviation between domains "
-            f"{100 * self.standard_deviation:.1f} points, worst {domain} with {accuracy:.1%}."
+            f"mean {self.mean:.1%} over {plural(len(self.accuracies), 'domain')} left out in turn, standard deviation "
+            f"between domains {100 * self.standard_deviation:.1f} points, worst {domain} with {accuracy:.1%}."
         )
 
 
@@ -127,9 +127,14 @@ def compare(estimates: Sequence[Estimate], chosen: str, metric: str = ACCURACY) 
 
 
 def summarize(
-    estimates: Sequence[Estimate], chosen: str, seen_accuracy: float, classes: int, metric: str = ACCURACY
+    estimates: Sequence[Estimate],
+    chosen: str,
+    seen_accuracy: float,
+    classes: int,
+    metric: str = ACCURACY,
+    accuracies: SiteAccuracies | None = None,
 ) -> list[str]:
-    """Say what to expect of the final model, a sentence each.
+    """Say what to expect of the final model, a sentence or two each.
 
     Args:
         estimates: Estimates of one algorithm or several; none if there is only one domain.
@@ -137,10 +142,21 @@ def summarize(
         seen_accuracy: Its accuracy on validation images of the domains it has seen.
         classes: Number of classes.
         metric: What the algorithm was chosen by, a name of `CHOICES`.
+        accuracies: Its accuracies at the sites left out, for an interval; None if they are not known.
     """
-    sentences = [
-        f"{estimate} Guessing gives {1 / classes:.1%}." for estimate in estimates if estimate.algorithm == chosen
-    ]
+    sentences = []
+    for estimate in estimates:
+        if estimate.algorithm != chosen:
+            continue
+        measured = f"{estimate} Guessing gives {1 / classes:.1%}."
+        more = accuracies.interval(more_sites=3) if accuracies else None
+        if accuracies and more:
+            narrower = f"With three more sites like these it would be between {more}."
+            sentences.append(f"{accuracies.describe(f' on an unseen domain with {chosen}')} {narrower}")
+            sentences.append(f"{chosen}: {measured}")
+        else:
+            sentences.append(f"On an unseen domain expect about {estimate.mean:.0%} with {chosen}: {measured}")
+            sentences += [accuracies.describe()] if accuracies else []
     if len(estimates) > 1:
         sentences.append(compare(estimates, chosen, metric))
     elif estimates and metric != ACCURACY:

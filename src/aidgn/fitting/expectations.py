@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aidgn.adaptation.predict import describe_adaptation
 from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.features import Features
 from aidgn.analysis.predictions import Predictions, load_predictions
@@ -79,21 +80,25 @@ def make_reference(
 
 
 def describe_expectations(expectations: Expectations) -> list[str]:
-    """Say what to expect at a new site, a sentence each."""
-    accuracies = expectations.accuracies
-    more = accuracies.interval(more_sites=3)
-    sentences = [
-        accuracies.describe() + (f" With three more sites like these it would be between {more}." if more else "")
-    ]
-    temperature = expectations.confidence.temperature
-    if temperature == 1:
-        calibrated = "No temperature makes the probabilities hold better at unseen sites, so they stay as they are"
+    """Say what to expect of probabilities, trust, warnings and adaptation at a new site, a sentence or two each."""
+    before, after = expectations.mean("ece_before"), expectations.mean("ece_after")
+    nll_before, nll_after = expectations.mean("nll_before"), expectations.mean("nll_after")
+    assert before is not None and after is not None
+    if expectations.confidence.temperature == 1:
+        calibrated = (
+            "Probabilities stay as they are, because no temperature made them hold better at unseen sites: calibration "
+            f"error {before:.1%} there, negative log-likelihood {nll_before:.2f}."
+        )
     else:
-        calibrated = f"Probabilities are calibrated for unseen sites by a temperature of {temperature:.2g}"
-    sentences.append(
-        f"{calibrated}: calibration error {expectations.mean('ece_before'):.1%} before and "
-        f"{expectations.mean('ece_after'):.1%} after, each site calibrated by the others."
-    )
+        calibrated = (
+            "Probabilities are calibrated for unseen sites by a temperature of "
+            f"{expectations.confidence.temperature:.2g}. With each site calibrated by the others, the calibration "
+            f"error was {before:.1%} before and {after:.1%} after, the negative log-likelihood {nll_before:.2f} and "
+            f"{nll_after:.2f}."
+        )
+        if after > before:
+            calibrated += " These sites do not agree on a temperature, so take probabilities with care."
+    sentences = [calibrated]
     surest = expectations.surest
     auroc = expectations.mean("auroc")
     ranked = "" if auroc is None else f" Right labels rank above wrong ones in {auroc:.0%} of pairs (AUROC)."
@@ -107,4 +112,4 @@ def describe_expectations(expectations: Expectations) -> list[str]:
             f"Unsure labels get a warning: {expectations.mean('warned'):.1%} of the pictures of unseen sites, of which "
             f"{wrong:.0%} were wrong; {caught:.0%} of all wrong labels had one. No warning is no promise."
         )
-    return sentences
+    return [*sentences, *describe_adaptation(expectations.adaptation)]

@@ -11,6 +11,7 @@ from aidgn.errors import AidgnError, plural, some
 from aidgn.fitting.estimate import ACCURACY
 
 FEW_IMAGES = 10  # a class with fewer images is hardly learnt
+OTHER_SHARE = 5  # times the share that a class has in another domain
 
 
 def inspect(decoded: DecodedDataset) -> list[str]:
@@ -26,6 +27,7 @@ def inspect(decoded: DecodedDataset) -> list[str]:
         _describe_counts(inspection),
         *_describe_files(inspection),
         *_describe_missing_classes(inspection),
+        *_describe_shares(inspection),
         *_describe_domains(decoded.dataset),
     ]
 
@@ -116,6 +118,23 @@ def _describe_missing_classes(inspection: Inspection) -> list[str]:
     if small:
         sentences.append(f"Classes with fewer than {FEW_IMAGES} images are hardly learnt: {some(small)}.")
     return sentences
+
+
+def _describe_shares(inspection: Inspection) -> list[str]:
+    """Name the classes that are much more frequent in one domain than in another, which hides in even totals."""
+    domains, counts = inspection.dataset.domains, inspection.counts
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    found = []
+    for name, column, of_class in zip(inspection.dataset.classes, shares.T, counts.T, strict=True):
+        most, least = int(column.argmax()), int(column.argmin())
+        if of_class[most] >= FEW_IMAGES and 0 < OTHER_SHARE * column[least] <= column[most]:
+            found.append(f"{name} ({column[most]:.0%} of {domains[most]}, {column[least]:.0%} of {domains[least]})")
+    if not found:
+        return []
+    return [
+        f"Shares of classes differ between domains: {some(found)}. A model may take the domain for a hint at the "
+        "class. --balance sampling draws the classes of every domain equally often."
+    ]
 
 
 def _describe_domains(dataset: Dataset) -> list[str]:

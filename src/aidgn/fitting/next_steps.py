@@ -32,7 +32,10 @@ def advise(
             "is too high with them."
         )
     if pictures.labels:
-        steps.append("Look at the doubtful pictures below, correct the wrong labels and run the same command again.")
+        steps.append(
+            "Look at the first doubtful pictures below. Where the label is wrong, correct it; then run the same "
+            "command again."
+        )
     if expectations:
         steps += _advise_by_results(expectations)
     counts = dataset.count_images().sum(0)
@@ -54,7 +57,10 @@ def _advise_by_results(expectations: Expectations) -> list[str]:
     sites = len(accuracies)
     if sites < MANY_SITES:
         more = expectations.accuracies.interval(more_sites=3)
-        effect = f": three more would give between {more}, if they are like these" if more else ""
+        effect = ""
+        if more:
+            effect = f": three more would give between {more}, if they are like these"
+            effect += ", which differ much" if more.is_wide else ""
         steps.append(f"Add pictures of more sites{effect}. So few as {sites} say little about the next one.")
     means = {name: float(np.mean(values)) for name, values in accuracies.items()}
     worst = min(means, key=means.__getitem__)

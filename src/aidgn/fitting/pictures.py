@@ -40,11 +40,12 @@ class DoubtfulPictures:
         """Describe the pictures, a sentence or two for each kind."""
         sentences = []
         if self.labels:
+            total = f" of {len(self.out_of_site.files)}" if self.out_of_site else ""
             examples = (f"{doubt.file} (looks like {doubt.suggestion})" for doubt in self.labels)
             sentences.append(
-                f"{plural(len(self.labels), 'label')} doubted by models that never saw their site, the most doubtful "
-                f"first: {some(examples)}. Many of these will be errors of the models, so look at the first ones; "
-                "doubtful.csv has all."
+                f"{plural(len(self.labels), 'label')}{total} doubted by models that never saw their site, the most "
+                f"doubtful first: {some(examples)}. Many of these will be errors of the models, so look at the first "
+                "ones; doubtful.csv has all."
             )
         if self.copies:
             pairs = (f"{copy.first} = {copy.second}" for copy in self.copies)

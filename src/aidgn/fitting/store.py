@@ -95,6 +95,7 @@ class FitFolder:
         findings: Sequence[str],
         next_steps: Sequence[str],
         class_metrics: Mapping[str, ClassMetrics] | None = None,
+        mistakes: Sequence[tuple[str, str, int, int]] = (),
     ) -> None:
         """Write summary.json, REPORT.md, and CSV files of doubtful pictures.
 
@@ -104,6 +105,7 @@ class FitFolder:
             findings: Findings and plan, a sentence each.
             next_steps: What to do next, a sentence each.
             class_metrics: Metrics by class at all left-out sites together.
+            mistakes: Most frequent confusions there: class, taken for, pictures, pictures of the class.
         """
         by_class = class_metrics or {}
         counts = dataset.count_images()
@@ -142,6 +144,7 @@ class FitFolder:
             estimates=result.estimates,
             expectations=result.expectations,
             class_metrics=by_class,
+            mistakes=mistakes,
             counts_by_class=list(zip(dataset.classes, counts.T.tolist(), strict=True)),
         )
         write_text(self.report, report + "\n")

@@ -237,8 +237,9 @@ def fit(
     if refit:
         seen_accuracy = statistics.fmean(evaluation.validation for evaluation in selected)
     next_steps = advise(dataset, expectations, pictures, metric, shlex.quote(str(place.model)))
+    accuracies = expectations.accuracies if expectations else None
     summary = [
-        *summarize(estimates, chosen, seen_accuracy, len(dataset.classes), metric),
+        *summarize(estimates, chosen, seen_accuracy, len(dataset.classes), metric, accuracies),
         *(describe_expectations(expectations) if expectations else []),
         *([REFIT.format(steps=final.steps)] if refit else []),
         *place.describe_replaced(final, dataset),
@@ -253,8 +254,8 @@ def fit(
         place.path, estimates, seen_accuracy, findings, summary, final, predictions, None, expectations, pictures
     )
     place.page.unlink(missing_ok=True)  # of an earlier fit
-    class_metrics = overview.class_metrics if predictions else None
-    place.write(dataset, result, [*findings, str(plan)], next_steps, class_metrics)
+    known = (overview.class_metrics, overview.mistakes) if predictions else ()
+    place.write(dataset, result, [*findings, str(plan)], next_steps, *known)
     for sentence in summary:
         on_message(sentence)
     if not report:

@@ -21,6 +21,7 @@ from scipy.special import stdtr, stdtrit
 from aidgn.errors import plural
 
 LEVEL = 0.9  # nine new sites in ten
+WIDE = 0.8  # width of an interval that says hardly anything
 FEWEST_SITES = 3  # with two, the factor of the standard deviation is 7.7, and no accuracy is excluded
 
 
@@ -43,6 +44,11 @@ class Interval:
     def __str__(self) -> str:
         return f"{percent(self.low)} and {percent(self.high)}"
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether hardly any accuracy is outside."""
+        return self.high - self.low >= WIDE
+
 
 @dataclass(frozen=True)
 class SiteAccuracies:
@@ -61,17 +67,23 @@ class SiteAccuracies:
         """The mean over sites of the mean over trials."""
         return float(np.mean([np.mean(values) for values in self.accuracies.values()]))
 
-    def describe(self) -> str:
-        """Say what to expect at a new site, or that the sites are too few."""
+    def describe(self, model: str = "") -> str:
+        """Say what to expect at a new site, or that the sites are too few.
+
+        Args:
+            model: Which model this is said of, such as " with ERM".
+        """
         sites, interval = len(self.accuracies), self.interval()
         if interval is None:
             return (
                 f"{plural(sites, 'site')} are too few for an interval around {percent(self.mean)}: nothing honest can "
                 f"be said about the next one. {FEWEST_SITES} or more make one possible."
             )
+        wide = " Sites that differ this much exclude hardly any accuracy." if interval.is_wide else ""
         return (
-            f"Expect {percent(self.mean)}, at nine new sites in ten between {interval} ({plural(sites, 'site')}, "
-            f"{sum(self.images.values())} pictures), if new sites differ from these as they differ from each other."
+            f"Expect {percent(self.mean)}{model}, at nine new sites in ten between {interval} "
+            f"({plural(sites, 'site')}, {sum(self.images.values())} pictures), if new sites differ from these as they "
+            f"differ from each other.{wide}"
         )
 
     def interval(self, level: float = LEVEL, more_sites: int = 0) -> Interval | None:
