@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Precision:
-    """How networks compute.
+    """How networks compute."""
 
-    Args:
-        autocast: Name of the dtype of autocast; None computes in the dtype of weights and images.
-        tf32: Whether float32 matrix products and convolutions may use TF32.
-    """
-
-    autocast: str | None
-    tf32: bool
+    autocast: str | None  # name of the dtype of autocast; None computes in the dtype of weights and images
+    tf32: bool  # whether float32 matrix products and convolutions may use TF32
 
 
 PRECISIONS = {

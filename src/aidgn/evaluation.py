@@ -34,21 +34,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The accuracy at the new site and the one that `fit` promised.
+    """The accuracy at the new site and the one that `fit` promised."""
 
-    Args:
-        promised: Mean accuracy at the sites that `fit` left out.
-        interval: Promised interval; None with too few sites.
-        chance: Chance that a new site like those differs from their mean at least as much; None with too few sites.
-        verdict: "within", "below" or "above" the promise; "unknown" with too few sites.
-        sites: Number of sites that `fit` left out.
-    """
-
-    promised: float
-    interval: Interval | None
+    promised: float  # mean accuracy at the sites that `fit` left out
+    interval: Interval | None  # promised interval; None with too few sites
+    # Chance that a new site like those differs from their mean at least as much; None with too few sites
     chance: float | None
-    verdict: str
-    sites: int
+    verdict: str  # "within", "below" or "above" the promise; "unknown" with too few sites
+    sites: int  # number of sites that `fit` left out
 
     @classmethod
     def of(cls, accuracies: SiteAccuracies, accuracy: float, images: int) -> "Comparison":
@@ -75,17 +68,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Bin:
-    """Pictures whose label has a similar probability.
+    """Pictures whose label has a similar probability."""
 
-    Args:
-        images: Number of pictures.
-        confidence: Mean probability of their labels.
-        accuracy: Share of right labels.
-    """
-
-    images: int
-    confidence: float
-    accuracy: float
+    images: int  # number of pictures
+    confidence: float  # mean probability of their labels
+    accuracy: float  # share of right labels
 
 
 @dataclass(frozen=True, eq=False)

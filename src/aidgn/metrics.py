@@ -111,19 +111,12 @@ def are_uneven(class_images: Sequence[int] | Integers) -> bool:
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """The metrics of a class.
+    """The metrics of a class."""
 
-    Args:
-        images: Number of images of the class.
-        accuracy: Share of them with the right label (recall); None without images.
-        precision: Share of right ones among the images with this label; None without such images.
-        f1: 2 hits / (images + images with this label); None with neither.
-    """
-
-    images: int
-    accuracy: float | None
-    precision: float | None
-    f1: float | None
+    images: int  # number of images of the class
+    accuracy: float | None  # share of them with the right label (recall); None without images
+    precision: float | None  # share of right ones among the images with this label; None without such images
+    f1: float | None  # 2 hits / (images + images with this label); None with neither
 
 
 def measure_classes(confusion: Integers) -> list[ClassMetrics]:

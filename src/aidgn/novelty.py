@@ -33,16 +33,11 @@ class Novelty:
     (theta - median) / (q95 - median) of the angles, with quantiles over the n + 1. The p-value is the share of scores
     that are at least as large as the new one. If the new image comes from the same distribution as the n,
     P(p <= a) <= a for every a, exactly.
-
-    Attributes:
-        norms: float64 [n].
-        angles: In radians, float64 [n].
-        weight: Class vectors [features, C]; None: only norms are compared.
     """
 
-    norms: np.ndarray
-    angles: np.ndarray
-    weight: np.ndarray | None
+    norms: np.ndarray  # float64 [n]
+    angles: np.ndarray  # in radians, float64 [n]
+    weight: np.ndarray | None  # class vectors [features, C]; None: only norms are compared
     _sorted_scores: dict[bytes, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # by quantiles
 
     @classmethod

@@ -15,18 +15,13 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 @dataclass(frozen=True)
 class Optimization:
-    """Settings of a run that are the same for every algorithm.
+    """Settings of a run that are the same for every algorithm."""
 
-    Args:
-        optimizer: `adam`, whose weight decay is added to the gradient of every parameter, or `adamw`, whose weight
-            decay shrinks weights directly and leaves out biases, scales of norms and what the network names.
-        layer_decay: Learning rate of a layer of the network relative to that of the layer after it.
-        parts: Number of parts of a batch that pass through the network one after the other.
-    """
-
+    # `adam`, whose weight decay is added to the gradient of every parameter, or `adamw`, whose weight decay shrinks
+    # weights directly and leaves out biases, scales of norms and what the network names
     optimizer: str = "adam"
-    layer_decay: float = 1.0
-    parts: int = 1
+    layer_decay: float = 1.0  # learning rate of a layer of the network relative to that of the layer after it
+    parts: int = 1  # number of parts of a batch that pass through the network one after the other
 
     @property
     def changes_optimizers(self) -> bool:

@@ -38,37 +38,22 @@ Values = dict[Pair, float]
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two algorithms, the one with the better mean first.
+    """The difference of two algorithms, the one with the better mean first."""
 
-    Args:
-        first: Algorithm with the better mean.
-        second: The other algorithm.
-        trials: Trials that both have on every target; of several data sets the fewest.
-        pairs: Number of pairs (target, trial) in these trials.
-        mean: Mean of first minus second; in points if the metric is a share. NaN without pairs.
-        low: Lower end of the 95 % interval of the mean (Student's t over pairs); None if there is no test.
-        high: Its upper end.
-        p: p-value of the permutation test; None if there is no test.
-        p_holm: p-value corrected for the number of tests (Holm 1979).
-        wins: Pairs in which the first is better.
-        losses: Pairs in which the second is better.
-        targets: Mean difference by (data set, target).
-        draws: Largest number of draws of hyper-parameters that one result of the first and of the second was chosen
-            from.
-    """
-
-    first: str
-    second: str
-    trials: int
-    pairs: int
+    first: str  # algorithm with the better mean
+    second: str  # the other algorithm
+    trials: int  # trials that both have on every target; of several data sets the fewest
+    pairs: int  # number of pairs (target, trial) in these trials
+    # Mean of first minus second; in points if the metric is a share. NaN without pairs.
     mean: float
-    low: float | None
-    high: float | None
-    p: float | None
-    p_holm: float | None
-    wins: int
-    losses: int
-    targets: dict[tuple[str, int], float]
+    low: float | None  # lower end of the 95 % interval of the mean (Student's t over pairs); None if there is no test
+    high: float | None  # its upper end
+    p: float | None  # p-value of the permutation test; None if there is no test
+    p_holm: float | None  # p-value corrected for the number of tests (Holm 1979)
+    wins: int  # pairs in which the first is better
+    losses: int  # pairs in which the second is better
+    targets: dict[tuple[str, int], float]  # mean difference by (data set, target)
+    # Largest number of draws of hyper-parameters that one result of the first and of the second was chosen from
     draws: tuple[int, int]
 
     @property
@@ -97,19 +82,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Average ranks over pairs (target, trial), 1 for the best (Demšar 2006).
+    """Average ranks over pairs (target, trial), 1 for the best (Demšar 2006)."""
 
-    Args:
-        averages: Average rank by algorithm, the best first.
-        blocks: Number of pairs that were ranked.
-        p: p-value of Friedman's test that all algorithms are alike; None for two algorithms.
-        critical_difference: Ranks that are further apart differ clearly (Nemenyi's test at 5 %).
-    """
-
-    averages: dict[str, float]
-    blocks: int
-    p: float | None
-    critical_difference: float
+    averages: dict[str, float]  # average rank by algorithm, the best first
+    blocks: int  # number of pairs that were ranked
+    p: float | None  # p-value of Friedman's test that all algorithms are alike; None for two algorithms
+    critical_difference: float  # ranks that are further apart differ clearly (Nemenyi's test at 5 %)
 
     def groups(self) -> list[list[str]]:
         """Return the largest groups of algorithms whose ranks are too close to tell them apart."""
@@ -125,21 +103,13 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of all algorithms on a data set, or over several.
+    """The comparison of all algorithms on a data set, or over several."""
 
-    Args:
-        dataset: Name of the data set; None for several.
-        metric: A key of `aidgn.metrics.METRICS`.
-        differences: Every two algorithms; those with the largest difference first.
-        ranks: Average ranks; None if there are fewer than two algorithms with enough trials.
-        left_out: Algorithms with too few trials for a test, with the number.
-    """
-
-    dataset: str | None
-    metric: str
-    differences: list[Difference]
-    ranks: Ranks | None
-    left_out: dict[str, int]
+    dataset: str | None  # name of the data set; None for several
+    metric: str  # a key of `aidgn.metrics.METRICS`
+    differences: list[Difference]  # every two algorithms; those with the largest difference first
+    ranks: Ranks | None  # average ranks; None if there are fewer than two algorithms with enough trials
+    left_out: dict[str, int]  # algorithms with too few trials for a test, with the number
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -18,44 +18,26 @@ from aidgn.new_site.calibration import choose_temperature, log_probabilities
 
 @dataclass(frozen=True)
 class DoubtfulLabel:
-    """A picture whose label looks wrong.
+    """A picture whose label looks wrong."""
 
-    Args:
-        file: Its path relative to the data set's folder.
-        site: Its site.
-        label: Its class, as labelled.
-        suggestion: The class that it looks like.
-        label_probability: Calibrated probability of the class as labelled.
-        suggestion_probability: Calibrated probability of the class that it looks like.
-    """
-
-    file: str
+    file: str  # its path relative to the data set's folder
     site: str
-    label: str
-    suggestion: str
-    label_probability: float
-    suggestion_probability: float
+    label: str  # its class, as labelled
+    suggestion: str  # the class that it looks like
+    label_probability: float  # calibrated probability of the class as labelled
+    suggestion_probability: float  # calibrated probability of the class that it looks like
 
 
 @dataclass(frozen=True, eq=False)
 class OutOfSite:
-    """The calibrated probabilities of pictures by networks that never saw their site, means over trials.
+    """The calibrated probabilities of pictures by networks that never saw their site, means over trials."""
 
-    Args:
-        files: Paths relative to the data set's folder.
-        sites: Site of each picture, index into `site_names`.
-        labels: Class of each picture as labelled, index into `class_names`.
-        probabilities: [N, C].
-        site_names: Names of the sites.
-        class_names: Names of the classes.
-    """
-
-    files: list[str]
-    sites: np.ndarray
-    labels: np.ndarray
-    probabilities: np.ndarray
-    site_names: list[str]
-    class_names: list[str]
+    files: list[str]  # paths relative to the data set's folder
+    sites: np.ndarray  # site of each picture, index into `site_names`
+    labels: np.ndarray  # class of each picture as labelled, index into `class_names`
+    probabilities: np.ndarray  # [N, C]
+    site_names: list[str]  # names of the sites
+    class_names: list[str]  # names of the classes
 
     @property
     def header(self) -> list[str]:

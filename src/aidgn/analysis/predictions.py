@@ -25,39 +25,23 @@ ARRAYS = ("labels", "domains", "unseen", "validation", "logits", "scores")  # wi
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predictions of a run for N images that it was not trained on.
+    """Predictions of a run for N images that it was not trained on."""
 
-    Args:
-        files: Paths relative to the data set's folder.
-        labels: True class of each image, int64 [N], index into `class_names`.
-        domains: Domain (site) of each image, int64 [N], index into `domain_names`.
-        unseen: Whether the run never saw the domain, bool [N]; the others are validation images of the sources.
-        validation: Whether the image is in the validation fifth of its domain, bool [N].
-        logits: float32 [N, C].
-        scores: Scores of `aidgn.trust.SCORES`, float64 [N, K].
-        score_names: Names of the K scores.
-        class_names: Names of the C classes.
-        domain_names: Names of all domains.
-        targets: Domains that the run never saw.
-        algorithm: Label of the algorithm.
-        trial: Seed of the splits.
-        model: sha256 of the weights file.
-    """
-
-    files: list[str]
-    labels: np.ndarray
-    domains: np.ndarray
+    files: list[str]  # paths relative to the data set's folder
+    labels: np.ndarray  # true class of each image, int64 [N], index into `class_names`
+    domains: np.ndarray  # domain (site) of each image, int64 [N], index into `domain_names`
+    # Whether the run never saw the domain, bool [N]; the others are validation images of the sources
     unseen: np.ndarray
-    validation: np.ndarray
-    logits: np.ndarray
-    scores: np.ndarray
-    score_names: list[str]
-    class_names: list[str]
-    domain_names: list[str]
-    targets: list[str]
-    algorithm: str
-    trial: int
-    model: str
+    validation: np.ndarray  # whether the image is in the validation fifth of its domain, bool [N]
+    logits: np.ndarray  # float32 [N, C]
+    scores: np.ndarray  # scores of `aidgn.trust.SCORES`, float64 [N, K]
+    score_names: list[str]  # names of the K scores
+    class_names: list[str]  # names of the C classes
+    domain_names: list[str]  # names of all domains
+    targets: list[str]  # domains that the run never saw
+    algorithm: str  # label of the algorithm
+    trial: int  # seed of the splits
+    model: str  # sha256 of the weights file
 
     def __len__(self) -> int:
         return len(self.labels)

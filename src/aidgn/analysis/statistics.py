@@ -16,23 +16,14 @@ BOOTSTRAPS = 200
 
 @dataclass(frozen=True)
 class Shift:
-    """How far domains are apart within classes.
-
-    Args:
-        effect: The distance.
-        low: Lower end of its 90 % interval.
-        high: Upper end of its 90 % interval.
-        p: p-value of the permutation test.
-        p_holm: The same, corrected for the other tests of the diagnosis.
-        classes: Effect and p-value, corrected over the classes, by class.
-    """
+    """How far domains are apart within classes."""
 
     effect: float
-    low: float
-    high: float
-    p: float
-    p_holm: float
-    classes: dict[int, tuple[float, float]]
+    low: float  # lower end of its 90 % interval
+    high: float  # upper end of its 90 % interval
+    p: float  # p-value of the permutation test
+    p_holm: float  # the same, corrected for the other tests of the diagnosis
+    classes: dict[int, tuple[float, float]]  # effect and p-value, corrected over the classes, by class
 
     @property
     def size(self) -> str:

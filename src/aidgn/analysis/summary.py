@@ -13,17 +13,11 @@ from aidgn.errors import some
 
 
 class Sentence(NamedTuple):
-    """A statement of a diagnosis.
-
-    Args:
-        text: The statement.
-        main: Whether it is about the two assumptions, and not a description or the method.
-        detail: Whether it belongs to the sentence before.
-    """
+    """A statement of a diagnosis."""
 
     text: str
-    main: bool = False
-    detail: bool = False
+    main: bool = False  # whether it is about the two assumptions, and not a description or the method
+    detail: bool = False  # whether it belongs to the sentence before
 
     def __str__(self) -> str:
         return "  " * self.detail + self.text

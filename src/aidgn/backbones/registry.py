@@ -24,17 +24,11 @@ NOT_BACKBONES = ("squeezenet", "googlenet", "inception")
 
 @dataclass(frozen=True)
 class Network:
-    """A network without its classifier.
+    """A network without its classifier."""
 
-    Attributes:
-        module: The network [B, in_channels, H, W] -> [B, num_features].
-        classifier: Names of the removed classifier layers, which a file of weights may have.
-        inputs: Names of the convolutions that receive the image.
-    """
-
-    module: nn.Module
-    classifier: Sequence[str]
-    inputs: Sequence[str]
+    module: nn.Module  # the network [B, in_channels, H, W] -> [B, num_features]
+    classifier: Sequence[str]  # names of the removed classifier layers, which a file of weights may have
+    inputs: Sequence[str]  # names of the convolutions that receive the image
 
 
 def create(

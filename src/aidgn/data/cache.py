@@ -28,31 +28,18 @@ log = logging.getLogger("aidgn")
 
 @dataclass(frozen=True, eq=False)
 class DecodedDataset:
-    """A data set with its pixels: image i is in the top left corner of the slot `pixels[rows[i]]`, the rest is 0.
+    """A data set with its pixels: image i is in the top left corner of the slot `pixels[rows[i]]`, the rest is 0."""
 
-    Args:
-        dataset: The data set without broken files.
-        pixels: Slots, uint8 [rows, S, S, 3], read-only.
-        rows: Slot of each image, int64 [N].
-        geometry: Stored height and width, upright original height and width of each image, int32 [N, 4].
-        content: Digest of the content of all images, in order.
-        digests: Digest of the content of each image.
-        checksums: CRC-32 of the slot of each image.
-        skipped: Broken files that were left out.
-        reasons: What is wrong with each of these files.
-        decoded: Number of images that this call decoded.
-    """
-
-    dataset: Dataset
-    pixels: np.ndarray
-    rows: np.ndarray
-    geometry: np.ndarray
-    content: str
-    digests: Sequence[str]
-    checksums: Sequence[int] = ()
-    skipped: Sequence[str] = ()
-    reasons: Sequence[str] = ()
-    decoded: int = 0
+    dataset: Dataset  # without broken files
+    pixels: np.ndarray  # slots, uint8 [rows, S, S, 3], read-only
+    rows: np.ndarray  # slot of each image, int64 [N]
+    geometry: np.ndarray  # stored height and width, upright original height and width of each image, int32 [N, 4]
+    content: str  # digest of the content of all images, in order
+    digests: Sequence[str]  # digest of the content of each image
+    checksums: Sequence[int] = ()  # CRC-32 of the slot of each image
+    skipped: Sequence[str] = ()  # broken files that were left out
+    reasons: Sequence[str] = ()  # what is wrong with each of these files
+    decoded: int = 0  # number of images that this call decoded
 
     @property
     def slot(self) -> int:

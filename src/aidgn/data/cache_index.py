@@ -30,25 +30,15 @@ LARGER = -2  # in place of a row: the image is larger than a slot that can still
 
 
 class CacheEntry(NamedTuple):
-    """What is known of one image file.
+    """What is known of one image file."""
 
-    Args:
-        file: Path below the data set's root.
-        stamp: See `stamp_of`; empty if the content must be compared next time.
-        digest: Digest of the content; empty if the file could not be read.
-        row: Slot in the pixel file.
-        geometry: Stored height and width, original height and width.
-        checksum: CRC-32 of the slot.
-        reason: Why the file is broken.
-    """
-
-    file: str
-    stamp: Sequence[int]
-    digest: str
-    row: int = BROKEN
-    geometry: Sequence[int] = (0, 0, 0, 0)
-    checksum: int = 0
-    reason: str = ""
+    file: str  # path below the data set's root
+    stamp: Sequence[int]  # see `stamp_of`; empty if the content must be compared next time
+    digest: str  # digest of the content; empty if the file could not be read
+    row: int = BROKEN  # slot in the pixel file
+    geometry: Sequence[int] = (0, 0, 0, 0)  # stored height and width, original height and width
+    checksum: int = 0  # CRC-32 of the slot
+    reason: str = ""  # why the file is broken
 
 
 def stamp_of(path: str) -> list[int]:
@@ -74,22 +64,14 @@ class CacheIndex:
     """A file of lines `CRC-32 JSON`: a header, then batches of entries, of which the last for a file counts.
 
     The lines from the first wrong checksum on, the torn end of an interrupted write, are ignored.
-
-    Args:
-        path: The index file.
-        number: Number of the pixel file.
-        slot: Side of a slot.
-        entries: The last entry of each file.
-        end: Bytes of the valid lines.
-        map: The pixels, uint8 [rows, slot, slot, 3], read-only.
     """
 
-    path: Path
-    number: int
-    slot: int
-    entries: dict[str, CacheEntry]
-    end: int
-    map: np.ndarray
+    path: Path  # the index file
+    number: int  # number of the pixel file
+    slot: int  # side of a slot
+    entries: dict[str, CacheEntry]  # the last entry of each file
+    end: int  # bytes of the valid lines
+    map: np.ndarray  # the pixels, uint8 [rows, slot, slot, 3], read-only
 
     index_name: ClassVar[str] = "index"  # these begin the names of the files
     lock_name: ClassVar[str] = "lock"

@@ -18,23 +18,14 @@ from aidgn.errors import AidgnError, FormatError
 
 
 class ImageFormat(NamedTuple):
-    """A format of image files.
+    """A format of image files."""
 
-    Args:
-        name: Name for people.
-        suffixes: Suffixes of its files.
-        paged: Whether a file may hold several pictures that are no animation.
-        module: Reads it, where Pillow alone does not.
-        install: The command that installs this module.
-        start: How the content starts, where Pillow alone does not read it.
-    """
-
-    name: str
-    suffixes: tuple[str, ...]
-    paged: bool = False
-    module: str = ""
-    install: str = ""
-    start: Pattern[bytes] | None = None
+    name: str  # name for people
+    suffixes: tuple[str, ...]  # suffixes of its files
+    paged: bool = False  # whether a file may hold several pictures that are no animation
+    module: str = ""  # reads it, where Pillow alone does not
+    install: str = ""  # the command that installs this module
+    start: Pattern[bytes] | None = None  # how the content starts, where Pillow alone does not read it
 
 
 # By Pillow's names. No other format is tried, whatever a file's suffix: some of Pillow's decoders start other programs.

@@ -17,19 +17,12 @@ from aidgn.errors import AidgnError, did_you_mean, some
 
 @dataclass(frozen=True, eq=False)
 class LabelledPictures:
-    """Pictures of one site with their labels.
+    """Pictures of one site with their labels."""
 
-    Args:
-        name: Name of the site.
-        files: Paths.
-        labels: Index into the model's classes, int64 [N].
-        ignored: Other files that were found.
-    """
-
-    name: str
-    files: list[str]
-    labels: np.ndarray
-    ignored: list[str]
+    name: str  # name of the site
+    files: list[str]  # paths
+    labels: np.ndarray  # index into the model's classes, int64 [N]
+    ignored: list[str]  # other files that were found
 
 
 def find_labelled(

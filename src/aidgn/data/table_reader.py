@@ -28,19 +28,12 @@ class ImageBytes:
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of a table.
+    """The columns of a table."""
 
-    Args:
-        place: The file, for messages.
-        folder: Folder that files are relative to.
-        columns: Values of each row by name of the column; None where the table has no value.
-        first_line: Number of the first row in the file, as an editor shows it.
-    """
-
-    place: str
-    folder: Path
-    columns: dict[str, list[Any]]
-    first_line: int = 1
+    place: str  # the file, for messages
+    folder: Path  # folder that files are relative to
+    columns: dict[str, list[Any]]  # values of each row by name of the column; None where the table has no value
+    first_line: int = 1  # number of the first row in the file, as an editor shows it
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))

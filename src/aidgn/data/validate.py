@@ -23,33 +23,20 @@ Groups = list[list[str]]  # files with the same pixels
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What is in a data set and what is wrong with it.
-
-    Args:
-        dataset: The data set.
-        counts: Images of each domain and class.
-        broken: Unreadable files, each with the reason.
-        across_domains: Groups of files with the same pixels in several domains: target images among the sources.
-        across_split: ... in one domain, in training and in validation (trial 0).
-        across_classes: ... in several classes.
-        within_domains: ... in one domain and class, on one side of the split.
-        published: The published copy that `counts` were compared with; None if no counts are published.
-        differences: Differences from the published copy.
-        refusals: Why `fit` would not train on the data set.
-        paged: Files with several pages, of which the first is used.
-    """
+    """What is in a data set and what is wrong with it."""
 
     dataset: Dataset
-    counts: np.ndarray
-    broken: list[tuple[str, str]]
-    across_domains: Groups
-    across_split: Groups
-    across_classes: Groups
-    within_domains: Groups
-    published: str | None = None
-    differences: Sequence[str] = ()
-    refusals: Sequence[str] = ()
-    paged: Sequence[str] = ()
+    counts: np.ndarray  # images of each domain and class
+    broken: list[tuple[str, str]]  # unreadable files, each with the reason
+    # Groups of files with the same pixels
+    across_domains: Groups  # in several domains: target images among the sources
+    across_split: Groups  # in one domain, in training and in validation (trial 0)
+    across_classes: Groups  # in several classes
+    within_domains: Groups  # in one domain and class, on one side of the split
+    published: str | None = None  # the published copy that `counts` were compared with; None if no counts are published
+    differences: Sequence[str] = ()  # differences from the published copy
+    refusals: Sequence[str] = ()  # why `fit` would not train on the data set
+    paged: Sequence[str] = ()  # files with several pages, of which the first is used
 
     @property
     def fine(self) -> bool:

@@ -24,17 +24,12 @@ log = logging.getLogger("aidgn")
 
 @dataclass(frozen=True)
 class DoubtfulPictures:
-    """Pictures to look at before believing an estimate.
+    """Pictures to look at before believing an estimate."""
 
-    Args:
-        labels: Pictures whose label looks wrong, the most doubtful first.
-        copies: Pairs of resized, recompressed or cropped copies across sites, the most similar first.
-        out_of_site: Predictions for all pictures; None with a single site.
-    """
-
-    labels: Sequence[DoubtfulLabel] = ()
+    labels: Sequence[DoubtfulLabel] = ()  # pictures whose label looks wrong, the most doubtful first
+    # Pairs of resized, recompressed or cropped copies across sites, the most similar first
     copies: Sequence[NearCopy] = ()
-    out_of_site: OutOfSite | None = None
+    out_of_site: OutOfSite | None = None  # predictions for all pictures; None with a single site
 
     def sentences(self) -> list[str]:
         """Describe the pictures, a sentence or two for each kind."""

@@ -29,15 +29,10 @@ SHARED_HYPER_PARAMETERS = ("batch_size", "resnet_dropout")  # every algorithm ha
 
 @dataclass(frozen=True)
 class FitPlan:
-    """Runs of an algorithm and of ERM: one for each unseen domain, and one on all domains.
+    """Runs of an algorithm and of ERM: one for each unseen domain, and one on all domains."""
 
-    Args:
-        estimates: Runs with an unseen domain.
-        finals: Runs on all domains by `name_of`, the preferred algorithm first.
-    """
-
-    estimates: list[RunSpec]
-    finals: dict[str, RunSpec]
+    estimates: list[RunSpec]  # runs with an unseen domain
+    finals: dict[str, RunSpec]  # runs on all domains by `name_of`, the preferred algorithm first
 
     @property
     def preferred(self) -> str:

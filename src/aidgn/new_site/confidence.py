@@ -32,17 +32,11 @@ RIDGE = 1e-4  # keeps the slope finite where a score separates right from wrong 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Predictions for N images.
+    """Predictions for N images."""
 
-    Args:
-        logits: [N, C].
-        labels: Right class of each image [N].
-        scores: Scores of trust that do not depend on the logits, by name, each [N].
-    """
-
-    logits: Floats
-    labels: Integers
-    scores: dict[str, Floats]
+    logits: Floats  # [N, C]
+    labels: Integers  # right class of each image [N]
+    scores: dict[str, Floats]  # scores of trust that do not depend on the logits, by name, each [N]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,40 +53,24 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False)
 class UnseenSite:
-    """Predictions of a run that left out one site.
+    """Predictions of a run that left out one site."""
 
-    Args:
-        site: Name of the site.
-        trial: Seed of the run.
-        unseen: Predictions for the site.
-        seen: Predictions for validation images of the other sites.
-    """
-
-    site: str
-    trial: int
-    unseen: Outputs
-    seen: Outputs
+    site: str  # name of the site
+    trial: int  # seed of the run
+    unseen: Outputs  # predictions for the site
+    seen: Outputs  # predictions for validation images of the other sites
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """A model's probabilities at a new site, and the chance that a label is right.
+    """A model's probabilities at a new site, and the chance that a label is right."""
 
-    Args:
-        temperature: What logits are divided by.
-        score: Name of the score in `aidgn.trust.SCORES`.
-        slope: Slope of the logistic regression; 0 for the probability, which needs none.
-        intercept: Its intercept.
-        mean: Mean of the score over validation images of the sites that the model has seen.
-        deviation: Standard deviation of the score over the same images.
-    """
-
-    temperature: float
-    score: str = "probability"
-    slope: float = 0.0
+    temperature: float  # what logits are divided by
+    score: str = "probability"  # name of the score in `aidgn.trust.SCORES`
+    slope: float = 0.0  # slope of the logistic regression; 0 for the probability, which needs none
     intercept: float = 0.0
-    mean: float = 0.0
-    deviation: float = 1.0
+    mean: float = 0.0  # mean of the score over validation images of the sites that the model has seen
+    deviation: float = 1.0  # standard deviation of the score over the same images
 
     def chances(self, scores: Floats) -> Floats:
         """Return the chance that each label is right, given the scores of the pictures."""

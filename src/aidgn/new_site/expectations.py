@@ -39,63 +39,39 @@ METHODS = {
 
 @dataclass(frozen=True)
 class SiteResult:
-    """How the predictions for a site went, with temperature, score and chances fitted to the other sites.
+    """How the predictions for a site went, with temperature, score and chances fitted to the other sites."""
 
-    Args:
-        images: Number of pictures.
-        accuracy: Share of right labels.
-        nll_before: Mean negative log-likelihood without temperature.
-        nll_after: The same with the temperature.
-        ece_before: Expected calibration error without temperature.
-        ece_after: The same with the temperature.
-        score: The score of trust that the other sites chose.
-        auroc: Chance that a right prediction has more trust than a wrong one; None if all are right, or wrong.
-        surest: Accuracy on the surest pictures by their share, in the order of `SHARES`.
-        warned: Share of pictures with a warning.
-        warned_wrong: Share of the warned pictures whose label is wrong; None without warnings.
-        warned_of_wrong: Share of the wrong labels with a warning; None without wrong labels.
-        predicted: Accuracy predicted without labels by each of `METHODS`.
-    """
-
-    images: int
-    accuracy: float
-    nll_before: float
-    nll_after: float
-    ece_before: float
-    ece_after: float
-    score: str
+    images: int  # number of pictures
+    accuracy: float  # share of right labels
+    nll_before: float  # mean negative log-likelihood without temperature
+    nll_after: float  # the same with the temperature
+    ece_before: float  # expected calibration error without temperature
+    ece_after: float  # the same with the temperature
+    score: str  # the score of trust that the other sites chose
+    # Chance that a right prediction has more trust than a wrong one; None if all are right, or wrong
     auroc: float | None
-    surest: list[float]
-    warned: float
-    warned_wrong: float | None
-    warned_of_wrong: float | None
-    predicted: dict[str, float]
+    surest: list[float]  # accuracy on the surest pictures by their share, in the order of `SHARES`
+    warned: float  # share of pictures with a warning
+    warned_wrong: float | None  # share of the warned pictures whose label is wrong; None without warnings
+    warned_of_wrong: float | None  # share of the wrong labels with a warning; None without wrong labels
+    predicted: dict[str, float]  # accuracy predicted without labels by each of `METHODS`
 
 
 @dataclass(frozen=True, eq=False)
 class Expectations:
-    """What a model is expected to do at a site it never saw.
+    """What a model is expected to do at a site it never saw."""
 
-    Args:
-        accuracies: Accuracies at the sites that were left out.
-        classes: The same for the pictures of each class; sites without pictures of the class are left out.
-        confidence: The model's temperature and its chances.
-        results: Results at each site, averaged over trials.
-        seen_accuracy: Accuracy on validation images of the sites the model has seen.
-        seen_confidence: Mean chance on the same images.
-        reference: What new pictures are compared with.
-        adaptation: Accuracy at each left-out site by method of adaptation; "none" is the model as trained.
-        references: Features of training images, from `sample_references`; None unless trust is their distance.
-    """
-
-    accuracies: SiteAccuracies
+    accuracies: SiteAccuracies  # accuracies at the sites that were left out
+    # The same for the pictures of each class; sites without pictures of the class are left out
     classes: Mapping[str, SiteAccuracies]
-    confidence: Confidence
-    results: Mapping[str, SiteResult]
-    seen_accuracy: float
-    seen_confidence: float
-    reference: SiteReference | None = None
+    confidence: Confidence  # the model's temperature and its chances
+    results: Mapping[str, SiteResult]  # results at each site, averaged over trials
+    seen_accuracy: float  # accuracy on validation images of the sites the model has seen
+    seen_confidence: float  # mean chance on the same images
+    reference: SiteReference | None = None  # what new pictures are compared with
+    # Accuracy at each left-out site by method of adaptation; "none" is the model as trained
     adaptation: Mapping[str, Any] = field(default_factory=dict)
+    # Features of training images, from `sample_references`; None unless trust is their distance
     references: Floats | None = None
 
     def mean(self, name: str) -> float | None:

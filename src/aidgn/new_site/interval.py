@@ -27,19 +27,12 @@ FEWEST_SITES = 3  # with two, the factor of the standard deviation is 7.7, and n
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of accuracies.
+    """An interval of accuracies."""
 
-    Args:
-        low: Its lower end.
-        high: Its upper end.
-        level: Share of new sites that lie in the interval.
-        sites: Number of sites that the interval rests on.
-    """
-
-    low: float
-    high: float
-    level: float
-    sites: int
+    low: float  # its lower end
+    high: float  # its upper end
+    level: float  # share of new sites that lie in the interval
+    sites: int  # number of sites that the interval rests on
 
     def __str__(self) -> str:
         return f"{percent(self.low)} and {percent(self.high)}"
@@ -52,15 +45,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class SiteAccuracies:
-    """Accuracies at sites that a model never saw, as a sample of new sites.
+    """Accuracies at sites that a model never saw, as a sample of new sites."""
 
-    Args:
-        accuracies: Accuracy at each site in each trial.
-        images: Number of pictures behind each site's accuracy.
-    """
-
-    accuracies: Mapping[str, Sequence[float]]
-    images: Mapping[str, int]
+    accuracies: Mapping[str, Sequence[float]]  # accuracy at each site in each trial
+    images: Mapping[str, int]  # number of pictures behind each site's accuracy
 
     @property
     def mean(self) -> float:

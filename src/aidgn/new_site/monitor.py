@@ -16,25 +16,15 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class SiteReport:
-    """What the unlabelled pictures of a new site tell.
+    """What the unlabelled pictures of a new site tell."""
 
-    Args:
-        pictures: Number of pictures.
-        comparison: How they compare with the training sites; None for too few pictures.
-        mean_chance: Mean chance that a label is right.
-        predicted: Accuracy that is predicted without labels.
-        method: How it was predicted, one of `aidgn.new_site.expectations.METHODS`.
-        error: Mean absolute error of such predictions for the sites that were left out.
-        promised: Mean accuracy at the sites that were left out.
-    """
-
-    pictures: int
-    comparison: SiteComparison | None
-    mean_chance: float
-    predicted: float
-    method: str
-    error: float
-    promised: float
+    pictures: int  # number of pictures
+    comparison: SiteComparison | None  # how they compare with the training sites; None for too few pictures
+    mean_chance: float  # mean chance that a label is right
+    predicted: float  # accuracy that is predicted without labels
+    method: str  # how it was predicted, one of `aidgn.new_site.expectations.METHODS`
+    error: float  # mean absolute error of such predictions for the sites that were left out
+    promised: float  # mean accuracy at the sites that were left out
 
     @property
     def alarm(self) -> bool:

@@ -39,19 +39,12 @@ LEAST_MATCHED = 0.5  # share of the new pictures whose class a training site mus
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What describes pictures, from the features of validation images of the training sites.
+    """What describes pictures, from the features of validation images of the training sites."""
 
-    Args:
-        center: Mean feature [n].
-        components: Principal components [n, K].
-        mean: Mean of each description [D].
-        deviation: Standard deviation of each description [D].
-    """
-
-    center: Floats
-    components: Floats
-    mean: Floats
-    deviation: Floats
+    center: Floats  # mean feature [n]
+    components: Floats  # principal components [n, K]
+    mean: Floats  # mean of each description [D]
+    deviation: Floats  # standard deviation of each description [D]
 
     @classmethod
     def fit(cls, features: Floats, logits: Floats, vectors: Floats | None) -> "Space":
@@ -88,26 +81,17 @@ def _describe(values: Floats, logits: Floats, vectors: Floats | None, center: Fl
 
 @dataclass(frozen=True)
 class SiteComparison:
-    """How the pictures of a new site compare with the training sites.
+    """How the pictures of a new site compare with the training sites."""
 
-    Args:
-        pictures: Number of pictures that were compared.
-        distance: Energy distance to the nearest training site.
-        nearest: Name of this site.
-        ratio: The distance divided by the mean distance of the sites that were left out; None if no site was.
-        farthest: The largest distance of a site that was left out, divided by their mean distance.
-        left_out: Number of sites that were left out.
-        p_value: p-value of the test whether the pictures may come from a training site or from all of them.
-        matched: The ratio for training pictures with the classes of the new ones; None if it cannot be known.
-    """
-
-    pictures: int
-    distance: float
-    nearest: str
+    pictures: int  # number of pictures that were compared
+    distance: float  # energy distance to the nearest training site
+    nearest: str  # name of this site
+    # The distance divided by the mean distance of the sites that were left out; None if no site was
     ratio: float | None
-    farthest: float | None
-    left_out: int
-    p_value: float
+    farthest: float | None  # the largest distance of a site that was left out, divided by their mean distance
+    left_out: int  # number of sites that were left out
+    p_value: float  # p-value of the test whether the pictures may come from a training site or from all of them
+    # The ratio for training pictures with the classes of the new ones; None if it cannot be known
     matched: float | None = None
 
     @property
@@ -135,18 +119,12 @@ class SiteComparison:
 
 @dataclass(frozen=True, eq=False)
 class SiteReference:
-    """What a model needs to compare new pictures with its training sites.
+    """What a model needs to compare new pictures with its training sites."""
 
-    Args:
-        space: How pictures are described.
-        samples: Descriptions of validation images of each training site.
-        distances: Distance of each site to the nearest other one, by a model that never saw it.
-        labels: Predicted class of each of these images, by site; files of earlier versions do not have it.
-    """
-
-    space: Space
-    samples: Mapping[str, Floats]
-    distances: Mapping[str, float]
+    space: Space  # how pictures are described
+    samples: Mapping[str, Floats]  # descriptions of validation images of each training site
+    distances: Mapping[str, float]  # distance of each site to the nearest other one, by a model that never saw it
+    # Predicted class of each of these images, by site; files of earlier versions do not have it
     labels: Mapping[str, Integers] = field(default_factory=dict)
 
     @classmethod

@@ -26,31 +26,20 @@ SIDE = 112  # pixels of a thumbnail
 
 @dataclass(frozen=True)
 class Overview:
-    """What the page of a fit says first.
+    """What the page of a fit says first."""
 
-    Args:
-        dataset: The pictures.
-        sentences: What to expect, a sentence each.
-        next_steps: What to do next, a sentence each.
-        expectations: What to expect at a new site; None with fewer than two sites.
-        predictions: Predictions of runs with one site unseen.
-        doubtful: Pictures whose label looks wrong.
-        copies: Copies across sites.
-        heatmaps: Where doubtful pictures speak for the class that they look like, by file.
-        thumbnails: The pictures that are shown as data: URIs, by file; from `load_thumbnails`.
-        heat: The same for heatmaps.
-    """
-
-    dataset: Dataset
-    sentences: Sequence[str]
-    next_steps: Sequence[str]
-    expectations: Expectations | None = None
-    predictions: Sequence[Predictions] = ()
-    doubtful: Sequence[DoubtfulLabel] = ()
-    copies: Sequence[NearCopy] = ()
+    dataset: Dataset  # the pictures
+    sentences: Sequence[str]  # what to expect, a sentence each
+    next_steps: Sequence[str]  # what to do next, a sentence each
+    expectations: Expectations | None = None  # what to expect at a new site; None with fewer than two sites
+    predictions: Sequence[Predictions] = ()  # predictions of runs with one site unseen
+    doubtful: Sequence[DoubtfulLabel] = ()  # pictures whose label looks wrong
+    copies: Sequence[NearCopy] = ()  # copies across sites
+    # Where doubtful pictures speak for the class that they look like, by file
     heatmaps: Mapping[str, Image.Image] = field(default_factory=dict)
+    # The pictures that are shown as data: URIs, by file; from `load_thumbnails`
     thumbnails: dict[str, str] = field(default_factory=dict)
-    heat: dict[str, str] = field(default_factory=dict)
+    heat: dict[str, str] = field(default_factory=dict)  # the same for heatmaps
 
     @property
     def shown_labels(self) -> Sequence[DoubtfulLabel]:

@@ -20,25 +20,15 @@ from aidgn.selection import METHODS, SelectionMethod, select
 
 @dataclass(frozen=True)
 class Answer:
-    """The algorithm with the highest average accuracy on a data set.
+    """The algorithm with the highest average accuracy on a data set."""
 
-    Args:
-        best: The algorithm.
-        mean: Its average accuracy in percent.
-        targets: Its accuracy by unseen domain.
-        trials: Number of trials; None if targets have different trials.
-        second: The next in the table, "" if no other algorithm has an average.
-        difference: The comparison of both, if there is one.
-        without_average: Algorithms that lack a target.
-    """
-
-    best: str
-    mean: float
-    targets: dict[str, float]
-    trials: int | None
-    second: str
-    difference: Difference | None
-    without_average: list[str]
+    best: str  # the algorithm
+    mean: float  # its average accuracy in percent
+    targets: dict[str, float]  # its accuracy by unseen domain
+    trials: int | None  # number of trials; None if targets have different trials
+    second: str  # the next in the table, "" if no other algorithm has an average
+    difference: Difference | None  # the comparison of both, if there is one
+    without_average: list[str]  # algorithms that lack a target
 
     @property
     def points(self) -> float:

@@ -29,21 +29,13 @@ SHOWN = 6  # values that a message lists
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting with several values in runs on one data set.
+    """A setting with several values in runs on one data set."""
 
-    Args:
-        name: Name of the setting in run.json, or of the hyper-parameter.
-        dataset: Name of the data set.
-        runs: Runs by the text of their value.
-        algorithm: The algorithm, if only its runs are compared.
-        hyper_parameter: Whether the setting is a hyper-parameter.
-    """
-
-    name: str
-    dataset: str
-    runs: Mapping[str, Sequence[RunRecords]]
-    algorithm: str | None = None
-    hyper_parameter: bool = False
+    name: str  # name of the setting in run.json, or of the hyper-parameter
+    dataset: str  # name of the data set
+    runs: Mapping[str, Sequence[RunRecords]]  # runs by the text of their value
+    algorithm: str | None = None  # the algorithm, if only its runs are compared
+    hyper_parameter: bool = False  # whether the setting is a hyper-parameter
 
     @property
     def mixed(self) -> list[str]:

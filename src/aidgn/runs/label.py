@@ -5,16 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Label:
-    """An algorithm as one row of a table. `str(label)` is its text, such as ERM, ERM+SMA:200 or Mine@4f1c.
+    """An algorithm as one row of a table. `str(label)` is its text, such as ERM, ERM+SMA:200 or Mine@4f1c."""
 
-    Args:
-        name: Name of the algorithm.
-        average: How its weights are averaged over steps, "sma" for example; empty for the weights as trained.
-        version: First four digits of the digest of a custom algorithm's file, if runs of several versions are compared.
-    """
-
-    name: str
-    average: str = ""
+    name: str  # name of the algorithm
+    average: str = ""  # how its weights are averaged over steps, "sma" for example; empty for the weights as trained
+    # First four digits of the digest of a custom algorithm's file, if runs of several versions are compared
     version: str = ""
 
     @classmethod

@@ -15,23 +15,15 @@ LATE = 0.1  # seconds behind the minimum rate after which a request loses its pl
 
 @dataclass(eq=False)
 class Admitted:
-    """A request with a place, from its header to its answer.
+    """A request with a place, from its header to its answer."""
 
-    Attributes:
-        network: Its sender, from `network_of`.
-        timeout: Ends the request.
-        began: Time of its header, by the clock of the event loop.
-        received: Bytes of its body so far.
-        complete: Whether its body is complete.
-        evicted: Whether it lost its place to another request.
-    """
-
-    network: str
-    timeout: asyncio.Timeout
+    network: str  # its sender, from `network_of`
+    timeout: asyncio.Timeout  # ends the request
+    # Time of its header, by the clock of the event loop
     began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    received: int = 0
-    complete: bool = False
-    evicted: bool = False
+    received: int = 0  # bytes of its body so far
+    complete: bool = False  # whether its body is complete
+    evicted: bool = False  # whether it lost its place to another request
 
     @property
     def due(self) -> float:

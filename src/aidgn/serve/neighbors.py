@@ -34,23 +34,14 @@ MAX_FEATURES_BYTES = 2 << 30  # reading a larger feature file takes longer than 
 
 @dataclass(frozen=True, eq=False)
 class LatentSpace:
-    """Features of N training images, evenly from all classes and domains. The first M have a position on the map.
+    """Features of N training images, evenly from all classes and domains. The first M have a position on the map."""
 
-    Attributes:
-        directions: Features divided by their norms, float32 [N, n].
-        labels: Class of each image, int64 [N].
-        domains: Domain of each image, int64 [N].
-        positions: t-SNE of the directions, float64 [M, 2], from 0 to 1.
-        rows: Index of each image in the data set, int64 [N].
-        dataset: The data set; None if the images are not available.
-    """
-
-    directions: np.ndarray
-    labels: np.ndarray
-    domains: np.ndarray
-    positions: np.ndarray
-    rows: np.ndarray
-    dataset: Dataset | None
+    directions: np.ndarray  # features divided by their norms, float32 [N, n]
+    labels: np.ndarray  # class of each image, int64 [N]
+    domains: np.ndarray  # domain of each image, int64 [N]
+    positions: np.ndarray  # t-SNE of the directions, float64 [M, 2], from 0 to 1
+    rows: np.ndarray  # index of each image in the data set, int64 [N]
+    dataset: Dataset | None  # the data set; None if the images are not available
 
     def locate(self, feature: np.ndarray) -> tuple[list[float], list[tuple[int, float]]]:
         """Return the position of a picture on the map, and its nearest training images with their cosine distances.

@@ -124,31 +124,18 @@ def reset_failures(out: str | Path, key: str) -> None:
 
 @dataclass
 class Attempt:
-    """One attempt at a run: the values that the lines with its id give, the last of each.
+    """One attempt at a run: the values that the lines with its id give, the last of each."""
 
-    Args:
-        id: A random name.
-        host: The machine.
-        pid: The process.
-        began: When it began.
-        first: Step at which it began, once that is known.
-        step: Last known step.
-        time: Time of that step.
-        kind: The outcome, None while it runs.
-        what: The text of the outcome.
-        step_seconds: Time per step with evaluations, without the start.
-    """
-
-    id: str
+    id: str  # a random name
     host: str = ""
     pid: int = 0
-    began: float = 0.0
-    first: int | None = None
-    step: int = 0
-    time: float = 0.0
-    kind: str | None = None
-    what: str = ""
-    step_seconds: float | None = None
+    began: float = 0.0  # when it began
+    first: int | None = None  # step at which it began, once that is known
+    step: int = 0  # last known step
+    time: float = 0.0  # time of that step
+    kind: str | None = None  # the outcome, None while it runs
+    what: str = ""  # the text of the outcome
+    step_seconds: float | None = None  # time per step with evaluations, without the start
 
 
 @dataclass

@@ -13,27 +13,17 @@ from aidgn.sweeps.timing import Speeds, in_words
 
 @dataclass
 class Status:
-    """How a sweep stands.
+    """How a sweep stands."""
 
-    Args:
-        total: Number of runs.
-        counts: Runs by status: done, running, failed, left.
-        workers: Runs in progress by machine.
-        failed: Runs that were set aside, with the last error and the number of failed attempts.
-        steps_per_second: Speed of all workers together, None if unknown.
-        seconds_left: Time until all runs are done, None if unknown.
-        unknown: Why the time left is unknown.
-        fraction: Share of all steps that are done.
-    """
-
-    total: int
-    counts: Counter[str]
-    workers: Counter[str] = field(default_factory=Counter)
+    total: int  # number of runs
+    counts: Counter[str]  # runs by status: done, running, failed, left
+    workers: Counter[str] = field(default_factory=Counter)  # runs in progress by machine
+    # Runs that were set aside, with the last error and the number of failed attempts
     failed: list[tuple[PlannedRun, str, int]] = field(default_factory=list)
-    steps_per_second: float | None = None
-    seconds_left: float | None = None
-    unknown: str = ""
-    fraction: float = 0.0
+    steps_per_second: float | None = None  # speed of all workers together, None if unknown
+    seconds_left: float | None = None  # time until all runs are done, None if unknown
+    unknown: str = ""  # why the time left is unknown
+    fraction: float = 0.0  # share of all steps that are done
 
     @property
     def over(self) -> bool:

@@ -32,31 +32,20 @@ OPTIONS = {option.name: option for option in run_options()}
 
 @dataclass
 class Sweep:
-    """Runs that were asked for, each once, and the folder they belong to.
-
-    Args:
-        folder: The folder.
-        plans: Plans of the runs.
-        specs: The resolved runs.
-        runs: The same runs as the folder lists them.
-        datasets: Data sets by the names that the plans use.
-        missing_datasets: Data sets that are not on this disk.
-        shared: By name of the data set, the precision, images and weights that all its runs must share, where known.
-        statuses: Status of each run at the last `refresh`.
-        older: Algorithms of runs in the folder that an earlier text of a custom algorithm's file made.
-        other_runs: Unfinished runs that were planned in the folder before and were not asked for now.
-    """
+    """Runs that were asked for, each once, and the folder they belong to."""
 
     folder: SweepFolder
-    plans: list[SweepPlan]
-    specs: list[RunSpec]
-    runs: list[PlannedRun]
-    datasets: dict[str, Dataset]
-    missing_datasets: list[str]
+    plans: list[SweepPlan]  # plans of the runs
+    specs: list[RunSpec]  # the resolved runs
+    runs: list[PlannedRun]  # the same runs as the folder lists them
+    datasets: dict[str, Dataset]  # data sets by the names that the plans use
+    missing_datasets: list[str]  # data sets that are not on this disk
+    # By name of the data set, the precision, images and weights that all its runs must share, where known
     shared: dict[str, dict[str, str]]
-    statuses: list[RunStatus] = field(default_factory=list)
+    statuses: list[RunStatus] = field(default_factory=list)  # status of each run at the last `refresh`
+    # Algorithms of runs in the folder that an earlier text of a custom algorithm's file made
     older: list[str] = field(default_factory=list)
-    other_runs: int = 0
+    other_runs: int = 0  # unfinished runs that were planned in the folder before and were not asked for now
 
     @classmethod
     def prepare(

@@ -28,19 +28,12 @@ Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run before its first step.
+    """A run before its first step."""
 
-    Args:
-        spec: The resolved run.
-        images: The decoded images.
-        identity: What makes it this run, also the precision and the content of the images.
-        folder: The folder of the run, which may not exist yet.
-    """
-
-    spec: RunSpec
-    images: DecodedDataset
-    identity: Mapping[str, Any]
-    folder: RunWriter
+    spec: RunSpec  # the resolved run
+    images: DecodedDataset  # the decoded images
+    identity: Mapping[str, Any]  # what makes it this run, also the precision and the content of the images
+    folder: RunWriter  # the folder of the run, which may not exist yet
 
     @property
     def dataset(self) -> Dataset:

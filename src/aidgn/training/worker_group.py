@@ -40,16 +40,11 @@ class WorkerCrash(Exception):
 
 @dataclass
 class Worker:
-    """A process of the group.
-
-    Args:
-        process: The process.
-        pipe: Receives its messages.
-        result: The folder of the run, or the exception that ended the worker; None until it reports.
-    """
+    """A process of the group."""
 
     process: subprocess.Popen
-    pipe: Connection
+    pipe: Connection  # receives its messages
+    # The folder of the run, or the exception that ended the worker; None until it reports
     result: Path | BaseException | None = None
 
 

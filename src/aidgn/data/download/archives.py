@@ -30,15 +30,10 @@ class DamagedFile(MirrorError):
 
 @dataclass
 class Limit:
-    """What the archives of a data set may still contain.
+    """What the archives of a data set may still contain."""
 
-    Args:
-        size: Bytes.
-        members: Files and folders.
-    """
-
-    size: int
-    members: int
+    size: int  # bytes
+    members: int  # files and folders
 
     def spend(self, size: int, members: int = 0) -> None:
         """Subtract what was read; an error if the limit is exceeded."""

@@ -36,21 +36,13 @@ LEAST = 60_000  # bytes in SPEED_WINDOW
 
 @dataclass(frozen=True)
 class File:
-    """A file with the same content at one or more addresses.
+    """A file with the same content at one or more addresses."""
 
-    Args:
-        name: Name on disk.
-        urls: Addresses in order of preference.
-        size: Bytes, if known.
-        digest: Checksum or its beginning: "md5:...", "sha256:...", "sha512:...".
-        limit: Most bytes that are accepted if the size is not known.
-    """
-
-    name: str
-    urls: tuple[str, ...]
-    size: int | None = None
-    digest: str = ""
-    limit: float = math.inf
+    name: str  # name on disk
+    urls: tuple[str, ...]  # addresses in order of preference
+    size: int | None = None  # bytes, if known
+    digest: str = ""  # checksum or its beginning: "md5:...", "sha256:...", "sha512:..."
+    limit: float = math.inf  # most bytes that are accepted if the size is not known
 
     @property
     def most(self) -> float:

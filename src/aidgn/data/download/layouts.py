@@ -27,21 +27,13 @@ MNIST_SEED = 0
 
 @dataclass
 class Download:
-    """What a layout function needs.
+    """What a layout function needs."""
 
-    Args:
-        files: The downloaded files, in the mirror's order.
-        folder: Where the images go.
-        info: The data set.
-        names: The mirror's own names of domains and classes, with ours.
-        limit: What the files may contain.
-    """
-
-    files: list[Path]
-    folder: Path
+    files: list[Path]  # the downloaded files, in the mirror's order
+    folder: Path  # where the images go
     info: DatasetInfo
-    names: Mapping[str, str]
-    limit: Limit
+    names: Mapping[str, str]  # the mirror's own names of domains and classes, with ours
+    limit: Limit  # what the files may contain
 
     @cached_property
     def domain_names(self) -> dict[str, str]:

@@ -9,44 +9,26 @@ from aidgn.data.registry import DATASETS, DatasetInfo
 
 @dataclass(frozen=True)
 class Mirror:
-    """One copy of a data set.
+    """One copy of a data set."""
 
-    Args:
-        title: Name in messages.
-        files: What to download.
-        arrange: Name of the function in layouts.py that arranges the files as a data set.
-        names: The copy's own names of domains and classes, with ours.
-        listing: Address of the Hugging Face API that lists parquet files, in place of `files`.
-        resolve: Address below which these files are.
-        note: How the copy differs from the published data set.
-    """
-
-    title: str
-    files: tuple[File, ...] = ()
-    arrange: str = "folders"
-    names: Mapping[str, str] = field(default_factory=dict)
-    listing: str = ""
-    resolve: str = ""
-    note: str = ""
+    title: str  # name in messages
+    files: tuple[File, ...] = ()  # what to download
+    arrange: str = "folders"  # name of the function in layouts.py that arranges the files as a data set
+    names: Mapping[str, str] = field(default_factory=dict)  # the copy's own names of domains and classes, with ours
+    listing: str = ""  # address of the Hugging Face API that lists parquet files, in place of `files`
+    resolve: str = ""  # address below which these files are
+    note: str = ""  # how the copy differs from the published data set
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set can be downloaded.
-
-    Args:
-        info: The data set.
-        mirrors: Its copies in order of preference.
-        unpacked: Bytes of all images, roughly; archives with more than twice as much are refused.
-        page: Web page for people.
-        by_hand: What a person must do with the files, if unpacking is not enough.
-    """
+    """Where a data set can be downloaded."""
 
     info: DatasetInfo
-    mirrors: tuple[Mirror, ...]
-    unpacked: int
-    page: str
-    by_hand: str = ""
+    mirrors: tuple[Mirror, ...]  # its copies in order of preference
+    unpacked: int  # bytes of all images, roughly; archives with more than twice as much are refused
+    page: str  # web page for people
+    by_hand: str = ""  # what a person must do with the files, if unpacking is not enough
 
 
 def drive(name: str, identity: str, digest: str = "", resource_key: str = "") -> File:

@@ -32,15 +32,10 @@ GRACE = 60.0  # seconds for a worker to save its run and exit
 
 @dataclass(frozen=True)
 class WorkerDevice:
-    """Where a worker computes.
+    """Where a worker computes."""
 
-    Args:
-        device: cuda or cpu.
-        visible: Value of CUDA_VISIBLE_DEVICES for the worker; None leaves it unchanged.
-    """
-
-    device: str
-    visible: str | None = None
+    device: str  # cuda or cpu
+    visible: str | None = None  # value of CUDA_VISIBLE_DEVICES for the worker; None leaves it unchanged
 
 
 @dataclass
