@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, pairwise
 from multiprocessing.connection import Connection
@@ -128,14 +129,14 @@ class Threads:
         """Do nothing: Python frees the pixels."""
 
 
+@dataclass(eq=False)
 class Worker:
     """A process with its queued tasks and its replies, both in order."""
 
-    def __init__(self, process: subprocess.Popen, connection: Connection):
-        self.process = process
-        self.connection = connection
-        self.queued: deque[list[str]] = deque()
-        self.replies: deque[list] = deque()
+    process: subprocess.Popen
+    connection: Connection
+    queued: deque[list[str]] = field(default_factory=deque)
+    replies: deque[list] = field(default_factory=deque)
 
     def send(self, store: int, slot: int, rows: list[int], files: list[str]) -> None:
         self.queued.append(files)

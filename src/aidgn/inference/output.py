@@ -5,6 +5,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aidgn.escape import for_csv
@@ -24,13 +25,13 @@ class PredictionRow(NamedTuple):
     unread: bool = False  # the file could not be read, so there is no prediction
 
 
+@dataclass
 class TableRows:
     """Rows of a table in their order, each with its prediction, or with empty cells if its file cannot be read."""
 
-    def __init__(self, columns: Mapping[str, Sequence[Any]], files: Sequence[str]):
-        self.columns = columns
-        self.files = files
-        self.number = 0
+    columns: Mapping[str, Sequence[Any]]
+    files: Sequence[str]
+    number: int = 0  # of the next row
 
     def merge(self, rows: Sequence[PredictionRow], last: bool = False) -> list[PredictionRow]:
         """Return the rows from where the last call ended, up to the last of these, or to the end of the table.

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -224,14 +225,14 @@ class RunRecords:
         return float("nan") if value is None else float(value)
 
 
+@dataclass(eq=False)
 class Records:
     """The records of many runs. Iterates over dicts in a fraction of the memory of a list."""
 
-    def __init__(self, runs: list[RunRecords], cut: int = 0, twice: int = 0, empty: Sequence[Path] = ()):
-        self.runs = runs
-        self.cut = cut  # files whose last line was cut in half by a crash; that line is ignored
-        self.twice = twice  # runs found a second time and counted once
-        self.empty = list(empty)  # folders of runs without any record yet
+    runs: list[RunRecords]
+    cut: int = 0  # files whose last line was cut in half by a crash; that line is ignored
+    twice: int = 0  # runs found a second time and counted once
+    empty: Sequence[Path] = ()  # folders of runs without any record yet
 
     @property
     def unfinished(self) -> list[Path | str]:

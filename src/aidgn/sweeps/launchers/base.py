@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,17 +92,19 @@ class ClusterLauncher(Launcher):
     cpus_per_run: int | None = option("CPUs of each worker.", minimum=1)
 
 
+@dataclass(eq=False)
 class RunQueue:
     """The runs of a launcher with workers: waiting, busy elsewhere, or set aside."""
 
-    def __init__(self, specs: "Sequence[RunSpec]", out: str | Path, retries: int, on_event: OnEvent):
-        self.specs = specs
-        self.out = out
-        self.retries = retries
-        self.on_event = on_event
-        self.waiting = deque(range(len(specs)))
-        self.busy: list[tuple[float, int]] = []  # when to try runs again that other processes train
-        self.failed: dict[int, str] = {}  # errors of runs that were set aside
+    specs: "Sequence[RunSpec]"
+    out: str | Path
+    retries: int
+    on_event: OnEvent
+    busy: list[tuple[float, int]] = field(default_factory=list)  # when to try runs again that other processes train
+    failed: dict[int, str] = field(default_factory=dict)  # errors of runs that were set aside
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(range(len(self.specs)))
 
     @property
     def empty(self) -> bool:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -68,14 +68,14 @@ def refuse_in_import() -> None:
         sys.exit(UNGUARDED)
 
 
+@dataclass(eq=False)
 class WorkerPool:
     """The workers of one sweep."""
 
-    def __init__(self, queue: RunQueue, training: dict[str, Any]):
-        self.queue = queue
-        self.training = training
-        self.workers: list[Worker] = []
-        self.stillborn = 0  # workers in a row that died before they began a run
+    queue: RunQueue
+    training: dict[str, Any]  # arguments of `train`
+    workers: list[Worker] = field(default_factory=list)
+    stillborn: int = 0  # workers in a row that died before they began a run
 
     @property
     def working(self) -> list[Worker]:
