@@ -16,19 +16,12 @@ UNEVEN = 10  # times the images of the smallest class, from which accuracy says 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is shown.
+    """How a metric is shown."""
 
-    Args:
-        title: Name in captions.
-        key: Last part of its name in records.
-        percent: Whether it is a share, shown in percent.
-        higher_is_better: Whether more is better.
-    """
-
-    title: str
-    key: str
-    percent: bool = True
-    higher_is_better: bool = True
+    title: str  # name in captions
+    key: str  # last part of its name in records
+    percent: bool = True  # whether it is a share, shown in percent
+    higher_is_better: bool = True  # whether more is better
 
     @property
     def noun(self) -> str:
@@ -57,23 +50,16 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Scores:
-    """The metrics of predictions for some images.
+    """The metrics of predictions for some images."""
 
-    Args:
-        accuracy: Share of images with the right label.
-        balanced_accuracy: Mean over classes of the accuracy on images of the class; classes without images left out.
-        macro_f1: Mean over classes of 2 hits / (images + predictions); classes without images left out, as WILDS does.
-        nll: Mean negative log-likelihood of the right labels.
-        ece: Expected calibration error, see `calibration_error`.
-        class_accuracies: Accuracy on the images of every class; None for a class without images.
-    """
-
-    accuracy: float
+    accuracy: float  # share of images with the right label
+    # Mean over classes of the accuracy on images of the class; classes without images left out
     balanced_accuracy: float
+    # Mean over classes of 2 hits / (images + predictions); classes without images left out, as WILDS does
     macro_f1: float
-    nll: float
-    ece: float
-    class_accuracies: list[float | None]
+    nll: float  # mean negative log-likelihood of the right labels
+    ece: float  # expected calibration error, see `calibration_error`
+    class_accuracies: list[float | None]  # accuracy on the images of every class; None for a class without images
 
 
 def measure(labels: Integers, predicted: Integers, confidences: Floats, losses: Floats, num_classes: int) -> Scores:

@@ -29,38 +29,25 @@ __all__ = [
 
 
 class Candidate(NamedTuple):
-    """The best record of a run.
+    """The best record of a run."""
 
-    Args:
-        validation: Validation accuracy of the record.
-        hparams_seed: Draw of the hyper-parameters. Of candidates with equal accuracy the highest draw is chosen.
-        run: The run.
-        record: Position of the record in the run.
-    """
-
-    validation: float
+    validation: float  # validation accuracy of the record
+    # Draw of the hyper-parameters. Of candidates with equal accuracy the highest draw is chosen.
     hparams_seed: int
     run: RunRecords
-    record: int
+    record: int  # position of the record in the run
 
 
 @dataclass(frozen=True)
 class SelectionMethod:
-    """A way of choosing a run and a step.
+    """A way of choosing a run and a step."""
 
-    Args:
-        title: Name in the captions of tables.
-        short_title: Name where there is little space.
-        description: What is chosen by what, without a verb or full stop.
-        candidates: Function from a target and runs to the best record of every run that the method can judge.
-        needs: A sentence on the runs that the method needs, if it needs other runs than those to choose from.
-    """
-
-    title: str
-    short_title: str
-    description: str
+    title: str  # name in the captions of tables
+    short_title: str  # name where there is little space
+    description: str  # what is chosen by what, without a verb or full stop
+    # Function from a target and runs to the best record of every run that the method can judge
     candidates: Callable[[int, list[RunRecords]], Iterator[Candidate]]
-    needs: str = ""
+    needs: str = ""  # a sentence on the runs that the method needs, if it needs other runs than those to choose from
 
 
 def _candidate(run: RunRecords, validation: float, record: int) -> Iterator[Candidate]:

@@ -25,23 +25,14 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True)
 class AdaptationMethod:
-    """A method of test-time adaptation.
+    """A method of test-time adaptation."""
 
-    Args:
-        name: Name in tables and in adaptation.jsonl.
-        title: What the method adapts, in a few words.
-        description: How the method adapts, in a sentence.
-        location: Module and class below `aidgn.adaptation`; the class is an `Adapter`.
-        settings: Settings to choose from by accuracy on source validation data.
-        needs_images: Whether the method adapts the network below the features.
-    """
-
-    name: str
-    title: str
-    description: str
-    location: str
-    settings: tuple[dict[str, Any], ...]
-    needs_images: bool = False
+    name: str  # name in tables and in adaptation.jsonl
+    title: str  # what the method adapts, in a few words
+    description: str  # how the method adapts, in a sentence
+    location: str  # module and class below `aidgn.adaptation`; the class is an `Adapter`
+    settings: tuple[dict[str, Any], ...]  # settings to choose from by accuracy on source validation data
+    needs_images: bool = False  # whether the method adapts the network below the features
 
     @property
     def adapter(self) -> Callable[..., Adapter]:

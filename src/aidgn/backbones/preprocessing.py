@@ -18,18 +18,12 @@ class Preprocessing:
     """How images were prepared for the published weights of a network.
 
     The defaults are those of many networks for ImageNet, and of all runs of version 0.1.0.
-
-    Attributes:
-        mean: Mean of each channel, subtracted from images with values from 0 to 1.
-        std: Standard deviation of each channel, which divides them afterwards.
-        interpolation: Name of the resampling filter: `bilinear` or `bicubic`.
-        input_size: Height and width of an image.
     """
 
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
-    interpolation: str = "bilinear"
-    input_size: tuple[int, int] = (224, 224)
+    mean: tuple[float, ...] = IMAGENET_MEAN  # mean of each channel, subtracted from images with values from 0 to 1
+    std: tuple[float, ...] = IMAGENET_STD  # standard deviation of each channel, which divides them afterwards
+    interpolation: str = "bilinear"  # name of the resampling filter: `bilinear` or `bicubic`
+    input_size: tuple[int, int] = (224, 224)  # height and width of an image
 
     @classmethod
     def recorded(cls, identity: Mapping[str, Any]) -> "Preprocessing":

@@ -15,47 +15,26 @@ SMALL_SIDE = 64  # a small network trained from scratch suits images of at most 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before its images are read, and the settings of its runs.
+    """What is known of a data set before its images are read, and the settings of its runs."""
 
-    Args:
-        name: Name in tables and records.
-        domains: Names of the domains, in the order of the tables.
-        letters: Short names of the domains in tables.
-        num_classes: Number of classes.
-        folder: Name of its folder on disk.
-        counts: Published images per domain; empty if none are published.
-        classes: Names of the classes; empty if the folder decides.
-        class_counts: Published images per class, by domain.
-        other_counts: Images per domain of a second accepted copy.
-        domain_aliases: Other names of domain folders.
-        image_size: Side of the network's input in pixels.
-        augment: Whether training images are augmented.
-        eval_every: Steps between evaluations.
-        steps: Training steps.
-        lr_milestones: Steps at which the learning rate is halved.
-        marker: File or folder by which its folder is known, if that is not ROOT/<domain>/<class>.
-        page: Where people get it, if `aidgn data download` cannot.
-        metric: The metric of its published tables.
-    """
-
-    name: str
-    domains: tuple[str, ...]
-    letters: tuple[str, ...]
-    num_classes: int
-    folder: str = ""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()
-    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    other_counts: Mapping[str, int] = field(default_factory=dict)
-    domain_aliases: Mapping[str, str] = field(default_factory=dict)
-    image_size: int = 224
-    augment: bool = True
-    eval_every: int = 300
-    steps: int = 5000
-    lr_milestones: tuple[int, ...] = ()
-    marker: str = ""
-    page: str = ""
-    metric: str = "accuracy"
+    name: str  # name in tables and records
+    domains: tuple[str, ...]  # names of the domains, in the order of the tables
+    letters: tuple[str, ...]  # short names of the domains in tables
+    num_classes: int  # number of classes
+    folder: str = ""  # name of its folder on disk
+    counts: Mapping[str, int] = field(default_factory=dict)  # published images per domain; empty if none are published
+    classes: tuple[str, ...] = ()  # names of the classes; empty if the folder decides
+    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # published images per class, by domain
+    other_counts: Mapping[str, int] = field(default_factory=dict)  # images per domain of a second accepted copy
+    domain_aliases: Mapping[str, str] = field(default_factory=dict)  # other names of domain folders
+    image_size: int = 224  # side of the network's input in pixels
+    augment: bool = True  # whether training images are augmented
+    eval_every: int = 300  # steps between evaluations
+    steps: int = 5000  # training steps
+    lr_milestones: tuple[int, ...] = ()  # steps at which the learning rate is halved
+    marker: str = ""  # file or folder by which its folder is known, if that is not ROOT/<domain>/<class>
+    page: str = ""  # where people get it, if `aidgn data download` cannot
+    metric: str = "accuracy"  # the metric of its published tables
 
     def matches(self, folder: str | Path) -> bool:
         """Whether a folder looks like this data set."""

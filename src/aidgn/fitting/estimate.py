@@ -30,19 +30,12 @@ def choose_metric(dataset: Dataset) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The accuracy of an algorithm on each domain, by runs that never saw the domain.
+    """The accuracy of an algorithm on each domain, by runs that never saw the domain."""
 
-    Args:
-        algorithm: Its name in tables.
-        accuracies: Accuracy by domain, the mean over trials.
-        balanced_accuracy: Mean accuracy of the classes by domain.
-        macro_f1: Macro-F1 by domain.
-    """
-
-    algorithm: str
-    accuracies: dict[str, float]
-    balanced_accuracy: dict[str, float] = field(default_factory=dict)
-    macro_f1: dict[str, float] = field(default_factory=dict)
+    algorithm: str  # its name in tables
+    accuracies: dict[str, float]  # accuracy by domain, the mean over trials
+    balanced_accuracy: dict[str, float] = field(default_factory=dict)  # mean accuracy of the classes by domain
+    macro_f1: dict[str, float] = field(default_factory=dict)  # macro-F1 by domain
 
     def values(self, metric: str) -> dict[str, float]:
         """Return the values of a metric of `CHOICES` by domain."""

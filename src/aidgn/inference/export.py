@@ -36,15 +36,10 @@ EXPORTED_METADATA = (
 
 @dataclass(frozen=True)
 class Exported:
-    """Result of `export`.
-
-    Attributes:
-        files: The files written.
-        check: Comparison of the ONNX file with the model; None without an ONNX file.
-    """
+    """Result of `export`."""
 
     files: list[Path]
-    check: OnnxCheck | None
+    check: OnnxCheck | None  # comparison of the ONNX file with the model; None without an ONNX file
 
 
 def export(

@@ -37,18 +37,12 @@ ONNX_FILE = "model.onnx"
 
 @dataclass(frozen=True)
 class OnnxCheck:
-    """How the logits of ONNX differ from the model's on the same pictures.
+    """How the logits of ONNX differ from the model's on the same pictures."""
 
-    Attributes:
-        pictures: Number of pictures.
-        real: Whether the pictures are from the data set, not generated.
-        difference: Largest difference relative to the largest logit, on pictures that are not shrunk first.
-        shrunk_difference: The same on larger pictures. Either is 0 without such pictures.
-    """
-
-    pictures: int
-    real: bool
-    difference: float
+    pictures: int  # number of pictures
+    real: bool  # whether the pictures are from the data set, not generated
+    difference: float  # largest difference relative to the largest logit, on pictures that are not shrunk first
+    # The same on larger pictures. Either is 0 without such pictures.
     shrunk_difference: float
 
     def __str__(self) -> str:

@@ -39,45 +39,29 @@ class DamagedMetadata(AidgnError):
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """The content of run.json. Values that the writing version did not know have their defaults.
+    """The content of run.json. Values that the writing version did not know have their defaults."""
 
-    Args:
-        identity: `RunSpec.identity` and the precision, which together distinguish the run from all others.
-        steps: Step at which the run is finished.
-        classes: Names of the classes.
-        class_images: Images of each class in all domains.
-        domains: Names of the domains, sources and targets.
-        image_size: Side of the network's input in pixels.
-        skipped: Images that could not be decoded and were left out.
-        root: Folder of the images at the time of training.
-        stride_first: Whether a ResNet from a file of weights has its strides in the first convolution of a block.
-        precision: Arithmetic of the training.
-        threads: Number of CPU threads. Sums depend on it, so a continued run uses the same number.
-        device: Name of the device.
-        cpu: Instruction set and model of the CPU. Sums on the CPU depend on them.
-        aidgn: Version of aidgn.
-        torch: Version of PyTorch.
-        python: Version of Python.
-        path: The file, for messages.
-    """
-
+    # `RunSpec.identity` and the precision, which together distinguish the run from all others
     identity: dict[str, Any] = field(default_factory=dict)
-    steps: int | None = None
-    classes: list[str] = field(default_factory=list)
-    class_images: list[int] = field(default_factory=list)
-    domains: list[str] = field(default_factory=list)
-    image_size: int = 0
-    skipped: list[str] = field(default_factory=list)
-    root: str | None = None
+    steps: int | None = None  # step at which the run is finished
+    classes: list[str] = field(default_factory=list)  # names of the classes
+    class_images: list[int] = field(default_factory=list)  # images of each class in all domains
+    domains: list[str] = field(default_factory=list)  # names of the domains, sources and targets
+    image_size: int = 0  # side of the network's input in pixels
+    skipped: list[str] = field(default_factory=list)  # images that could not be decoded and were left out
+    root: str | None = None  # folder of the images at the time of training
+    # Whether a ResNet from a file of weights has its strides in the first convolution of a block
     stride_first: bool | None = None
-    precision: str = ""
+    precision: str = ""  # arithmetic of the training
+    # Number of CPU threads. Sums depend on it, so a continued run uses the same number.
     threads: int | None = None
-    device: str = ""
+    device: str = ""  # name of the device
+    # Instruction set and model of the CPU. Sums on the CPU depend on them.
     cpu: str = ""
-    aidgn: str = ""
-    torch: str = ""
-    python: str = ""
-    path: Path = field(default=Path(names.METADATA), compare=False)
+    aidgn: str = ""  # version of aidgn
+    torch: str = ""  # version of PyTorch
+    python: str = ""  # version of Python
+    path: Path = field(default=Path(names.METADATA), compare=False)  # the file, for messages
 
     @classmethod
     def read(cls, path: Path) -> "RunMetadata":

@@ -27,34 +27,22 @@ CHOICES = {ACCURACY: "accuracy", "balanced": "balanced_accuracy", "macro-f1": "m
 
 @dataclass(frozen=True)
 class Option:
-    """What commands and checks know about one option, a field of `RunOptions` or of a launcher.
+    """What commands and checks know about one option, a field of `RunOptions` or of a launcher."""
 
-    Args:
-        help: The sentence that `--help` shows.
-        default_help: What applies when the option is not given; by default the number that the option then has.
-        metavar: Placeholder of the value in `--help`.
-        minimum: Smallest value of a number.
-        above: Whether a number must be larger than `minimum`.
-        maximum: Largest value of a whole number.
-        pattern: Regular expression that a text must match.
-        flag: Option on the command line, if the name differs from the field's.
-        aliases: Other names of the field that commands, plan files and Python functions accept.
-        may_differ: Whether runs in one sweep folder may have different values. If not, sweeps refuse a mixture, and
-            tables of runs from several folders name the difference (`aidgn.runs.differences`).
-        identity: Whether the value is part of a run's identity. "if set" omits the default, which keeps identities
-            from before the option existed valid.
-    """
-
-    help: str
-    default_help: str = ""
-    metavar: str = "N"
-    minimum: float | None = None
-    above: bool = False
-    maximum: int = MAX_NUMBER
-    pattern: str | None = None
-    flag: str = ""
-    aliases: tuple[str, ...] = ()
+    help: str  # the sentence that `--help` shows
+    default_help: str = ""  # what applies when the option is not given; by default the number that the option then has
+    metavar: str = "N"  # placeholder of the value in `--help`
+    minimum: float | None = None  # smallest value of a number
+    above: bool = False  # whether a number must be larger than `minimum`
+    maximum: int = MAX_NUMBER  # largest value of a whole number
+    pattern: str | None = None  # regular expression that a text must match
+    flag: str = ""  # option on the command line, if the name differs from the field's
+    aliases: tuple[str, ...] = ()  # other names of the field that commands, plan files and Python functions accept
+    # Whether runs in one sweep folder may have different values. If not, sweeps refuse a mixture, and tables of runs
+    # from several folders name the difference (`aidgn.runs.differences`).
     may_differ: bool = False
+    # Whether the value is part of a run's identity. "if set" omits the default, which keeps identities from before the
+    # option existed valid.
     identity: Literal["always", "if set", "never"] = "if set"
     name: str = ""
     type: type = str

@@ -25,19 +25,14 @@ LOGIN = """<!doctype html>
 
 @dataclass(frozen=True)
 class Access:
-    """The addresses of the server, and the token that it asks for.
+    """The addresses of the server, and the token that it asks for."""
 
-    Attributes:
-        hosts: Host names that requests may use, in addition to IP addresses and the name of this machine.
-        root_path: Path under which a proxy offers the server, such as /aidgn.
-        proxies: Addresses and networks of proxies, whose X-Forwarded-For and X-Forwarded-Proto name the client.
-        token: Secret of the clients; None for none.
-    """
-
+    # Host names that requests may use, in addition to IP addresses and the name of this machine
     hosts: tuple[str, ...] = ()
-    root_path: str = ""
+    root_path: str = ""  # path under which a proxy offers the server, such as /aidgn
+    # Addresses and networks of proxies, whose X-Forwarded-For and X-Forwarded-Proto name the client
     proxies: tuple[str, ...] = ()
-    token: str | None = None
+    token: str | None = None  # secret of the clients; None for none
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path, re.ASCII) or f"{self.root_path}/".startswith("/api/"):
