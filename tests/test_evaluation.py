@@ -1,6 +1,7 @@
 """A model on labelled pictures of a new site, against scikit-learn; the names of classes; the promise."""
 
 import csv
+import html
 import json
 import math
 import shutil
@@ -30,6 +31,9 @@ from aidgn.inference.export import export
 from aidgn.new_site.confidence import DISTANCE, Confidence, Outputs, UnseenSite
 from aidgn.new_site.expectations import Expectations, measure
 from aidgn.new_site.interval import SiteAccuracies
+from aidgn.new_site.monitor import SiteReport
+from aidgn.new_site.shift import SiteComparison
+from aidgn.report.evaluation import write_evaluation
 from aidgn.runs.checkpoints import write_values
 from aidgn.runs.folder import RunFolder
 from aidgn.trust import sample_references
@@ -207,3 +211,57 @@ def test_expectations_are_loaded_as_written(folder: Path, model: Model) -> None:
     values.pop("sha256")
     assert isinstance(model.expectations, Expectations) and model.expectations.to_dict() == values
     assert load_model(folder / "last.safetensors", "cpu").expectations is None
+
+
+def test_what_a_reader_must_know_of_the_comparison(folder: Path, model: Model, site: Path, tmp_path: Path) -> None:
+    """Classes without pictures, a promise that excludes nothing, and pictures that trained the model are named."""
+    pictures = find_labelled(site, model.classes)
+    whole = evaluate(model, pictures)
+    some = site.parent / "some" / "chalk"
+    for name in ("3", "7"):
+        shutil.copytree(site / name, some / name)
+    part = evaluate(model, find_labelled(some, model.classes))
+    assert "no pictures of 0, 1, 2, 4, 5 and 3 more" in " ".join(part.sentences())
+    assert "no pictures of" not in " ".join(whole.sentences())
+    assert model.expectations is not None and part.promised_classes == {
+        name: found.mean for name, found in model.expectations.classes.items()
+    }
+    assert whole.temperature == model.temperature and "without calibration" in " ".join(whole.sentences())
+    assert "without calibration" not in " ".join(replace(whole, temperature=1.0).sentences())
+    assert whole.warned is not None and f"{whole.warned:.1%} of the pictures" in " ".join(whole.sentences())
+
+    sites = {"a": [0.2], "b": [0.6], "c": [0.95]}
+    wide = Comparison.of(SiteAccuracies(sites, dict.fromkeys("abc", 100)), 0.4, 100)
+    narrow = Comparison.of(SiteAccuracies({**sites, "a": [0.7], "b": [0.8]}, dict.fromkeys("abc", 100)), 0.8, 100)
+    assert "hardly any" in str(wide) and "hardly any" not in str(narrow) and wide.verdict == "within"
+
+    assert not model.training_folders and not whole.trained_on  # the digits are part of the package
+    about = json.loads((folder / "run.json").read_text())
+    moved = tmp_path / "run"
+    shutil.copytree(folder, moved)
+    root = {"root": str(site.parent), "domains": ["ink", "chalk", "poster", "outline"]}
+    for target, expected in (([], len(pictures.files)), (["chalk"], 0)):
+        identity = {**about["identity"], "target": target}
+        (moved / "run.json").write_text(json.dumps({**about, **root, "identity": identity}))
+        again = evaluate(load_model(moved, "cpu"), pictures)
+        assert again.trained_on == expected
+        assert ("was trained on" in " ".join(again.sentences())) == bool(expected)
+
+
+def test_the_page_says_everything_once(folder: Path, model: Model, site: Path, tmp_path: Path) -> None:
+    result = evaluate(model, find_labelled(site, model.classes))
+    comparison = SiteComparison(75, 3.0, "a", 3.0, 1.2, 3, 0.001)
+    alarm = SiteReport(75, comparison, 0.4, 0.4, "average confidence", 0.1, 0.7)
+    assert alarm.alarm
+    quiet = SiteReport(75, replace(comparison, matched=1.0), 0.4, 0.4, "average confidence", 0.1, 0.7)
+    assert not quiet.alarm and str(quiet) != str(alarm)
+    for report in (alarm, quiet):
+        page = write_evaluation([replace(result, site_report=report)], tmp_path / "page.html").read_text()
+        assert page.count(html.escape(str(report), quote=False)) == 1
+    assert result.comparison is not None and result.comparison.interval is not None
+    for low, heading in ((0.01, "promised 70%"), (0.5, "within the promise")):
+        interval = replace(result.comparison.interval, low=low, high=0.99)
+        comparison_with = replace(result.comparison, interval=interval, promised=0.7, verdict="within")
+        changed = write_evaluation([replace(result, comparison=comparison_with)], tmp_path / "other.html").read_text()
+        assert f"{result.scores.accuracy:.1%} right, {heading}</h1>" in changed
+    assert page.count("<td>") == len(CLASSES) * 5 + 6 * 2  # classes, the surest pictures

@@ -1,7 +1,8 @@
 """Measure a model on labelled pictures of a new site, and compare with what `fit` promised."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,11 @@ class Comparison:
         promised = f"The promise of aidgn fit was {percent(self.promised)}"
         if self.interval is None or self.chance is None:
             return f"{promised} from {plural(self.sites, 'site')}, too few for an interval to compare with."
+        wide = " So wide a promise excludes hardly any accuracy." if self.interval.is_wide else ""
         return (
-            f"{promised}, at nine new sites in ten between {self.interval}: this site is {self.verdict} the promise. "
-            f"A difference from the mean at least as large has a chance of {self.chance:.0%} at a new site like those "
-            f"{self.sites}, whose number is small."
+            f"{promised}, at nine new sites in ten between {self.interval}: this site is {self.verdict} the promise."
+            f"{wide} A difference from the mean at least as large has a chance of {self.chance:.0%} at a new site like "
+            f"those {self.sites}, whose number is small."
         )
 
 
@@ -97,6 +99,9 @@ class Evaluation:
         warned_wrong: Share of pictures with a warning whose label is wrong.
         comparison: With the promise of `fit`; None if the model has none.
         site_report: What the pictures tell without their labels.
+        temperature: What the model divides logits by.
+        promised_classes: Mean accuracy of each class at the sites that `fit` left out; without classes they lacked.
+        trained_on: Number of pictures in folders that the model was trained on.
     """
 
     model: str
@@ -116,6 +121,9 @@ class Evaluation:
     warned_wrong: float | None
     comparison: Comparison | None
     site_report: SiteReport | None
+    temperature: float = 1.0
+    promised_classes: dict[str, float] = field(default_factory=dict)
+    trained_on: int = 0
 
     @property
     def class_metrics(self) -> list[ClassMetrics]:
@@ -128,8 +136,12 @@ class Evaluation:
         mistakes = list_mistakes(self.confusion, self.confusion.size)
         return [(self.classes[right], self.classes[label], count) for right, label, count, _ in mistakes]
 
-    def sentences(self) -> list[str]:
-        """Say what was found."""
+    def sentences(self, without_labels: bool = True) -> list[str]:
+        """Say what was found.
+
+        Args:
+            without_labels: Whether to say what the pictures tell without their labels.
+        """
         scores, interval = self.scores, self.interval
         found = [
             f"{self.model} on {self.site}: {scores.accuracy:.1%} of {plural(self.images, 'picture')} right (95 % "
@@ -138,12 +150,29 @@ class Evaluation:
         ]
         if self.left_out:
             found.append(f"{plural(len(self.left_out), 'file')} left out: {some(self.left_out)}.")
+        if self.trained_on:
+            found.append(
+                f"{self.trained_on} of the pictures are in folders that the model was trained on: right labels there "
+                "say nothing about a new site."
+            )
         if self.comparison:
             found.append(str(self.comparison))
+            absent = [name for name, row in zip(self.classes, self.class_metrics, strict=True) if not row.images]
+            if absent:
+                found.append(
+                    f"There are no pictures of {some(absent, 5)}. The promise is for all {len(self.classes)} classes, "
+                    "so compare class by class."
+                )
         else:
             found.append("The model has no promise to compare with: `aidgn fit` with two or more sites makes one.")
-        before = f" ({self.ece_before:.1%} without calibration)" if self.comparison else ""
-        found.append(f"Calibration error of the probabilities: {scores.ece:.1%}{before}.")
+        before = f" ({self.ece_before:.1%} without calibration)" if self.temperature != 1 else ""
+        found.append(
+            f"Calibration error of the probabilities: {scores.ece:.1%}{before}, negative log-likelihood "
+            f"{scores.nll:.2f}."
+        )
+        if self.warned is not None:
+            wrong = "" if self.warned_wrong is None else f"; {self.warned_wrong:.0%} of these labels are wrong"
+            found.append(f"With a warning: {self.warned:.1%} of the pictures{wrong}.")
         if self.surest and self.promised_surest:
             found.append(
                 f"The surest 80 % of the pictures: {self.surest[0.8]:.1%} right, promised "
@@ -153,7 +182,7 @@ class Evaluation:
         if self.confusions:
             listed = (f"{right} as {label} ({count})" for right, label, count in self.confusions)
             found.append(f"Most frequent mistakes: {some(listed, 5)}.")
-        if self.site_report:
+        if self.site_report and without_labels:
             found.append(f"Without the labels: {self.site_report}")
         return found
 
@@ -211,6 +240,9 @@ def evaluate(
     losses = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-300))
     scores = measure(labels, predicted, confidences, losses, len(model.classes))
     chances, warned, expected = joined["chances"], joined["warned"], model.expectations
+    by_class = {} if expected is None else expected.classes
+    promised_classes = {name: found.mean for name, found in by_class.items() if found.accuracies}
+    folders = [folder.resolve() for folder in model.training_folders]
     return Evaluation(
         model=name,
         site=pictures.name,
@@ -229,6 +261,11 @@ def evaluate(
         warned_wrong=None if warned is None or not warned.any() else float((~right[warned]).mean()),
         comparison=None if expected is None else Comparison.of(expected.accuracies, scores.accuracy, len(labels)),
         site_report=None if monitor is None else monitor.report(),
+        temperature=model.temperature,
+        promised_classes=promised_classes,
+        trained_on=sum(
+            any(Path(file).resolve().is_relative_to(folder) for folder in folders) for file in pictures.files
+        ),
     )
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,12 @@ from PIL import Image
 
 from aidgn.data import load_dataset
 from aidgn.inference import load_model
+from aidgn.new_site.confidence import Outputs, UnseenSite
+from aidgn.new_site.expectations import measure
+from aidgn.new_site.shift import SiteReference
+from aidgn.novelty import to_array
+from aidgn.runs.checkpoints import write_values
+from aidgn.runs.folder import RunFolder
 from aidgn.training import RunSpec, train
 from tests.conftest import Tally
 
@@ -477,6 +484,43 @@ def test_dropping_a_picture(page: Any, server: Server, run: Path) -> None:
             neighbour["domain"],
             f"{neighbour['distance']:.3f}",
         ]
+
+
+def test_the_page_warns_of_a_new_site(browser: Any, run: Path, tmp_path: Path) -> None:
+    """Beside the answers: the promise, the chance of each label, the site alarm, a heatmap on demand."""
+    model = load_model(run, "cpu")
+    seen = model.predict(list(DIGITS.pixels[::9]))
+    random = np.random.default_rng(0)
+    outputs = Outputs(random.normal(size=(60, 10)), random.integers(10, size=60), {})
+    sites = random.integers(3, size=len(seen.labels))
+    distances = dict.fromkeys("abc", 0.01)
+    reference = SiteReference.fit(
+        seen.features.numpy(), seen.logits.numpy(), to_array(model.vectors), sites, list("abc"), distances
+    )
+    expectations = measure([UnseenSite(s, 0, outputs, outputs) for s in "abc"], outputs, model.classes, reference)
+    knowing = tmp_path / "knowing"
+    shutil.copytree(run, knowing)
+    write_values(RunFolder(knowing).expectations, expectations.to_dict())
+    with served(knowing, "--map", "0", "--max-requests", "2") as server:
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(server.url)
+        page.wait_for_selector("#expected:not([hidden])")
+        assert page.inner_text("#expected") == expectations.accuracies.describe()
+        assert f"{100 * expectations.mean('warned'):.1f}% of the pictures" in page.inner_text("#about")
+        noise = [encoded(random.integers(0, 256, (28, 28, 3), dtype=np.uint8)) for _ in range(20)]
+        for number, content in enumerate(noise):
+            drop(page, f"{number}.png", content)
+        page.wait_for_selector("#site.warning:not([hidden])")
+        assert re.match(r"The latest 20 pictures on this server\. Site alarm", page.inner_text("#site"))
+        assert page.locator(".result .chance").count() == 20
+        page.locator(".why").first.click()
+        page.wait_for_selector('img.picture[src^="data:image/png"]')
+        site = httpx.get(f"{server.url}/api/site").json()["site"]
+        assert site["alarm"] and site["pictures"] == 20  # not counted twice
+        page.click("#clear")
+        assert page.is_hidden("#site")
+        page.close()
 
 
 def test_by_keyboard_and_on_a_phone(page: Any, tmp_path: Path) -> None:

@@ -139,6 +139,11 @@ def test_chances_and_the_site_of_the_latest_pictures(model: Model, client: TestC
         wanted = knowing.predict(list(DIGITS.pixels[[0, 700]])).chances
         np.testing.assert_allclose([answer["chance"] for answer in answers], wanted, rtol=1e-4)
         site = other.get("/api/site").json()["site"]
+        schema = other.get("/api/schema").json()["paths"]["/api/site"]["get"]["responses"]["200"]["content"]
+        described = schema["application/json"]["schema"]["properties"]["site"]
+        assert {*described["required"]} == {*described["properties"]} <= site.keys()
+        assert other.get("/api/model").json()["warned"] == knowing.expectations.mean("warned")
+    assert client.get("/api/model").json()["warned"] is None
     assert site["pictures"] == 2 and site["mean_chance"] == pytest.approx(wanted.mean(), rel=1e-4)
     assert not site["alarm"] and "Too few pictures" in site["text"]
 

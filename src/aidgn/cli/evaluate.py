@@ -78,9 +78,10 @@ def print_evaluation(result: "Evaluation") -> None:
     for sentence in result.sentences():
         click.echo(sentence)
     width = max(map(len, ["class", *result.classes]))
-    click.echo(f"{'class':<{width}}  pictures   right  precision      F1")
+    promise = f"{'promised':>8}  " if result.promised_classes else ""
+    click.echo(f"{'class':<{width}}  pictures   right  {promise}precision      F1")
     for name, found in zip(result.classes, result.class_metrics, strict=True):
-        right, precision, f1 = (
-            "-" if share is None else f"{share:.1%}" for share in (found.accuracy, found.precision, found.f1)
-        )
-        click.echo(f"{name:<{width}}  {found.images:>8}  {right:>6}  {precision:>9}  {f1:>6}")
+        shares = (found.accuracy, result.promised_classes.get(name), found.precision, found.f1)
+        right, promised, precision, f1 = ("-" if share is None else f"{share:.1%}" for share in shares)
+        promise = f"{promised:>8}  " if result.promised_classes else ""
+        click.echo(f"{name:<{width}}  {found.images:>8}  {right:>6}  {promise}{precision:>9}  {f1:>6}")

@@ -42,6 +42,7 @@ class Ensemble(Model):
             first.device,
             false_alarms=first.false_alarms,
             preprocessing=first.preprocessing,
+            training_folders=[folder for member in members for folder in member.training_folders],
         )
         self.members = list(members)
         self.batch_size = int(np.lcm.reduce([member.network.group_size for member in members]))

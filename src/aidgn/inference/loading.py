@@ -93,6 +93,7 @@ def load_model(
         false_alarms,
         find_preprocessing(run),
         None if expectations is None else Expectations.from_dict(expectations),
+        [Path(run.root, name) for name in run.sources] if run.root else [],
     )
 
 

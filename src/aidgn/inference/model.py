@@ -47,6 +47,7 @@ class Model:
         false_alarms: float = FALSE_ALARM_RATE,
         preprocessing: backbones.Preprocessing = backbones.IMAGENET,
         expectations: Expectations | None = None,
+        training_folders: Sequence[Path] = (),
     ):
         self.network = network.to(device).eval()
         self.algorithm = algorithm
@@ -58,6 +59,7 @@ class Model:
         self.false_alarms = false_alarms
         self.preprocessing = preprocessing
         self.expectations = expectations
+        self.training_folders = training_folders
         self.slot = largest_slot(image_size)  # larger images are shrunk to this side first, as in the cache
         self.batch_size = eval_batch_size(network, device)
         if device.type == "cuda":

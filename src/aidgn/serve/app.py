@@ -261,6 +261,7 @@ class Server:
                 "image_size": model.image_size,
                 "limits": asdict(self.limits),
                 "false_alarms": model.novelty.false_alarm_rate(model.false_alarms) if model.novelty else None,
+                "warned": model.expectations.mean("warned") if model.expectations else None,
                 "expected": model.expectations.accuracies.describe() if model.expectations else None,
                 "map": points,
                 "compared": 0 if space is None else len(space.labels),
