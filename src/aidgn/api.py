@@ -205,18 +205,10 @@ def train_plans(
     dry_run: bool = False,
     confirm: Callable[[Sweep, list[int]], bool] = lambda *_: True,
 ) -> Sweep | None:
-    """Train the runs of plans that are not done; see `sweep`.
+    """Train the runs of plans that are not done. Arguments that are not listed here are those of `sweep`.
 
     Args:
         plans: What to train.
-        out: Folder of the sweep.
-        launcher: Where to train.
-        retries: How often a run that fails is tried again before it is set aside.
-        retry_failed: Whether to try again the runs that an earlier call set aside.
-        data_dir: Where data sets are.
-        device: cuda, cuda:1, mps or cpu.
-        trackers: Names of trackers that show the records.
-        progress: Whether to show progress.
         dry_run: Plan the runs without writing or training anything.
         confirm: Called with the sweep and the numbers of the runs to train, before they are trained.
 

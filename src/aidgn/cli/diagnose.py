@@ -115,17 +115,13 @@ def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) 
     def echo(line: object) -> None:
         click.echo(textwrap.fill(str(line), columns, subsequent_indent="    "))
 
-    def fixed_norms() -> list[str]:
-        """Return notes on networks whose last layer fixes norms; a file of features alone names no network."""
-        metadata = [RunFolder(folder).metadata for folder in folders if RunFolder(folder).exists]
-        notes = [describe_fixed_norm(str(run.identity["backbone"]), run.image_size) for run in metadata]
-        return [note for note in dict.fromkeys(notes) if note]
-
+    # A file of features alone names no network.
+    metadata = [RunFolder(folder).metadata for folder in folders if RunFolder(folder).exists]
+    notes = [describe_fixed_norm(str(run.identity["backbone"]), run.image_size) for run in metadata]
+    fixed_norms = list(filter(None, dict.fromkeys(notes)))
     if len(diagnoses) == 1:
-        for sentence in sentences(diagnoses[0]):
-            echo(sentence)
-        for note in fixed_norms():
-            echo(note)
+        for line in [*sentences(diagnoses[0]), *fixed_norms]:
+            echo(line)
         return
     names = [diagnosis.algorithm for diagnosis in diagnoses]
     if len(set(names)) < len(names):
@@ -139,9 +135,7 @@ def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) 
     Output(width=columns, height=25, highlight=False).print(table, markup=False)
     for name, diagnosis in zip(names, diagnoses, strict=True):
         echo(f"{name}. {meaning(diagnosis)}")
-    for note in fixed_norms():
-        echo(note)
-    for line in dict.fromkeys(line for diagnosis in diagnoses for line in tested(diagnosis)):
+    for line in [*fixed_norms, *dict.fromkeys(line for diagnosis in diagnoses for line in tested(diagnosis))]:
         echo(line)
     if len({(diagnosis.dataset, *diagnosis.targets, diagnosis.trial) for diagnosis in diagnoses}) > 1:
         echo("These runs are of different data, unseen domains or trials, so not only their algorithms differ.")

@@ -100,7 +100,7 @@ class BatchStore(Protocol):
 
 
 class DeviceImageStore:
-    """The decoded images of a data set for a device: uint8 slots, geometry and labels by image index.
+    """A `BatchStore` of the decoded images of a data set: uint8 slots, geometry and labels by image index.
 
     Args:
         decoded: The images.
@@ -131,7 +131,6 @@ class DeviceImageStore:
                 self.pixels[start:stop] = torch.from_numpy(decoded.pixels[decoded.rows[start:stop]]).to(device)
 
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
-        """Yield the batch of each row of image indices, which are on the host."""
         if not rows:  # a process may have no share of the last batches
             return
         indices = to_device(torch.cat(list(rows)), self.device).split([len(row) for row in rows])
@@ -143,7 +142,6 @@ class DeviceImageStore:
             yield pixels, self.geometry[index], self.labels[index]
 
     def transforms(self, settings: Mapping[str, Any] = {}) -> tuple[TrainTransform, Transform]:
-        """Return the training and the evaluation transform of batches; `settings` are what the network expects."""
         dataset = self.decoded.dataset
         return build_transforms(dataset.image_size, dataset.info.augment, self.exact_fit, settings)
 

@@ -107,9 +107,11 @@ def _options(metadata: RunMetadata) -> dict[str, Any]:
     values = {**metadata.identity, "skip_broken": bool(metadata.skipped)}
     if values.get("weights"):
         values["weights"] = _weights(metadata.identity)
-    options = {option.name: values.get(option.name) for option in run_options()}
-    defaults = {option.name: option.default for option in run_options()}
-    given = {name: value for name, value in options.items() if value not in (None, defaults[name])}
+    given = {
+        option.name: values[option.name]
+        for option in run_options()
+        if values.get(option.name) not in (None, option.default)
+    }
     return {**given, "precision": values.get("precision") or "auto"}
 
 

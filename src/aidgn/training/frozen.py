@@ -192,7 +192,7 @@ def draw_uniforms(digest: str, view: int) -> np.ndarray:
 
 
 class FeatureStore:
-    """Features in place of images: a batch has image indices in place of pixels, which `transforms` turn into features.
+    """A `BatchStore` of features: a batch has image indices in place of pixels, which `transforms` turn into features.
 
     Args:
         decoded: The images.
@@ -228,7 +228,6 @@ class FeatureStore:
         return None if self.network is None else self.network.weights
 
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
-        """Yield the batch of each row of image indices, which are on the host."""
         for row in rows:
             index = to_device(row, self.device)
             yield index, index, self.labels[index]
@@ -288,14 +287,7 @@ def load_network(
 ) -> FrozenNetwork:
     """Return the network of a run with its pretrained weights: that of the last run of this process, if it is the same.
 
-    Args:
-        backbone: Name of the architecture.
-        weights: `hub` or a file.
-        identity: What `weights_identity` says of them: a file may have changed.
-        precision: Name in `aidgn.devices.PRECISIONS`.
-        preprocessing: What the network expects.
-        image_size: Side of the images in pixels.
-        device: Where to compute.
+    `identity` is what `weights_identity` says of the weights, because their file may have changed.
     """
     network = backbones.create(backbone, weights=weights, image_size=image_size)
     backbones.fold(network)
