@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,25 +34,17 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@dataclass(eq=False)
 class RowCache(ABC):
-    """Rows of one kind for the images of a data set.
-
-    Args:
-        folder: Folder of the cache.
-        key: Distinguishes the rows from others in the folder.
-        names: Name of each row that is needed.
-        content: What the rows are, for messages.
-        on_progress: Called with the number of rows ready and of all.
-    """
+    """Rows of one kind for the images of a data set."""
 
     index_type: ClassVar[type[CacheIndex]]
 
-    def __init__(self, folder: Path, key: str | int, names: Sequence[str], content: str, on_progress: Progress):
-        self.folder = folder
-        self.key = key
-        self.names = names
-        self.content = content
-        self.on_progress = on_progress
+    folder: Path
+    key: str | int  # distinguishes the rows from others in the folder
+    names: Sequence[str]  # of the rows that are needed
+    content: str  # what the rows are, for messages
+    on_progress: Progress  # called with the number of rows ready and of all
 
     @abstractmethod
     def missing(self, index: CacheIndex) -> Iterator[tuple[str, Any]]:

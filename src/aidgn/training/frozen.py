@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -191,37 +192,22 @@ def draw_uniforms(digest: str, view: int) -> np.ndarray:
     return random.random(transforms.UNIFORMS, dtype=np.float32)
 
 
+@dataclass(eq=False)
 class FeatureStore:
-    """A `BatchStore` of features: a batch has image indices in place of pixels, which `transforms` turn into features.
+    """A `BatchStore` of features: batches have image indices, which `transforms` turn into features."""
 
-    Args:
-        decoded: The images.
-        device: Where batches are needed.
-        features: Rows of features, read-only.
-        rows: Row of each view of each image, int64 [views + 1, N].
-        network: The network that computed them; None if they came without one.
-    """
+    decoded: DecodedDataset
+    device: torch.device
+    features: np.ndarray  # rows of features, read-only
+    rows: np.ndarray  # row of each view of each image, int64 [views + 1, N]
+    network: FrozenNetwork | None = None  # that computed them; None if they came without one
 
-    def __init__(
-        self,
-        decoded: DecodedDataset,
-        device: torch.device,
-        features: np.ndarray,
-        rows: np.ndarray,
-        network: FrozenNetwork | None = None,
-    ):
-        self.decoded = decoded
-        self.device = device
-        self.network = network
-        self.labels = torch.from_numpy(np.ascontiguousarray(decoded.dataset.labels)).to(device)
-        self.features = features
-        self.rows = rows
+    def __post_init__(self) -> None:
+        self.labels = torch.from_numpy(np.ascontiguousarray(self.decoded.dataset.labels)).to(self.device)
         self.resident: Tensor | None = None  # all views of all images, [views + 1, N, n]
-        if (
-            device.type == "cuda"
-            and 4 * rows.size * features.shape[1] <= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
-        ):
-            self.resident = torch.from_numpy(features[rows]).to(device)
+        size = 4 * self.rows.size * self.features.shape[1]
+        if self.device.type == "cuda" and size <= DEVICE_SHARE * torch.cuda.mem_get_info(self.device)[0]:
+            self.resident = torch.from_numpy(self.features[self.rows]).to(self.device)
 
     @property
     def frozen_weights(self) -> tuple[str, dict[str, Tensor]] | None:
