@@ -79,51 +79,30 @@ class Bin:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How a model does on labelled pictures of a site.
+    """How a model does on labelled pictures of a site."""
 
-    Args:
-        model: Name of the model.
-        site: Name of the site.
-        classes: Names of the classes.
-        images: Number of pictures.
-        left_out: Files that could not be read, with the reason.
-        scores: Accuracy and other metrics, with calibrated probabilities.
-        interval: 95 % confidence interval for the accuracy at this site, of which the pictures are a sample.
-        ece_before: Expected calibration error without the temperature of the model.
-        confusion: Number of pictures by right class (row) and label (column).
-        bins: The reliability diagram.
-        surest: Accuracy on the surest pictures by their share; None if the model cannot rank them.
-        promised_surest: What `fit` promised for these.
-        auroc: Chance that a right label has more trust than a wrong one.
-        warned: Share of pictures with a warning.
-        warned_wrong: Share of pictures with a warning whose label is wrong.
-        comparison: With the promise of `fit`; None if the model has none.
-        site_report: What the pictures tell without their labels.
-        temperature: What the model divides logits by.
-        promised_classes: Mean accuracy of each class at the sites that `fit` left out; without classes they lacked.
-        trained_on: Number of pictures in folders that the model was trained on.
-    """
-
-    model: str
-    site: str
-    classes: list[str]
-    images: int
-    left_out: list[str]
-    scores: Scores
-    interval: Interval
-    ece_before: float
-    confusion: np.ndarray
-    bins: list[Bin]
+    model: str  # name of the model
+    site: str  # name of the site
+    classes: list[str]  # names of the classes
+    images: int  # number of pictures
+    left_out: list[str]  # files that could not be read, with the reason
+    scores: Scores  # accuracy and other metrics, with calibrated probabilities
+    interval: Interval  # 95 % confidence interval for the accuracy at this site, of which the pictures are a sample
+    ece_before: float  # expected calibration error without the temperature of the model
+    confusion: np.ndarray  # number of pictures by right class (row) and label (column)
+    bins: list[Bin]  # the reliability diagram
+    # Accuracy on the surest pictures by their share; None if the model cannot rank them
     surest: dict[float, float] | None
-    promised_surest: dict[float, float] | None
-    auroc: float | None
-    warned: float | None
-    warned_wrong: float | None
-    comparison: Comparison | None
-    site_report: SiteReport | None
-    temperature: float = 1.0
+    promised_surest: dict[float, float] | None  # what `fit` promised for these
+    auroc: float | None  # chance that a right label has more trust than a wrong one
+    warned: float | None  # share of pictures with a warning
+    warned_wrong: float | None  # share of pictures with a warning whose label is wrong
+    comparison: Comparison | None  # with the promise of `fit`; None if the model has none
+    site_report: SiteReport | None  # what the pictures tell without their labels
+    temperature: float = 1.0  # what the model divides logits by
+    # Mean accuracy of each class at the sites that `fit` left out; without classes they lacked
     promised_classes: dict[str, float] = field(default_factory=dict)
-    trained_on: int = 0
+    trained_on: int = 0  # number of pictures in folders that the model was trained on
 
     @property
     def class_metrics(self) -> list[ClassMetrics]:

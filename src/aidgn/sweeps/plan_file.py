@@ -18,12 +18,7 @@ EXAMPLE = "For example:\n  datasets: [PACS]\n  algorithms: [ERM, AIDGN]\n  trial
 
 
 class PlanFileError(AidgnError):
-    """A plan file cannot be used.
-
-    Args:
-        path: The file.
-        problem: What is wrong, as the end of a sentence about the plan.
-    """
+    """A plan file cannot be used."""
 
     def __init__(self, path: Path, problem: str):
         super().__init__(f"The plan {path} {problem}")

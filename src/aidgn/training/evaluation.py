@@ -166,15 +166,7 @@ def name_metrics(by_split: dict[tuple[int, Split], Scores]) -> dict[str, Any]:
 
 
 class SplitEvaluator:
-    """Evaluate an algorithm on the splits of a run.
-
-    Args:
-        spec: The resolved run.
-        images: The images of the data set, on the device.
-        seed: Seed of augmented validation, together with the step.
-        train_transform: Augments images.
-        eval_transform: Prepares images without augmentation.
-    """
+    """Evaluate an algorithm on the splits of a run."""
 
     def __init__(
         self,
@@ -186,7 +178,7 @@ class SplitEvaluator:
     ):
         dataset = images.decoded.dataset
         self.images = images
-        self.seed = seed
+        self.seed = seed  # of augmented validation, together with the step
         self.train_transform = train_transform
         self.eval_transform = eval_transform
         self.augment_validation = spec.augment_validation

@@ -95,15 +95,7 @@ class FeatureIndex(CacheIndex):
 
 
 class FeatureCache(RowCache):
-    """The features of a data set's images by one network. Rows are named by the image's content and the view.
-
-    Args:
-        images: The images, on the device of the network.
-        network: The network.
-        views: Number of augmented views.
-        cache_dir: Folder of the caches; None for the default.
-        on_progress: Called with the number of rows ready and of all.
-    """
+    """The features of a data set's images by one network. Rows are named by the image's content and the view."""
 
     index_type = FeatureIndex
 

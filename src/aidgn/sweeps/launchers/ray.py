@@ -76,23 +76,14 @@ class RayLauncher(ClusterLauncher):
 
 
 class RayPool:
-    """The workers of one sweep on a cluster.
-
-    Args:
-        ray: The module, connected.
-        queue: The runs.
-        training: Arguments of `train`.
-        limit: Largest number of workers, None for as many as there is room for.
-        cpus: CPUs of each worker.
-        gpus: GPUs of each worker.
-    """
+    """The workers of one sweep on a cluster."""
 
     def __init__(
         self, ray: Any, queue: RunQueue, training: dict[str, Any], limit: int | None, cpus: float, gpus: float
     ):
         self.ray = ray
         self.queue = queue
-        self.limit = limit
+        self.limit = limit  # of workers; None for as many as there is room for
         self.cpus = cpus
         self.gpus = gpus
         self.workers: list[RayWorker] = []
