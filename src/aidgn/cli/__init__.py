@@ -80,7 +80,7 @@ class Group(click.Group):
 
 @click.group(
     cls=Group,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog="Start with `aidgn demo`. Every command explains itself with --help.",
 )
 @click.version_option(aidgn.__version__, prog_name="aidgn")

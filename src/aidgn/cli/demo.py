@@ -18,11 +18,9 @@ MAX_WORKERS = 8
 Example:
   aidgn demo""",
 )
-@click.option("--out", default="runs/demo", show_default=True, metavar="DIR", help="Folder for the run folders.")
+@click.option("--out", default="runs/demo", metavar="DIR", help="Folder for the run folders.")
 @click.option("--steps", type=int, metavar="N", help="Updates per run  [default: the number that suits the data set].")
-@click.option(
-    "--trials", default=3, show_default=True, metavar="N", help="Repeat each run with N different splits and seeds."
-)
+@click.option("--trials", default=3, metavar="N", help="Repeat each run with N different splits and seeds.")
 def demo(out: str, steps: int | None, trials: int) -> None:
     """Train ERM and AIDGN on handwritten digits in four visual styles, with each style unseen in turn; print a table
     and write a report to open in a browser. The demo takes a minute or two on a laptop.

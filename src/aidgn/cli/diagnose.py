@@ -28,12 +28,11 @@ Writes RUN/diagnosis.json and RUN/figures/ (PNG and SVG), or the same below FILE
 @click.option(
     "--permutations",
     default=999,
-    show_default=True,
     type=click.IntRange(min=99),
     metavar="N",
     help="Compute p-values from N permutations of the domains.",
 )
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Seed of permutations, samples and t-SNE.")
+@click.option("--seed", default=0, metavar="N", help="Seed of permutations, samples and t-SNE.")
 @click.option("--no-figures", is_flag=True, help="Write only the numbers and skip t-SNE, the slowest part.")
 @data_option
 @custom_algorithms_option

@@ -31,7 +31,6 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @click.option(
     "--trials",
     default=1,
-    show_default=True,
     type=click.IntRange(min=1),
     metavar="N",
     help="Leave each domain out N times with different seeds, for a steadier estimate.",
@@ -59,7 +58,6 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @click.option(
     "--algorithm",
     default="AIDGN",
-    show_default=True,
     metavar="NAME",
     help="Algorithm to compare with ERM; the better of the two trains the model.",
 )

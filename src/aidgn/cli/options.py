@@ -13,12 +13,11 @@ from aidgn.runs import options as runs_options
 Command = Callable[..., Any]
 
 device_option = click.option(
-    "--device", default="auto", show_default=True, metavar="NAME", help="Where to compute: cuda, cuda:1, mps or cpu."
+    "--device", default="auto", metavar="NAME", help="Where to compute: cuda, cuda:1, mps or cpu."
 )
 precision_option = click.option(
     "--precision",
     default="auto",
-    show_default=True,
     metavar="bfloat16|tf32|float32",
     help="Arithmetic of the network; auto is bfloat16 on CUDA and float32 on the CPU.",
 )
@@ -90,6 +89,7 @@ def _click_option(option: runs_options.Option, default_help: str) -> Callable[[C
         default=option.default,
         metavar=option.metavar,
         help=help_text,
+        show_default=False,  # the text has it
     )
 
 
@@ -97,7 +97,7 @@ def machine_options(function: Command) -> Command:
     """Add the options that say where runs are stored and computed, which do not change what a run is."""
     return add_options(
         (
-            click.option("--out", default="runs", show_default=True, metavar="DIR", help="Folder for the run folders."),
+            click.option("--out", default="runs", metavar="DIR", help="Folder for the run folders."),
             data_dir_option,
             device_option,
             precision_option,
@@ -169,7 +169,6 @@ def launcher_options(function: Command) -> Command:
         "--launcher",
         type=click.Choice(list(LAUNCHERS)),
         default="local",
-        show_default=True,
         help="Where to train the runs: this machine, a Ray cluster or a SLURM cluster.",
     )
     options = []

@@ -42,7 +42,6 @@ right. Models of `aidgn fit` also compare all images with those of the training 
 @click.option(
     "--top",
     default=1,
-    show_default=True,
     type=click.IntRange(min=1),
     metavar="K",
     help="Print the K most probable classes.",
@@ -53,7 +52,6 @@ right. Models of `aidgn fit` also compare all images with those of the training 
 @click.option(
     "--false-alarms",
     default=0.01,
-    show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
     metavar="SHARE",
     help="Share of new images from the training domains that may get a warning by chance.",

@@ -22,7 +22,6 @@ The run folders keep the features and the embedding, so the next report is quick
 @click.option(
     "--points",
     default=2000,
-    show_default=True,
     type=click.IntRange(min=50),
     metavar="N",
     help="Show N images in the latent space, sampled by domain and class.",

@@ -13,9 +13,7 @@ def number_option(
 ) -> Callable[[Command], Command]:
     """Make an option that is a whole number within bounds."""
     bounds = click.IntRange(least, most)
-    return click.option(
-        name, *parameter, default=default, show_default=True, type=bounds, metavar="N", help=description
-    )
+    return click.option(name, *parameter, default=default, type=bounds, metavar="N", help=description)
 
 
 @click.command(
@@ -38,7 +36,6 @@ for Prometheus. If there is a token, send the header Authorization: Bearer TOKEN
 @click.option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     metavar="ADDRESS",
     help="Address to listen on; 0.0.0.0 lets phones and other machines in.",
 )
@@ -58,7 +55,11 @@ for Prometheus. If there is a token, send the header Authorization: Bearer TOKEN
     help="Name under which a proxy offers the server, such as www.example.org; repeatable.",
 )
 @click.option(
-    "--root-path", default="", metavar="PATH", help="Path under which a proxy offers the server, such as /aidgn."
+    "--root-path",
+    default="",
+    show_default=False,
+    metavar="PATH",
+    help="Path under which a proxy offers the server, such as /aidgn.",
 )
 @click.option(
     "--trust-proxy",

@@ -22,7 +22,6 @@ The command reads only the folder, so it works on every machine that can read th
     "--every",
     type=click.FloatRange(min=0.1),
     default=5.0,
-    show_default=True,
     metavar="SECONDS",
     help="Seconds between two refreshes with --watch.",
 )

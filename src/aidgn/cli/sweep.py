@@ -44,7 +44,6 @@ The same command continues the sweep and skips finished runs. More draws, trials
     "--retries",
     type=int,
     default=2,
-    show_default=True,
     metavar="N",
     help="Try a run that fails N more times before setting it aside.",
 )

@@ -31,7 +31,6 @@ The command also reads folders that DomainBed wrote.""",
 @click.option(
     "--selection",
     default="training",
-    show_default=True,
     metavar="training|leave-one-out|oracle",
     help="Method that selects the run and step of each result.",
 )
@@ -47,7 +46,6 @@ The command also reads folders that DomainBed wrote.""",
 @click.option(
     "--spread",
     default="sd",
-    show_default=True,
     type=click.Choice(["sd", "se"]),
     help="Print the standard deviation over trials (sd) or the standard error of the mean (se).",
 )

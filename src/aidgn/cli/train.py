@@ -22,7 +22,6 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @click.option(
     "--algorithm",
     default="AIDGN",
-    show_default=True,
     metavar="NAME",
     help="A name that `aidgn algorithms` lists, or path/to/file.py:Class for your own.",
 )
@@ -33,14 +32,11 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
     metavar="NAME",
     help="Leave out this domain, by name or letter; repeatable. `none` trains on all domains.",
 )
-@click.option("--trial", default=0, show_default=True, metavar="N", help="Seed of splits, batches and initial weights.")
-@click.option(
-    "--draw", default=0, show_default=True, metavar="N", help="Number of the hyper-parameter draw; 0 uses the defaults."
-)
+@click.option("--trial", default=0, metavar="N", help="Seed of splits, batches and initial weights.")
+@click.option("--draw", default=0, metavar="N", help="Number of the hyper-parameter draw; 0 uses the defaults.")
 @click.option(
     "--devices",
     default=1,
-    show_default=True,
     metavar="N",
     help="Share each step among N GPUs (or CPU processes). Results equal those of one device, up to rounding.",
 )
