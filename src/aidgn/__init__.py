@@ -8,11 +8,10 @@
 Importing the package is fast: each name imports its module when it is used first.
 """
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aidgn.terminal import SafeLog
+from aidgn.terminal import SafeLog, log
 
 if TYPE_CHECKING:
     from aidgn.api import list_algorithms, sweep, train
@@ -67,7 +66,7 @@ _MODULES = {
     "train": "api",
 }
 
-logging.getLogger("aidgn").addFilter(SafeLog())  # in every process, as workers write to the terminal too
+log.addFilter(SafeLog())  # in every process, as workers write to the terminal too
 
 
 def __getattr__(name: str) -> Any:

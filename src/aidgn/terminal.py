@@ -6,6 +6,8 @@ from typing import Any, TextIO, cast
 
 from aidgn.escape import for_terminal
 
+log = logging.getLogger("aidgn")  # of all modules
+
 
 class SafeStream:
     """A text stream that makes harmless what it writes, see `for_terminal`. All else is the stream's.

@@ -1,6 +1,5 @@
 """From a trained run to its features: find the run's images, compute, keep the result in the run's folder."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,12 +22,11 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.options import HEAD
+from aidgn.terminal import log
 from aidgn.training.evaluation import compute_outputs, index_batches
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork
 from aidgn.training.setup import find_features, load_frozen_features, load_images
-
-log = logging.getLogger("aidgn")
 
 Progress = Callable[[str, int, int], None]  # part of the work, done, total
 

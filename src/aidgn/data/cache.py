@@ -3,7 +3,6 @@
 Every run verifies the checksums of the pixels, and notices image files that have changed.
 """
 
-import logging
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,9 +20,9 @@ from aidgn.data.decode_pool import content_digest, decode_all
 from aidgn.data.images import largest_slot, longest_side
 from aidgn.data.row_cache import Progress, RowCache, usable_cores
 from aidgn.errors import AidgnError, ParameterError
+from aidgn.terminal import log
 
 SAMPLED_HEADERS = 128  # images whose headers tell the slot size at first
-log = logging.getLogger("aidgn")
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ A cache lies in a folder that belongs to the user alone, not among the images, w
 that is killed loses the rows of its last moments; the next one continues. Every run verifies the checksums.
 """
 
-import logging
 import os
 import shutil
 import stat
@@ -20,9 +19,9 @@ from typing import Any, ClassVar
 from aidgn.data.cache_index import CacheEntry, CacheIndex, reliable, stamp_of
 from aidgn.errors import AidgnError, amount
 from aidgn.files import FolderLock, translate_os_errors
+from aidgn.terminal import log
 
 COMMIT_SECONDS = 0.5
-log = logging.getLogger("aidgn")
 
 Progress = Callable[[int, int], None]
 

@@ -1,6 +1,5 @@
 """The accuracy to expect on an unseen domain, and the choice between algorithms."""
 
-import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,9 @@ from aidgn.runs.differences import differences
 from aidgn.runs.options import ACCURACY, CHOICES
 from aidgn.runs.reader import read_runs
 from aidgn.selection import select
+from aidgn.terminal import log
 
 CLEAR_POINTS = 0.01  # a smaller difference is never clear
-
-log = logging.getLogger("aidgn")
 
 
 def choose_metric(dataset: Dataset) -> str:

@@ -1,6 +1,5 @@
 """Pictures that spoil an estimate: labels that look wrong, and copies across sites."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,7 @@ from aidgn.inference import load_model
 from aidgn.inference.explanation import explain, paint
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm
-
-log = logging.getLogger("aidgn")
+from aidgn.terminal import log
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """`fit`: inspect the images, estimate the accuracy on an unseen domain, train a model on all domains."""
 
-import logging
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +39,7 @@ from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.launchers.base import Launcher
 from aidgn.sweeps.launchers.in_process import InProcessLauncher
 from aidgn.sweeps.launchers.local import LocalLauncher, refuse_in_import
+from aidgn.terminal import log
 
 REPORT_POINTS = 1000  # images in the report's maps of features
 REPORT_PERMUTATIONS = 199
@@ -49,8 +49,6 @@ REFIT = (
     "The accuracy on domains it has seen is the mean of those runs. No image is left to measure warnings and "
     "calibrated probabilities on, so the model has none."
 )
-
-log = logging.getLogger("aidgn")
 
 
 def fit(

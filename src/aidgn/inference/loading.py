@@ -1,6 +1,5 @@
 """Find the model of a trained run, check its files, and load it."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ from aidgn.runs.checkpoints import read_model, read_values, read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_run
 from aidgn.runs.metadata import MODEL_NEEDS, DamagedMetadata, RunMetadata
+from aidgn.terminal import log
 from aidgn.training.featurizer import Featurizer
-
-log = logging.getLogger("aidgn")
 
 
 def load_model(

@@ -1,6 +1,5 @@
 """Fonts of figures: names of classes and domains may be in scripts that matplotlib's own font lacks."""
 
-import logging
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -9,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, findSystemFonts, fontManager, get_font
 from matplotlib.text import Text
 
-log = logging.getLogger("aidgn")
+from aidgn.terminal import log
+
 BOXES = "Last Resort"  # matplotlib's font that has a box for every character
 warned_of: set[str] = set()  # characters of the warning, which appears once
 

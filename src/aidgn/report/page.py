@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import logging
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -40,8 +39,7 @@ from aidgn.runs.packed import SUFFIX as PACKED
 from aidgn.runs.reader import read_runs
 from aidgn.runs.records import Records
 from aidgn.selection import select_runs
-
-log = logging.getLogger("aidgn")
+from aidgn.terminal import log
 
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 

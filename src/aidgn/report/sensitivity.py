@@ -1,6 +1,5 @@
 """Accuracy against each hyper-parameter that a sweep varied alone, like the paper's search of kappa, gamma, mu_star."""
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,8 +15,7 @@ from aidgn.runs.differences import check_same_images, differences
 from aidgn.runs.reader import read_runs
 from aidgn.runs.records import Record, Records, as_records
 from aidgn.selection import select
-
-log = logging.getLogger("aidgn")
+from aidgn.terminal import log
 
 Curves = dict[str, dict[Any, Trials]]  # name -> value -> accuracies
 

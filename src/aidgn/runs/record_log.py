@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import shlex
 import zlib
@@ -13,8 +12,7 @@ from typing import Any
 
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write, open_no_link, parse_json, translate_os_errors
-
-log = logging.getLogger("aidgn")
+from aidgn.terminal import log
 
 TIMES = ("step_time", "eval_time")
 

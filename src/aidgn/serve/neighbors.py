@@ -1,7 +1,6 @@
 """Training images in the model's feature space: a map in two dimensions, and the nearest ones to a new picture."""
 
 import io
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -21,8 +20,7 @@ from aidgn.runs.checkpoints import read_weights
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import open_run
 from aidgn.runs.metadata import RunMetadata
-
-log = logging.getLogger("aidgn")
+from aidgn.terminal import log
 
 MAX_COMPARED = 20_000  # training images that a picture is compared with
 MIN_COMPARED = 10

@@ -1,6 +1,5 @@
 """A run before its first step: decoded images, the resolved specification, the identity, and the folder."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,12 +14,11 @@ from aidgn.data.dataset import check_outside
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.run_id import folder_name, without_preprocessing
 from aidgn.runs.spec import RunSpec
+from aidgn.terminal import log
 from aidgn.training import distributed
 from aidgn.training.errors import explain_out_of_memory, report_custom_errors
 from aidgn.training.interrupt import stoppable
 from aidgn.training.trackers import Tracking
-
-log = logging.getLogger("aidgn")
 
 # Phase ("prepare": decode images; "features": compute those of a frozen network; "train"), done, total, a new record
 Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]

@@ -1,6 +1,5 @@
 """What a run starts with: images on the device, the algorithm, descriptions of the run, and warnings."""
 
-import logging
 import platform
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from aidgn.errors import Interrupted, ParameterError
 from aidgn.runs.folder import RunWriter
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.records import domainbed_names
+from aidgn.terminal import log
 from aidgn.training import distributed
 from aidgn.training.averaging import WeightAverage
 from aidgn.training.featurizer import create_featurizer
@@ -30,7 +30,6 @@ from aidgn.training.frozen import FeatureInput, FeatureStore, FrozenNetwork, loa
 from aidgn.training.prepare import PreparedRun, Progress
 
 THREADS = torch.get_num_threads()  # of this machine
-log = logging.getLogger("aidgn")
 
 _loaded_images: dict[tuple[str, str, int, torch.device], DeviceImageStore] = {}
 _loaded_features: dict[tuple[object, ...], FeatureStore] = {}

@@ -3,7 +3,6 @@
 Only rank 0 holds unsaved state, so the others can be killed at any moment.
 """
 
-import logging
 import os
 import signal
 import subprocess
@@ -24,13 +23,13 @@ import torch
 from aidgn.errors import AidgnError, Interrupted, ParameterError
 from aidgn.runs.options import HEAD
 from aidgn.runs.spec import RunSpec
+from aidgn.terminal import log
 from aidgn.training import distributed
 from aidgn.training.interrupt import stoppable
 
 ATTEMPTS = 3  # starts of a group whose workers get killed, before the run is given up
 REASON_SECONDS = 3.0  # after one worker failed, for the others to report the reason
 SAVE_SECONDS = 60.0  # to save and exit when the parent has died
-log = logging.getLogger("aidgn")
 MAX_DEVICES = 1024
 
 

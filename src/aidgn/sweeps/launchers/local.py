@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from aidgn.errors import AidgnError
 from aidgn.sweeps import journal
 from aidgn.sweeps.launchers.base import Launcher, RunQueue
+from aidgn.terminal import log
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -229,7 +230,7 @@ def visible_gpus(gpus: str | None) -> Iterator[None]:
 def worker_main(pipe: Connection, out: str, training: dict[str, Any]) -> None:
     """Train the runs that the pipe brings until it closes, a run crashes or the sweep is interrupted."""
     threading.Thread(target=watch_parent, daemon=True).start()
-    logging.getLogger("aidgn").addFilter(_OncePerWorker())
+    log.addFilter(_OncePerWorker())
     outcome = ""
     while outcome not in ("crashed", "interrupted"):
         try:
