@@ -110,3 +110,5 @@ def test_refit_trains_as_long_as_the_estimate_chose(tmp_path: Path) -> None:
     shutil.rmtree(photos / DIGITS.domains[0])
     with pytest.raises(AidgnError, match="only one"):
         aidgn.fit(photos, refit=True, out=tmp_path / "x", **options)
+    with pytest.raises(AidgnError, match="adapt"):
+        aidgn.fit(photos, refit=True, adapt=True, out=tmp_path / "x", **options)

@@ -14,6 +14,7 @@ from aidgn.errors import AidgnError
 from aidgn.inference.image_stream import ImageLike, OnBroken
 from aidgn.inference.model import Model
 from aidgn.inference.prediction import Outputs, Prediction, softmax
+from aidgn.new_site.monitor import SiteMonitor
 
 OFFERED = ("T3A", "Tent-C")  # they need features alone, and take one picture at a time
 
@@ -128,6 +129,7 @@ def predict_adapted(
     settings: Mapping[str, Any],
     images: Iterable[ImageLike],
     on_broken: OnBroken | None = None,
+    monitor: SiteMonitor | None = None,
 ) -> Iterator[tuple[list[ImageLike], Prediction]]:
     """Yield images and their predictions by a model that adapts to them, 32 images at a time.
 
@@ -140,6 +142,7 @@ def predict_adapted(
         settings: Settings of the method.
         images: The images, in the order in which the model adapts.
         on_broken: Receives each image that cannot be read, and the error. By default the error is raised.
+        monitor: Receives the predictions without adaptation, to compare the site with the training sites.
     """
     adapter: Any = METHODS[method].adapter(model.network, **settings)
     for names, outputs in model.compute_batches(images, on_broken):
@@ -147,6 +150,8 @@ def predict_adapted(
             part = slice(start, start + BATCH_SIZE)
             batch = Outputs(*(tensor[part] for tensor in outputs))
             prediction = model.prediction(batch)
+            if monitor is not None and prediction.chances is not None:
+                monitor.add(prediction.features.numpy(), prediction.logits.numpy(), prediction.chances)
             logits = adapter.predict_features(prediction.features.to(model.device)).float().cpu()
             probabilities = softmax(logits.numpy())
             labels = [model.classes[c] for c in probabilities.argmax(1)]

@@ -17,6 +17,7 @@ from aidgn.terminal import direct
 if TYPE_CHECKING:
     from aidgn.inference import Model
     from aidgn.inference.output import PredictionRow, TableRows
+    from aidgn.new_site.monitor import SiteMonitor
 
     Output = tuple[IO[str], Callable[[Sequence[PredictionRow], bool], str]]  # a stream and its format
 
@@ -116,10 +117,11 @@ def predict(
             "`aidgn fit` with two or more sites makes models that do."
         )
     batches = loaded.batches
+    monitor = loaded.site_monitor()
     if adapt is not None:
         if abstain_below is not None or others:
             raise AidgnError("--adapt cannot be combined with --abstain-below or --with: leave out one of them.")
-        batches = adapted_batches(loaded, adapt)
+        batches = adapted_batches(loaded, adapt, monitor)
     explanations = None
     if explain is not None:
         from aidgn.inference.explanation import ExplanationFolder
@@ -127,7 +129,6 @@ def predict(
         if adapt is not None:
             raise AidgnError("--explain cannot be combined with --adapt, whose labels change while it predicts.")
         explanations = ExplanationFolder(loaded, Path(explain))
-    monitor = None if adapt else loaded.site_monitor()
     top = min(top, len(loaded.classes))
     # A live display redirects standard output. Programs that read CSV from a pipe need names to the byte.
     stdout = sys.stdout if sys.stdout.isatty() or not csv else direct(sys.stdout)
@@ -182,7 +183,7 @@ def predict(
         click.echo(f"{abstained} without a label, because its chance to be right is below {abstain_below:g}.", err=True)
     click.echo(describe_warnings(loaded, warned, done, adapt is not None), err=True)
     if monitor is not None:
-        click.echo(str(monitor.report()), err=True)
+        click.echo(f"{'Without adaptation: ' if adapt else ''}{monitor.report()}", err=True)
 
 
 def find_pictures(images: Sequence[str], file: str | None) -> "tuple[list[str], TableRows | None, str]":
@@ -239,14 +240,14 @@ def open_outputs(
     return outputs
 
 
-def adapted_batches(model: "Model", adapt: str) -> Callable[..., Any]:
+def adapted_batches(model: "Model", adapt: str, monitor: "SiteMonitor | None") -> Callable[..., Any]:
     """Return a function like `Model.batches` that adapts; say what this method did at sites that were left out."""
     from aidgn.adaptation.predict import OFFERED, choose_settings, predict_adapted
 
     method = next(name for name in OFFERED if name.lower() == adapt)
     settings, found = choose_settings({} if model.expectations is None else model.expectations.adaptation, method)
     click.echo(found, err=True)
-    return partial(predict_adapted, model, method, settings)
+    return partial(predict_adapted, model, method, settings, monitor=monitor)
 
 
 def read_names(images: Sequence[str]) -> list[str]:

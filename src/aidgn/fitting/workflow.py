@@ -128,6 +128,8 @@ def fit(
     refuse_in_import()
     find(algorithm)
     choose_device(device)
+    if refit and adapt:
+        raise AidgnError("A model of refit keeps no measurements, so adapt would be in vain: leave out one of them.")
     if metric not in (None, *CHOICES):
         raise ParameterError("metric", metric, " or ".join(CHOICES))
     settings, values = split_options(options, RunOptions, [algorithm])
