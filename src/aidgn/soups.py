@@ -1,6 +1,6 @@
 """Model soups: average the weights of runs that started from the same weights (Wortsman et al., ICML 2022)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from aidgn import backbones
 from aidgn.algorithms import Algorithm
-from aidgn.analysis.extraction import open_images
+from aidgn.analysis.extraction import Progress, open_images
 from aidgn.backbones.frozen_bn import FrozenBatchNorm
 from aidgn.data.loader import DeviceImageStore
 from aidgn.devices import choose_device
@@ -30,7 +30,6 @@ from aidgn.training.evaluation import Splits, calibrate, evaluate, index_batches
 BATCH_NORM_IMAGES = 4096  # training images whose statistics batch norm takes, at most
 
 Weights = Mapping[str, Tensor]
-Progress = Callable[[str, int, int], None]  # part of the work, done, total
 
 
 @dataclass(frozen=True)

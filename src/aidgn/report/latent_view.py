@@ -6,7 +6,7 @@ import json
 import os
 import zipfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from aidgn.analysis.diagnosis import Diagnosis, diagnose
 from aidgn.analysis.embedding import choose_images, tsne
-from aidgn.analysis.extraction import extract_features
+from aidgn.analysis.extraction import Progress, extract_features
 from aidgn.analysis.features import Features
 from aidgn.analysis.summary import sentences
 from aidgn.data import Dataset
@@ -37,7 +37,6 @@ SIDES = (80, 56, 40, 32)  # pixels of a thumbnail, by the number of data sets on
 FULL_MATRIX = 20  # with more classes, the most frequent confusions are listed instead of the matrix
 # There is no diagnosis yet, or it was edited, or another version wrote it.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-Progress = Callable[[str, int, int], None]  # part of the work, done, total
 
 
 @dataclass

@@ -30,18 +30,8 @@ REQUIRED: dict[str, Any] = {"args": dict, "hparams": dict, "step": (int, float)}
 REQUIRED_ARGS = {"dataset": str, "algorithm": str, "test_envs": list, "trial_seed": int, "hparams_seed": int}
 MAX_DOMAINS = 1000  # a table has a column for each
 # From names in the identity of run.json to names in the args of a record. The identity has more settings than args.
-SETTINGS_IN_ARGS = {
-    "dataset": "dataset",
-    "algorithm": "algorithm",
-    "trial": "trial_seed",
-    "draw": "hparams_seed",
-    "steps": "steps",
-    "backbone": "backbone",
-    "weights": "weights",
-    "precision": "precision",
-    "task": "task",
-    "holdout_fraction": "holdout_fraction",
-}
+SAME_IN_ARGS = ("dataset", "algorithm", "steps", "backbone", "weights", "precision", "task", "holdout_fraction")
+SETTINGS_IN_ARGS = {"trial": "trial_seed", "draw": "hparams_seed"} | {name: name for name in SAME_IN_ARGS}
 ACCURACY = re.compile(r"env\d+_\w*acc")
 
 RECORDED = r"version|step|epoch|args|hparams|(eval|step)_time|env\d+_.*"  # names that a loss term must not have
