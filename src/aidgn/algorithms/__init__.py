@@ -10,8 +10,7 @@ from torch import nn
 
 from aidgn.algorithms.aidgn import AIDGN, AIDGNnoD, AIDGNnoR, AIDGNnoRD, AIDGNRelease
 from aidgn.algorithms.arm import ARM
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, domain_ids, join, split
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join, split
 from aidgn.algorithms.causirl import CausIRLCORAL, CausIRLMMD
 from aidgn.algorithms.cdann import CDANN
 from aidgn.algorithms.coral import CORAL

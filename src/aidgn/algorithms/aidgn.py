@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, domain_ids, join, split
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join, split
 from aidgn.algorithms.search_space import fixed, one_of, uniform
 from aidgn.errors import AidgnError
 from aidgn.objective import RELEASE_LEAST_NORM, AngularClassifier, loss_and_margins

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from aidgn.algorithms.base import Algorithm
-from aidgn.algorithms.batches import Minibatches
+from aidgn.algorithms.base import Algorithm, Minibatches
 
 
 class Annealed(Algorithm):

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from aidgn.algorithms.base import COMMON, COMMON_SMALL, Algorithm
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import COMMON, COMMON_SMALL, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import fixed
 from aidgn.errors import AidgnError
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, domain_ids, join
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, domain_ids, join
 from aidgn.algorithms.search_space import RATE, SMALL_RATE, fixed, floor_power, log_uniform, one_of
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms.annealed import Annealed
-from aidgn.algorithms.base import COMMON
-from aidgn.algorithms.batches import Minibatches
+from aidgn.algorithms.base import COMMON, Minibatches
 from aidgn.algorithms.search_space import log_uniform, uniform
 
 PARTS = 16  # subintervals per round of the search for the quantile

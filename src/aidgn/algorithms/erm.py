@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from aidgn.algorithms.base import Algorithm
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import Algorithm, Minibatches, join
 
 
 class ERM(Algorithm):

@@ -5,8 +5,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad, softmax
 
 from aidgn.algorithms.annealed import AnnealedPenalty
-from aidgn.algorithms.base import COMMON
-from aidgn.algorithms.batches import Minibatches, join, split
+from aidgn.algorithms.base import COMMON, Minibatches, join, split
 from aidgn.algorithms.search_space import floor_uniform, log_uniform, uniform
 
 

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches
 from aidgn.algorithms.search_space import log_uniform
 
 

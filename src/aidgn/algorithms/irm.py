@@ -5,8 +5,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from aidgn.algorithms.annealed import AnnealedPenalty
-from aidgn.algorithms.base import COMMON
-from aidgn.algorithms.batches import Minibatches, join, split
+from aidgn.algorithms.base import COMMON, Minibatches, join, split
 from aidgn.algorithms.search_space import floor_power, log_uniform
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import fixed, one_of
 from aidgn.backbones.stages import StageComparison, stage_widths
 

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, paired, random_cycle
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
 from aidgn.algorithms.search_space import log_uniform
 
 

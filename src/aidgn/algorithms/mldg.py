@@ -5,8 +5,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, paired, random_cycle
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, paired, random_cycle
 from aidgn.algorithms.search_space import log_uniform, one_of
 from aidgn.devices import begin_pass
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, split
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, split
 from aidgn.algorithms.search_space import one_of
 
 TEST_BATCH = 64  # images whose mean describes an unseen domain

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import uniform
 
 

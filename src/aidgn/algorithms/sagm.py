@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms.aidgn import AIDGN
-from aidgn.algorithms.base import Algorithm
-from aidgn.algorithms.batches import Minibatches
+from aidgn.algorithms.base import Algorithm, Minibatches
 from aidgn.algorithms.erm import ERM
 from aidgn.algorithms.search_space import SearchSpace, one_of
 from aidgn.devices import begin_pass

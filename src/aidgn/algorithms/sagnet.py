@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import log_uniform
 
 EPSILON = 1e-5  # under the square root of the variance

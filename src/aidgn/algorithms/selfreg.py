@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from aidgn.algorithms.base import Algorithm
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import Algorithm, Minibatches, join
 
 FEATURE_SHARE = 0.3  # weight of distances between features, relative to logits
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import log_uniform, one_of, uniform
 
 WIDTH = 100  # of the discriminator's hidden layers

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from aidgn.algorithms.aidgn import AIDGN
-from aidgn.algorithms.base import COMMON, Algorithm
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import SearchSpace, one_of
 from aidgn.objective import in_full_precision, no_autocast, normalized
 

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from aidgn.algorithms.annealed import AnnealedPenalty
-from aidgn.algorithms.base import COMMON
-from aidgn.algorithms.batches import Minibatches, join
+from aidgn.algorithms.base import COMMON, Minibatches, join
 from aidgn.algorithms.search_space import floor_power, log_uniform
 
 

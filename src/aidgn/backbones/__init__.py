@@ -18,7 +18,6 @@ from aidgn.backbones.registry import (
 from aidgn.backbones.small import SMALL, SmallConvNet
 from aidgn.backbones.trial import choose_image_size, try_forward
 from aidgn.backbones.weights import (
-    Mismatch,
     WeightsError,
     find_mismatch,
     is_stride_first,
@@ -26,37 +25,3 @@ from aidgn.backbones.weights import (
     summarize,
     weights_identity,
 )
-
-__all__ = [
-    "DEFAULT",
-    "IMAGENET",
-    "SMALL",
-    "TORCHVISION",
-    "FoldedConv2d",
-    "FrozenBatchNorm",
-    "Mismatch",
-    "Preprocessing",
-    "SmallConvNet",
-    "WeightsError",
-    "check_name",
-    "choose_image_size",
-    "create",
-    "feature_norm",
-    "find_mismatch",
-    "fold",
-    "freeze",
-    "freeze_folded",
-    "freezes_batch_norm",
-    "has_kernels",
-    "is_stride_first",
-    "list_backbones",
-    "preprocessing",
-    "set_stride_first",
-    "stem_convolution",
-    "summarize",
-    "train_last_stage",
-    "try_forward",
-    "unfold",
-    "unfuse",
-    "weights_identity",
-]
