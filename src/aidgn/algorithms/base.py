@@ -311,14 +311,11 @@ class Algorithm(nn.Module):
     def sample(
         cls, dataset: str, trial: int, draw: int, small: bool | None = None, head: bool = False
     ) -> dict[str, Value]:
-        """Sample the hyper-parameters of one run of a random search.
+        """Sample the hyper-parameters of one run of a random search. Other arguments are those of `space`.
 
         Args:
-            dataset: Name of the data set.
             trial: Number of the trial.
             draw: Number of the draw; 0 is the defaults.
-            small: As for `space`.
-            head: As for `space`.
         """
         space = cls.space(dataset, small, head)
         if draw == 0:

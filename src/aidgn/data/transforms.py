@@ -105,16 +105,11 @@ def clean(
     std: Channels = STD,
     interpolation: str = "bilinear",
 ) -> Tensor:
-    """Resize whole images for evaluation; return [B, 3, size, size].
+    """Resize whole images for evaluation; return [B, 3, size, size]. The other arguments are those of `augment`.
 
     Args:
-        images: See `augment`.
-        geometry: See `augment`; images of one size need only one row.
-        size: Side of the result.
+        geometry: Of images of one size, one row is enough.
         exact_fit: Whether every image fills its slot and slots have this size, so that nothing is resized.
-        mean: See `augment`.
-        std: See `augment`.
-        interpolation: See `augment`.
     """
     if exact_fit:
         if images.shape[1:3] != (size, size):
