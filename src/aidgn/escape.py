@@ -59,12 +59,7 @@ def for_html(text: str) -> str:
 
 
 def open_templates(folder: Path, markdown: bool = False) -> "Environment":
-    """Open the templates of a folder, which escape all values but `Markup`.
-
-    Args:
-        folder: The folder.
-        markdown: Whether to escape for Markdown instead of HTML.
-    """
+    """Open the templates of a folder, which escape all values but `Markup`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 

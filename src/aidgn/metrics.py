@@ -63,15 +63,7 @@ class Scores:
 
 
 def measure(labels: Integers, predicted: Integers, confidences: Floats, losses: Floats, num_classes: int) -> Scores:
-    """Measure predictions.
-
-    Args:
-        labels: Right class of each image.
-        predicted: Predicted class of each image.
-        confidences: Probability of the predicted class.
-        losses: Negative log-likelihood of the right class.
-        num_classes: Number of classes.
-    """
+    """Measure predictions by the probability of predicted classes and the negative log-likelihood of right ones."""
     right = predicted == labels
     images = np.bincount(labels, minlength=num_classes)
     predictions = np.bincount(predicted, minlength=num_classes)
@@ -118,11 +110,6 @@ def calibration_error(confidences: Floats, right: NDArray[np.bool_], bins: int =
     """Return the expected calibration error (Guo et al. 2017).
 
     ECE = sum over bins of (share of images) |accuracy - mean confidence|, with bins of equal width (low, high].
-
-    Args:
-        confidences: Probability of the predicted class of each image.
-        right: Whether each prediction is right.
-        bins: Number of bins.
     """
     if np.isnan(confidences).any():
         return float("nan")

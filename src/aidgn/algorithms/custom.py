@@ -140,12 +140,7 @@ def source_of(algorithm: type[Algorithm]) -> str:
 
 
 def frame_in(name: str, error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost traceback frame in the user's file, of the error or its causes, or None.
-
-    Args:
-        name: Name of the algorithm, which need not be custom.
-        error: The error.
-    """
+    """Return the innermost frame in the file of a custom algorithm, of an error or its causes, or None."""
     path = str(Path(file_and_class(name)[0]).expanduser().resolve())
     cause: BaseException | None = error
     while cause is not None:

@@ -211,13 +211,7 @@ def adapt_space(
 
 
 def resolve(owner: str, space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the defaults of a search space with given values in their place, after checking all.
-
-    Args:
-        owner: Name of the algorithm, for messages.
-        space: The search space.
-        given: Values, or their texts, by name.
-    """
+    """Return the defaults of a search space with given values in their place, after checking all."""
     for name in given:
         if name not in space:
             raise UnknownNameError("hyper-parameter", name, space, f"{owner} has: {', '.join(space)}.")

@@ -249,10 +249,6 @@ def find_name_clashes(root: Path, class_folders: Mapping[str, Iterable[str]]) ->
 
     Classes must differ in more than case, spaces, _ and -, domains in more than case and spaces: one domain must not
     be both source and target.
-
-    Args:
-        root: The folder or table, for messages.
-        class_folders: Names of the classes by domain.
     """
     problems = []
     classes: dict[str, tuple[str, str]] = {}

@@ -19,13 +19,7 @@ from aidgn.files import write_text
 
 
 def load_table(source: DataSource, table: Table | None = None, tolerant: bool = False) -> Dataset:
-    """Make a data set of a table.
-
-    Args:
-        source: The table and its columns.
-        table: Its content, if it was read before.
-        tolerant: See `load_dataset`.
-    """
+    """Make a data set of a table."""
     table = table or read_table(source.path)
     names = {"file": source.file, "label": source.label, "domain": source.domain}
     names |= {"group": source.group} if source.group else {}

@@ -14,10 +14,6 @@ class ReportAhead(threading.Thread):
     """A thread that finds copies and computes the map of points, which `tsne` keeps.
 
     What fails here is left to the main thread, which then tells the reason.
-
-    Args:
-        features: The features.
-        points: Images in the map; 0 for no map.
     """
 
     def __init__(self, features: FeatureStore, points: int):

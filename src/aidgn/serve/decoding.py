@@ -39,12 +39,7 @@ class OutOfTime(Exception):
 
 
 class Decoder:
-    """A process that decodes a file at a time, and is replaced when it dies.
-
-    Args:
-        slot: Longest side of decoded pictures.
-        seconds: Computing time for a file.
-    """
+    """A process that decodes a file at a time, and is replaced when it dies."""
 
     def __init__(self, slot: int, seconds: float):
         self.slot, self.seconds = slot, seconds
@@ -118,12 +113,7 @@ class Decoder:
 
 
 class Decoders:
-    """Decoders of fast and of slow pictures.
-
-    Args:
-        slot: Longest side of decoded pictures.
-        megapixels: Limit of a picture.
-    """
+    """Decoders of fast and of slow pictures."""
 
     def __init__(self, slot: int, megapixels: float):
         self.megapixels = megapixels

@@ -19,13 +19,6 @@ class NotFinite(AidgnError):
 
     The reason may be the numbers, or memory of the device that a fault has spoilt: only a run in another process can
     tell.
-
-    Args:
-        subject: What is not finite.
-        step: First step at which it was not.
-        state: File of the last good state.
-        lr: Learning rate of the run.
-        precision: Precision of the run.
     """
 
     def __init__(self, subject: str, step: int, state: Path, lr: float, precision: str):
