@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from aidgn.analysis.comparison import (
-    Comparison,
-    Pair,
-    Ranks,
-    Values,
-    compare,
-    compare_values,
-    mean_interval,
-    rank,
-    sign_permutation_p,
-)
+from aidgn.analysis.comparison import Comparison, compare, compare_values, mean_interval, sign_permutation_p
+from aidgn.analysis.pairs import Pair, Values
+from aidgn.analysis.ranks import Ranks, rank
 
 RANDOM = np.random.default_rng(3)
 
@@ -29,7 +21,8 @@ def values(table: Any, trials: int = 3) -> Values:
 
 def compared(*tables: Any, metric: str = "accuracy", **draws: int) -> Comparison:
     named = {name: values(table) for name, table in zip("abcdef", tables, strict=False)}
-    return compare_values("D", named, {("D", name): draws.get(name, 1) for name in named}, metric)
+    choices = {name: dict.fromkeys(named[name], count) for name, count in draws.items()}
+    return compare_values("D", named, choices, metric)
 
 
 @pytest.mark.parametrize("n", [3, 8, 11])
@@ -106,6 +99,16 @@ def test_unequal_draws_are_no_result() -> None:
     assert compared(good, bad, a=20, b=20).differences[0].clear
 
 
+def test_budgets_are_compared_pair_by_pair() -> None:
+    """20 draws in one trial alone, or on one data set alone, are more than 20 in another."""
+    one, other = Pair("D", 0, 0), Pair("D", 1, 2)
+    named = {"a": values(np.full((3, 3), 90.0)), "b": values(np.full((3, 3), 10.0))}
+    (found,) = compare_values("D", named, {"a": {one: 20}, "b": {other: 20}}).differences
+    assert found.draws == (20, 1) and not found.clear
+    (found,) = compare_values("D", named, {"a": {one: 20}, "b": {one: 20}}).differences
+    assert found.draws == (20, 20) and found.clear
+
+
 def test_ranks_by_hand() -> None:
     a, b, c = values([[9, 8, 7]]), values([[8, 8, 8]]), values([[1, 2, 3]])
     ranks = rank({"a": a, "b": b, "c": c}, [("D", 0)])
@@ -154,3 +157,18 @@ def test_records_to_comparison() -> None:
     assert (difference.first, difference.pairs, difference.draws) == ("Mine", 6, (2, 1))
     assert difference.mean == pytest.approx(10)
     assert found.to_dict()["differences"][0]["targets"][1] == {"dataset": "D", "target": 1, "mean": pytest.approx(10)}
+
+
+def test_values_given_by_hand_count_as_draws() -> None:
+    """The best of three learning rates is chosen like the best of three draws."""
+    records = []
+    for name, rates in (("ERM", (1e-3, 2e-3, 4e-3)), ("Mine", (1e-3,))):
+        for target, trial, lr in product(range(3), range(3), rates):
+            args = {"dataset": "D", "algorithm": name, "test_envs": [target]}
+            args |= {"trial_seed": trial, "hparams_seed": 0, "seed": f"{name} {lr}"}
+            accuracies = {f"env{i}_out_acc": 0.5 + 10 * lr for i in range(3)}
+            accuracies[f"env{target}_in_acc"] = 0.9 if name == "ERM" else 0.2
+            records.append({"args": args, "hparams": {"lr": lr}, "step": 0, **accuracies})
+    (difference,) = compare(records)[0].differences
+    assert difference.p_holm is not None and difference.p_holm < 0.05
+    assert difference.draws == (3, 1) and not difference.clear

@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.figure import Figure
 
-from aidgn.analysis.comparison import Ranks, compare
+from aidgn.analysis.comparison import compare
+from aidgn.analysis.ranks import Ranks
 from aidgn.cli import app
 from aidgn.errors import UnknownNameError
 from aidgn.report.comparison import comparison_tables
 from aidgn.report.export import write_tidy
-from aidgn.report.rank_figure import critical_difference, to_svg
+from aidgn.report.rank_figure import critical_difference, draw_ranks, to_svg
 from aidgn.report.table_formats import FORMATS
+from aidgn.runs.reader import read_runs
 
 RANDOM = np.random.default_rng(1)
 LEVELS = {"ERM": 0.7, "CORAL": 0.71, "AIDGN": 0.9}
@@ -82,6 +84,19 @@ def test_two_trials_have_no_test() -> None:
     assert any("no result" in note for note in table.footnotes)
 
 
+def test_unequal_budgets_are_marked_in_tables_and_figure() -> None:
+    lines = records()
+    assert not any("nequal budgets" in note for table in comparison_tables(lines) for note in table.footnotes)
+    second = [{**line, "args": {**line["args"], "hparams_seed": 1}} for line in lines]
+    lines += [line for line in second if line["args"]["algorithm"] == "AIDGN"]
+    for table in comparison_tables(lines):
+        assert any("nequal budgets" in note for note in table.footnotes), table.title
+    (found,) = compare(lines)
+    assert found.ranks and found.ranks.draws == {"AIDGN": 2, "ERM": 1, "CORAL": 1}
+    figure = draw_ranks(found)
+    assert figure and any("unequal budgets" in text.get_text() for text in figure.axes[0].texts)
+
+
 def test_too_few_pairs_are_named() -> None:
     lines = [record for record in records() if record["args"]["test_envs"] == [0]]
     table = comparison_tables(lines)[0]
@@ -112,6 +127,15 @@ def test_tidy_marks_selected_draws(tmp_path: Path) -> None:
     assert write_tidy(first + second, "training", tmp_path / "t.csv") == 2
     rows = list(csv.DictReader((tmp_path / "t.csv").open()))
     assert {(row["draw"], row["selected"]) for row in rows} == {("0", "False"), ("1", "True")}
+
+
+def test_tidy_tells_apart_runs_of_one_draw(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        (tmp_path / str(lr)).mkdir()
+        written(tmp_path / str(lr), [{**record, "hparams": {"lr": lr}} for record in grid("PACS", "ERM", [[0.5]])])
+    assert write_tidy(read_runs(tmp_path), "training", tmp_path / "t.csv") == 2
+    rows = list(csv.DictReader((tmp_path / "t.csv").open()))
+    assert {row["run"] for row in rows} == {str(tmp_path / "0.1"), str(tmp_path / "0.2")}
 
 
 def test_figure_shows_every_algorithm() -> None:

@@ -289,6 +289,15 @@ def made_up(sweep: Path, images: Path, accuracies: dict[tuple[str, int, int], fl
     }
 
 
+def test_unequal_budgets_are_told_in_the_answer(tmp_path: Path, images: Path) -> None:
+    for algorithm, draws in (("AIDGN", 1), ("ERM", 2)):
+        for target, trial, draw in product(range(3), range(3), range(draws)):
+            make_run(tmp_path / "sweep", images, algorithm, target, trial, draw, with_features=False)
+    text = visible(report(tmp_path, tmp_path / "sweep"))
+    assert "This comparison is not fair: results of AIDGN were chosen from one run, results of ERM from two." in text
+    assert "By a paired test" not in text
+
+
 def test_algorithms_are_compared_in_the_trials_that_both_have(tmp_path: Path, images: Path) -> None:
     erm = {("ERM", target, trial): 0.5 + 0.1 * trial for target in range(3) for trial in range(3)}
     coral = {("CORAL", target, 0): value for target, value in enumerate((0.4, 0.5, 0.45))}

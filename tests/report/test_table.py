@@ -474,8 +474,15 @@ def test_rows_with_more_draws_to_choose_from_are_told(tmp_path: Path) -> None:
     assert told_differences(tmp_path) == []
     write_run(tmp_path, "IRM")
     assert told_differences(tmp_path) == [
-        "The runs of PACS differ in number of draws: 1 (1 run: IRM); 3 (3 runs: ERM)."
+        "The runs of PACS differ in number of runs to choose from: 1 (1 run: IRM); 3 (3 runs: ERM)."
     ]
+
+
+def test_rows_with_more_values_to_choose_from_are_told(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        write_run(tmp_path, "ERM", hparams={"lr": lr})
+    write_run(tmp_path, "IRM")
+    assert any("number of runs to choose from: 1 (1 run: IRM); 2" in note for note in told_differences(tmp_path))
 
 
 @pytest.mark.parametrize("place", [{"trial": 1}, {"target": 1}])

@@ -8,32 +8,23 @@ The tests say nothing of other domains than these.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
-from scipy.stats import friedmanchisquare, permutation_test, rankdata, studentized_range
+from scipy.stats import permutation_test
 
+from aidgn.analysis.pairs import Choices, Pair, Values, complete_trials
+from aidgn.analysis.ranks import LEVEL, Ranks, rank
 from aidgn.analysis.statistics import holm
 from aidgn.metrics import METRICS
-from aidgn.runs.records import Record, RunRecords, as_records
+from aidgn.runs.differences import count_choices
+from aidgn.runs.records import Record, as_records
 from aidgn.selection import select
 
-LEVEL = 0.05
 MIN_TRIALS = 3  # fewer show differences, but are never called a result
 RESAMPLES = 2**16  # permutations; up to 16 pairs have no more, so that their test is exact
-
-
-class Pair(NamedTuple):
-    """What a result of one algorithm is paired with: that of another with the same values."""
-
-    dataset: str
-    target: int
-    trial: int
-
-
-Values = dict[Pair, float]
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,8 @@ class Difference:
     wins: int  # pairs in which the first is better
     losses: int  # pairs in which the second is better
     targets: dict[tuple[str, int], float]  # mean difference by (data set, target)
-    # Largest number of draws of hyper-parameters that one result of the first and of the second was chosen from
+    # Runs, draws or values of hyper-parameters, that results of the first and of the second were chosen from, in the
+    # pair where these numbers differ most
     draws: tuple[int, int]
 
     @property
@@ -62,7 +54,7 @@ class Difference:
 
     @property
     def same_budget(self) -> bool:
-        """Whether both algorithms were chosen from the same number of draws."""
+        """Whether both results of every pair were chosen from the same number of runs."""
         return self.draws[0] == self.draws[1]
 
     @property
@@ -76,29 +68,8 @@ class Difference:
         if self.p_holm is None:
             return f"too few trials ({self.trials})"
         if not self.same_budget:
-            return f"unequal draws ({self.draws[0]}, {self.draws[1]})"
+            return f"unequal budgets ({self.draws[0]}, {self.draws[1]})"
         return f"{self.first} is better" if self.clear else "no clear difference"
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Average ranks over pairs (target, trial), 1 for the best (Demšar 2006)."""
-
-    averages: dict[str, float]  # average rank by algorithm, the best first
-    blocks: int  # number of pairs that were ranked
-    p: float | None  # p-value of Friedman's test that all algorithms are alike; None for two algorithms
-    critical_difference: float  # ranks that are further apart differ clearly (Nemenyi's test at 5 %)
-
-    def groups(self) -> list[list[str]]:
-        """Return the largest groups of algorithms whose ranks are too close to tell them apart."""
-        names = list(self.averages)
-        groups: list[list[str]] = []
-        for start, name in enumerate(names):
-            limit = self.averages[name] + self.critical_difference
-            group = [other for other in names[start:] if self.averages[other] <= limit]
-            if len(group) > 1 and not any(set(group) <= set(found) for found in groups):
-                groups.append(group)
-        return groups
 
 
 @dataclass(frozen=True)
@@ -156,7 +127,9 @@ def compare(
         if not np.isnan(row.get(metric, np.nan)):
             pair = Pair(row["dataset"], row["target"], row["trial"])
             values.setdefault(row["algorithm"], {})[pair] = METRICS[metric].factor * row[metric]
-    draws = count_draws(finished.runs)
+    choices: dict[str, dict[Pair, int]] = {}
+    for place, count in count_choices(finished.runs).items():
+        choices.setdefault(place.algorithm, {})[Pair(place.dataset, place.target, place.trial)] = count
     datasets = list(dict.fromkeys(pair.dataset for results in values.values() for pair in results))
     made = []
     for dataset in datasets:
@@ -164,26 +137,16 @@ def compare(
             name: {pair: value for pair, value in results.items() if pair.dataset == dataset}
             for name, results in values.items()
         }
-        made.append(compare_values(dataset, {k: v for k, v in on_dataset.items() if v}, draws, metric))
+        made.append(compare_values(dataset, {k: v for k, v in on_dataset.items() if v}, choices, metric))
     if len(datasets) > 1:
-        made.append(compare_values(None, values, draws, metric))
+        made.append(compare_values(None, values, choices, metric))
     return made
-
-
-def count_draws(runs: Iterable[RunRecords]) -> dict[tuple[str, str], int]:
-    """Count the draws of hyper-parameters by (data set, algorithm): the most for one target and trial."""
-    draws: dict[tuple[str, str], dict[tuple[int, int], set[int]]] = {}
-    for run in runs:
-        if len(run.targets) == 1:
-            places = draws.setdefault((run.args["dataset"], run.args["algorithm"]), {})
-            places.setdefault((run.targets[0], run.args["trial_seed"]), set()).add(run.args["hparams_seed"])
-    return {key: max(map(len, places.values())) for key, places in draws.items()}
 
 
 def compare_values(
     dataset: str | None,
     values: Mapping[str, Values],
-    draws: Mapping[tuple[str, str], int],
+    choices: Choices,
     metric: str = "accuracy",
 ) -> Comparison:
     """Compare every two algorithms on their values.
@@ -193,7 +156,7 @@ def compare_values(
     Args:
         dataset: Name of the data set; None for several.
         values: Values by algorithm and pair.
-        draws: Number of draws by (data set, algorithm).
+        choices: Number of runs that each value was chosen from; 1 where it is not given.
         metric: A key of `aidgn.metrics.METRICS`.
     """
     everywhere = {(pair.dataset, pair.target) for results in values.values() for pair in results}
@@ -201,25 +164,16 @@ def compare_values(
     enough = [name for name in values if trials[name] >= MIN_TRIALS]
     names = enough if len(enough) > 1 else list(values)
     higher = METRICS[metric].higher_is_better
-    found = [_difference(first, second, values, everywhere, draws, higher) for first, second in combinations(names, 2)]
+    found = [
+        _difference(first, second, values, everywhere, choices, higher) for first, second in combinations(names, 2)
+    ]
     tests = [number for number, difference in enumerate(found) if difference.p is not None]
     corrected = dict(zip(tests, holm([found[number].p for number in tests]), strict=True))  # type: ignore[misc]
     found = [replace(difference, p_holm=corrected.get(number)) for number, difference in enumerate(found)]
     found.sort(key=lambda difference: -abs(np.nan_to_num(difference.mean)))
     left_out = {name: trials[name] for name in values if name not in names}
-    ranks = rank({name: values[name] for name in enough}, everywhere, higher) if len(enough) > 1 else None
+    ranks = rank({name: values[name] for name in enough}, everywhere, higher, choices) if len(enough) > 1 else None
     return Comparison(dataset, metric, found, ranks, left_out)
-
-
-def complete_trials(results: Sequence[Values], targets: Collection[tuple[str, int]]) -> dict[str, list[int]]:
-    """Return the trials in which all of these results have every target of a data set, by data set."""
-    common = set.intersection(*(set(values) for values in results))
-    complete = {}
-    for dataset in dict.fromkeys(dataset for dataset, _ in sorted(targets)):
-        wanted = [target for name, target in targets if name == dataset]
-        by_target = [{pair.trial for pair in common if pair[:2] == (dataset, target)} for target in wanted]
-        complete[dataset] = sorted(set.intersection(*by_target))
-    return complete
 
 
 def _fewest(trials: Mapping[str, Sequence[int]]) -> int:
@@ -231,7 +185,7 @@ def _difference(
     second: str,
     values: Mapping[str, Values],
     everywhere: Collection[tuple[str, int]],
-    draws: Mapping[tuple[str, str], int],
+    choices: Choices,
     higher_is_better: bool,
 ) -> Difference:
     """Compare two algorithms in the trials that both have on every target, so that no target counts more."""
@@ -249,8 +203,8 @@ def _difference(
     trials = _fewest(complete)
     tested = trials >= MIN_TRIALS
     low, high = mean_interval(gaps) if tested else (None, None)
-    datasets = {dataset for dataset, _ in everywhere}
-    most = [max(draws.get((dataset, name), 1) for dataset in datasets) for name in (first, second)]
+    of_first, of_second = choices.get(first, {}), choices.get(second, {})
+    draws = [(of_first.get(pair, 1), of_second.get(pair, 1)) for pair in pairs]
     return Difference(
         first,
         second,
@@ -264,7 +218,7 @@ def _difference(
         int((better > 0).sum()),
         int((better < 0).sum()),
         targets,
-        (most[0], most[1]),
+        max(draws, key=lambda counts: (abs(counts[0] - counts[1]), counts), default=(1, 1)),
     )
 
 
@@ -283,37 +237,3 @@ def sign_permutation_p(gaps: NDArray[np.float64]) -> float:
         return 1.0
     result = permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, random_state=0)
     return float(result.pvalue)
-
-
-def rank(
-    values: Mapping[str, Values], targets: Collection[tuple[str, int]], higher_is_better: bool = True
-) -> Ranks | None:
-    """Rank algorithms within each (target, trial) of the trials that all of them have on every target.
-
-    With k algorithms and N ranked pairs, the critical difference is q sqrt(k (k + 1) / (6 N)), where q is the 95 %
-    quantile of the studentized range of k values, divided by sqrt(2).
-
-    Args:
-        values: Values by algorithm and pair.
-        targets: Targets as (data set, number).
-        higher_is_better: Whether the highest value has rank 1.
-
-    Returns:
-        The ranks; None if no trial is complete.
-    """
-    complete = complete_trials(list(values.values()), targets)
-    pairs = [Pair(dataset, target, trial) for dataset, target in sorted(targets) for trial in complete[dataset]]
-    if not pairs:
-        return None
-    table = np.array([[values[name][pair] for name in values] for pair in pairs])
-    averages = rankdata(-table if higher_is_better else table, axis=1).mean(axis=0)
-    k = len(values)
-    quantile = studentized_range.ppf(1 - LEVEL, k, np.inf) / np.sqrt(2)
-    order = np.argsort(averages, kind="stable")
-    names = list(values)
-    return Ranks(
-        {names[i]: float(averages[i]) for i in order},
-        len(pairs),
-        float(friedmanchisquare(*table.T).pvalue) if k > 2 else None,
-        float(quantile * np.sqrt(k * (k + 1) / (6 * len(pairs)))),
-    )

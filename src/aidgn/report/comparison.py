@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.analysis.comparison import LEVEL, MIN_TRIALS, RESAMPLES, Comparison, Difference, Ranks, compare
+from aidgn.analysis.comparison import MIN_TRIALS, RESAMPLES, Comparison, Difference, compare
+from aidgn.analysis.ranks import LEVEL, Ranks
 from aidgn.errors import plural, some
 from aidgn.files import for_json, write_text
 from aidgn.metrics import METRICS
@@ -108,11 +109,15 @@ def _ranks_table(comparison: Comparison, ranks: Ranks, title: str) -> Table:
     )
     if ranks.p is not None:
         note += f" Friedman's test that all are alike: p = {ranks.p:.3f}."
+    notes = [note]
+    if not ranks.same_budget:
+        counts = some((f"{name} {count}" for name, count in ranks.draws.items()), 30)
+        notes.append(f"Unequal budgets, so these ranks are no result. Runs that a value was chosen from: {counts}.")
     return Table(
         f"Average ranks, {_subject(comparison, title)}",
         ["Rank", "Not clearly different from"],
         rows,
-        [note],
+        notes,
         comparison.dataset,
         texts=texts,
     )
@@ -150,8 +155,8 @@ def _differences_notes(comparison: Comparison) -> list[str]:
         )
     if any(not difference.same_budget for difference in comparison.differences):
         notes.append(
-            "Unequal draws: one of the two was chosen from more draws of hyper-parameters, which alone can make it "
-            "better. Give both the same number."
+            "Unequal budgets: results of one of the two were chosen from more runs, draws or values of "
+            "hyper-parameters, which alone can make it better. Give both the same number."
         )
     if comparison.left_out:
         names = some((f"{name} ({trials})" for name, trials in sorted(comparison.left_out.items())), 30)

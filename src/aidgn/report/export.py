@@ -55,14 +55,14 @@ def write_tidy(records: Iterable[Record], method: str, path: str | Path) -> int:
     """
     finished = as_records(records).finished()
     chosen = {(selected.best.run, selected.target): selected for selected in select_runs(finished, method)}
-    header = ["dataset", "algorithm", "target", "trial", "draw", "step", "selected", "metric", "value"]
+    header = ["dataset", "algorithm", "target", "trial", "draw", "run", "step", "selected", "metric", "value"]
     lines: list[list[Any]] = []
     for run in finished.runs:
         for at_best in select_runs(Records([run])):
             selected = chosen.get((run, at_best.target))
             row = (selected or at_best).to_row()
             front = [row["dataset"], row["algorithm"], row.get("target_name", row["target"]), row["trial"]]
-            front += [row["hparams_seed"], row["step"], selected is not None]
+            front += [row["hparams_seed"], str(run), row["step"], selected is not None]
             lines += [[*front, metric, row[metric]] for metric in METRICS if not np.isnan(row.get(metric, np.nan))]
     write_rows(path, header, lines)
     return len(lines)
@@ -93,8 +93,7 @@ def _to_parquet(path: Path) -> None:
         raise AidgnError(
             "Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or write CSV with --csv FILE."
         ) from None
-    texts = {
-        name: pyarrow.string() for name in ("dataset", "algorithm", "target", "file", "site", "label", "predicted")
-    }
+    words = ("dataset", "algorithm", "target", "run", "file", "site", "label", "predicted")
+    texts = dict.fromkeys(words, pyarrow.string())
     table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=texts))
     parquet.write_table(table, path)

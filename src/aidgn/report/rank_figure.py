@@ -7,7 +7,8 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from aidgn.analysis.comparison import Comparison, Ranks
+from aidgn.analysis.comparison import Comparison
+from aidgn.analysis.ranks import Ranks
 from aidgn.report.figures import PAGE, STYLE, WIDTH, grid, shorten, styled
 
 LINE = 0.17  # inches between two names
@@ -73,6 +74,7 @@ def draw_ranks(comparison: Comparison) -> Figure | None:
     if comparison.ranks is None:
         return None
     title = f"Average ranks, {comparison.dataset or 'all data sets'}, {comparison.ranks.blocks} pairs"
+    title += "" if comparison.ranks.same_budget else ", unequal budgets"
     return critical_difference(comparison.ranks, title)
 
 

@@ -1,10 +1,10 @@
 """Find the settings that differ between runs whose results are averaged, selected from or compared."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from aidgn.errors import AidgnError, plural, short, some
 from aidgn.runs.records import RunRecords, domain_names
@@ -23,8 +23,17 @@ EXPECTED = frozenset(
 )
 # Settings that belong to an algorithm: may differ between algorithms, must be equal in all runs of one.
 OF_ALGORITHM = frozenset({"average", "lr_milestones", "source"})
-NUMBER_OF_DRAWS = "number of draws"
+NUMBER_OF_RUNS = "number of runs to choose from"
 SHOWN = 6  # values that a message lists
+
+
+class Place(NamedTuple):
+    """What one result of a table is about."""
+
+    dataset: str
+    algorithm: str
+    target: int
+    trial: int
 
 
 @dataclass(frozen=True)
@@ -82,17 +91,20 @@ def differences(runs: Iterable[RunRecords]) -> list[Difference]:
 
 
 def search_differences(runs: Iterable[RunRecords]) -> list[Difference]:
-    """Return the data sets on which selection has more draws of hyper-parameters for some runs than for others."""
+    """Return the data sets on which some results are chosen from more runs than others."""
     differing = []
     for dataset, members in sorted(_grouped(runs, "dataset").items()):
         members = [run for run in members if len(run.targets) == 1]
-        draws = defaultdict(set)
-        for run in members:
-            draws[_place(run)].add(run.args["hparams_seed"])
-        by_value = _by_value((len(draws[_place(run)]), run) for run in members)
+        counts = count_choices(members)
+        by_value = _by_value((counts[_place(run)], run) for run in members)
         if len(by_value) > 1:
-            differing.append(Difference(NUMBER_OF_DRAWS, dataset, by_value))
+            differing.append(Difference(NUMBER_OF_RUNS, dataset, by_value))
     return differing
+
+
+def count_choices(runs: Iterable[RunRecords]) -> dict[Place, int]:
+    """Count the runs that each result is chosen from: draws, and values of hyper-parameters given by hand."""
+    return Counter(_place(run) for run in runs if len(run.targets) == 1)
 
 
 def check_same_images(runs: Iterable[RunRecords]) -> None:
@@ -186,8 +198,8 @@ def _grouped(runs: Iterable[RunRecords], arg: str) -> dict[str, list[RunRecords]
     return groups
 
 
-def _place(run: RunRecords) -> tuple[Any, ...]:
-    return run.args["algorithm"], tuple(run.targets), run.args["trial_seed"]
+def _place(run: RunRecords) -> Place:
+    return Place(run.args["dataset"], run.args["algorithm"], run.targets[0], run.args["trial_seed"])
 
 
 def _algorithms(runs: Iterable[RunRecords]) -> list[str]:
