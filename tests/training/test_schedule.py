@@ -49,6 +49,12 @@ def test_factors_are_those_of_pytorch(schedule: str, make: Callable, warmup: int
     assert factors[warmup:] == pytest.approx(rates)
 
 
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_a_decay_may_end_after_the_run(kind: str) -> None:
+    whole = [learning_rate_factor(step, STEPS, kind, 4) for step in range(STEPS)]
+    assert [learning_rate_factor(step, 9, f"{kind}:{STEPS}", 4) for step in range(9)] == whole[:9]
+
+
 def test_without_a_schedule_rates_are_halved_at_the_milestones() -> None:
     factors = [learning_rate_factor(step, 6, milestones=(2, 4)) for step in range(6)]
     assert factors == [1, 1, 0.5, 0.5, 0.25, 0.25]
@@ -85,7 +91,16 @@ def test_a_schedule_replaces_the_milestones_of_the_data_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"schedule": "step"}, {"schedule": "halve:"}, {"warmup": -1}, {"steps": 5, "warmup": 5}]
+    "options",
+    [
+        {"schedule": "step"},
+        {"schedule": "halve:"},
+        {"schedule": "cosine:0"},
+        {"schedule": "constant:9"},
+        {"schedule": "linear:4", "steps": 5},
+        {"warmup": -1},
+        {"steps": 5, "warmup": 5},
+    ],
 )
 def test_unusable_schedules_are_refused(options: dict) -> None:
     with pytest.raises(ParameterError):

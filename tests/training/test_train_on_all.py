@@ -24,6 +24,7 @@ from aidgn.runs.spec import RunSpec
 from aidgn.selection import select
 from aidgn.soups import soup
 from aidgn.training import train
+from aidgn.training.schedule import learning_rate_factor
 
 DigitsRun = Callable[..., Path]
 DIGITS = load_dataset("digits")
@@ -81,6 +82,18 @@ def test_refit_takes_the_median_step() -> None:
     refit = plan_refit(final, [90, 10, 60])
     assert refit == dataclasses.replace(final, steps=60, train_on_all=True)
     assert plan_refit(final, [10, 10, 60]).steps == 31  # the warm-up must end
+
+
+def test_refit_has_the_rates_of_the_runs_that_it_repeats() -> None:
+    """A schedule that falls to 0 at step 100 is at half its way after 50 steps, not at its end."""
+    final = RunSpec("digits", "ERM", steps=100, schedule="linear", warmup=10).resolved(DIGITS)
+    refit = plan_refit(final, [50]).resolved(DIGITS)
+    rates, before = (
+        [learning_rate_factor(step, spec.steps, spec.schedule, spec.warmup) for step in range(50)]
+        for spec in (refit, final)
+    )
+    assert (refit.steps, rates) == (50, before) and rates[-1] > 0.5
+    assert plan_refit(dataclasses.replace(final, schedule="halve:5"), [50]).schedule == "halve:5"
 
 
 @pytest.mark.slow  # three trainings in processes of a launcher

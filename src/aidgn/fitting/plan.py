@@ -14,7 +14,7 @@ from aidgn.data.images import longest_side
 from aidgn.data.registry import SMALL_SIDE
 from aidgn.devices import choose_device
 from aidgn.errors import ParameterError, plural
-from aidgn.runs.options import ACCURACY, CLASS_WEIGHTS, HEAD, LAST_STAGE, NO_BALANCE, SAMPLING
+from aidgn.runs.options import ACCURACY, CLASS_WEIGHTS, DECAYS, HEAD, LAST_STAGE, NO_BALANCE, SAMPLING
 from aidgn.runs.spec import RunSpec
 from aidgn.training.averaging import SMA
 
@@ -162,10 +162,11 @@ def plan_refit(final: RunSpec, selected_steps: Sequence[int]) -> RunSpec:
     Args:
         final: The resolved run on all domains.
         selected_steps: Steps that validation selected in runs with a domain unseen; their median is the number of
-            steps.
+            steps. Each step has the learning rate that it had in those runs.
     """
-    steps = round(statistics.median(selected_steps))
-    return replace(final, steps=max(steps, final.warmup + 1, final.warm_start + 1), train_on_all=True)
+    steps = max(round(statistics.median(selected_steps)), final.warmup + 1, final.warm_start + 1)
+    schedule = f"{final.schedule}:{final.steps}" if final.schedule in DECAYS else final.schedule
+    return replace(final, steps=steps, schedule=schedule, train_on_all=True)
 
 
 def choose_image_size(dataset: Dataset, *, quick: bool = False, device: str = "auto") -> int:

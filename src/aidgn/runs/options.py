@@ -17,6 +17,7 @@ MAX_NUMBER = 10**9  # of steps, trials and draws
 ALL = "all"  # values of --train
 LAST_STAGE = "last-stage"
 HEAD = "head"
+DECAYS = ("cosine", "linear")  # schedules that end
 NO_BALANCE = "none"  # values of --balance
 SAMPLING = "sampling"
 CLASS_WEIGHTS = "weights"
@@ -150,10 +151,10 @@ class RunOptions:
         identity="always",
     )
     schedule: str | None = option(
-        "Learning-rate schedule",
+        "Learning-rate schedule; cosine and linear fall to 0 at the last step, or at step N",
         default_help="constant, or the milestones of the data set for algorithms that use them",
-        metavar="constant|cosine|linear|halve:STEP,...",
-        pattern=r"constant|cosine|linear|halve:\d+(,\d+)*",
+        metavar="constant|cosine[:N]|linear[:N]|halve:STEP,...",
+        pattern=r"constant|(cosine|linear)(:[1-9]\d*)?|halve:\d+(,\d+)*",
     )
     warmup: int = option("Raise the learning rate to its value over the first N steps", 0, minimum=0)
     warm_start: int = option("Train the head alone for the first N steps, then the whole network", 0, minimum=0)
@@ -222,6 +223,12 @@ class RunOptions:
 def run_options() -> Iterator[Option]:
     """List the options of a run in the order of their declaration."""
     return declared_options(RunOptions)
+
+
+def parse_schedule(schedule: str | None) -> tuple[str, list[int]]:
+    """Return the kind of a learning-rate schedule and its steps, such as ("halve", [2000, 4000]); "" for None."""
+    kind, _, numbers = (schedule or "").partition(":")
+    return kind, [int(number) for number in numbers.split(",") if number]
 
 
 def without_aliases(values: Mapping[str, Any]) -> dict[str, Any]:

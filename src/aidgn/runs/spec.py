@@ -20,11 +20,13 @@ from aidgn.runs.options import (
     ACCURACY,
     ALL,
     CLASS_WEIGHTS,
+    DECAYS,
     HEAD,
     LAST_STAGE,
     MAX_NUMBER,
     NO_BALANCE,
     RunOptions,
+    parse_schedule,
     run_options,
 )
 from aidgn.runs.run_id import sweep_key
@@ -125,6 +127,9 @@ class RunSpec(RunOptions):
         for name in ("warmup", "warm_start"):
             if options[name] >= steps:
                 raise ParameterError(name, options[name], f"fewer than the {plural(steps, 'step')} of the run")
+        kind, numbers = parse_schedule(self.schedule)
+        if kind in DECAYS and numbers and numbers[0] < steps:
+            raise ParameterError("schedule", self.schedule, f"{kind}:N with N at least {steps}, the steps of the run")
         return replace(
             replace(self, **options),
             algorithm=canonical(self.algorithm),

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from aidgn.runs.options import parse_schedule
+
 
 def learning_rate_factor(
     step: int, steps: int, schedule: str | None = None, warmup: int = 0, milestones: Sequence[int] = ()
@@ -12,19 +14,22 @@ def learning_rate_factor(
     Args:
         step: Updates done so far.
         steps: Updates of the whole run.
-        schedule: constant, cosine, linear, or halve:N,M,...; None halves at `milestones`.
+        schedule: constant, cosine or linear, which fall to 0 at the last step, cosine:N or linear:N, which fall to 0 at
+            step N, or halve:N,M,...; None halves at `milestones`.
         warmup: Updates over which the rate first rises linearly to its initial value.
         milestones: Steps at which the rate is halved if there is no schedule.
     """
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(steps - warmup, 1)
-    if schedule == "constant":
+    kind, numbers = parse_schedule(schedule)
+    end = numbers[0] if numbers else steps
+    progress = (step - warmup) / max(end - warmup, 1)
+    if kind == "constant":
         return 1.0
-    if schedule == "cosine":
+    if kind == "cosine":
         return (1 + math.cos(math.pi * progress)) / 2
-    if schedule == "linear":
+    if kind == "linear":
         return 1 - progress
-    if schedule is not None:
-        milestones = [int(number) for number in schedule.removeprefix("halve:").split(",")]
+    if kind == "halve":
+        milestones = numbers
     return 0.5 ** sum(step >= milestone for milestone in milestones)
