@@ -180,6 +180,7 @@ def changed(run: Path, out: Path, **values: Any) -> RunFolder:
         {"algorithm": "CORAL"},
         {"data": "other"},
         {"trial": 1},
+        {"batch_norm": "live"},
     ],
 )
 def test_other_starts_are_refused(runs: list[Path], tmp_path: Path, values: dict[str, Any]) -> None:

@@ -280,11 +280,13 @@ def check_shared_start(runs: Sequence[RunFolder]) -> None:
 def _start(run: RunMetadata) -> Iterator[tuple[str, Any]]:
     """List what the initial weights and the task depend on, but for the trial."""
     yield "the algorithm", run.label.name
-    for name in ("source", "backbone", "weights", "preprocessing", "dataset", "data", "target"):
-        yield (
-            {"target": "the unseen domain", "data": "the fingerprint of the images"}.get(name, name),
-            run.identity.get(name),
-        )
+    titles = {
+        "target": "the unseen domain",
+        "data": "the fingerprint of the images",
+        "batch_norm": "the kind of batch norm",  # the average keeps the statistics that are frozen
+    }
+    for name in ("source", "backbone", "weights", "preprocessing", "dataset", "data", "target", "batch_norm"):
+        yield titles.get(name, name), run.identity.get(name)
     yield "the list of classes", run.classes
     yield "the list of domains", run.domains
     yield "the image size", run.image_size
