@@ -53,9 +53,23 @@ def algorithms(name: str | None, small: bool) -> None:
     for key, (default, distribution) in algorithm.space("", small).items():
         table.add_row(escape(key), escape(short(default)), escape(distribution.text))
     console.print(table)
+    if algorithm.lr_milestones:
+        console.print(f"\n{describe_milestones()}", highlight=False)
     console.print(
         "\nFor images of 28 to 64 pixels; without --small, for 224."
         if small
         else "\nFor images of 224 pixels; --small shows those for 28 to 64, such as digits.",
         highlight=False,
     )
+
+
+def describe_milestones() -> str:
+    """Say on which data sets algorithms with the paper's milestones halve the learning rate."""
+    from aidgn.data import DATASETS
+
+    places: dict[str, list[str]] = {}
+    for name, info in DATASETS.items():
+        if info.lr_milestones:
+            places.setdefault(" and ".join(f"{step:,}" for step in info.lr_milestones), []).append(name)
+    halvings = "; ".join(f"at steps {steps} on {' and '.join(names)}" for steps, names in places.items())
+    return f"The learning rate is halved {halvings}, as in the paper, unless --schedule is given."
