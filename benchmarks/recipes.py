@@ -16,7 +16,8 @@ interrupted. On one GPU, several processes need NVIDIA's MPS to run side by side
 
 `choose` scores a configuration for the unseen domain t by the mean, over the other domains s, of its accuracy on s in
 the run that saw neither s nor t. So the labels of t choose nothing. `--confirm` writes the plan that trains each choice
-with its t unseen, in several trials; `train --singles` trains runs with one unseen domain.
+with its t unseen, in several trials; `train --singles` trains runs with one unseen domain. Give every algorithm the
+same number of configurations: the best of more is better by chance alone. `choose` marks unequal numbers.
 """
 
 import argparse
@@ -137,11 +138,14 @@ def describe(configuration: Configuration, members: Sequence[Configuration]) -> 
 def choose(folders: Sequence[Path], step: str, confirm: Path | None, weights: str | None, trials: int) -> None:
     """Print the scores of all configurations and the choices; write the plan that trains the choices."""
     runs = read_runs(*folders).runs
+    if confirm and not weights and (files := {run.settings.get("weights") for run in runs} - {None, "hub", "none"}):
+        sys.exit(f"The runs started from {', '.join(sorted(files))}: give that file with --weights.")
     plans = []
     for dataset, members_by_family in group(configurations(runs, step)).items():
         names = domain_names(next(run.args for run in runs if run.args["dataset"] == dataset))
         print(f"{dataset}: accuracy (%) on other unseen domains, by the target whose labels play no part; step: {step}")
         print(f"| | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+        complete: dict[str, int] = {}
         for family, members in members_by_family.items():
             scores = np.array(
                 [[member.score(target, len(names)) for target in range(len(names))] for member in members]
@@ -150,12 +154,17 @@ def choose(folders: Sequence[Path], step: str, confirm: Path | None, weights: st
             for number in np.argsort(-np.nan_to_num(scores).mean(1), kind="stable"):
                 cells = [cell(score, number == best) for score, best in zip(scores[number], chosen, strict=True)]
                 print(f"| {describe(members[number], members)} | {' | '.join(cells)} |")
-            complete = int((~np.isnan(scores)).all(1).sum())
-            print(f"| *{family}: {complete} of {len(members)} configurations complete* |{' |' * len(names)}")
+            complete[family] = int((~np.isnan(scores)).all(1).sum())
+            print(f"| *{family}: {complete[family]} of {len(members)} configurations complete* |{' |' * len(names)}")
             for number, member in enumerate(members):
                 targets = [name for name, best in zip(names, chosen, strict=True) if number == best]
-                if targets and complete:
+                if targets and complete[family]:
                     plans.append(confirming_plan(member, targets, weights, trials))
+        if len(set(complete.values())) > 1:
+            counts = ", ".join(f"{family} {count}" for family, count in complete.items())
+            print(
+                f"**Unequal budgets**: the choices are from {counts} configurations, which favours the larger number."
+            )
     if confirm:
         confirm.write_text(yaml.safe_dump(plans, sort_keys=False, default_flow_style=None, width=110))
         print(f"{confirm}: {len(plans)} plans that train the choices in {trials} trials.")

@@ -98,6 +98,48 @@ def test_scores_and_choices(recipes: Any, tmp_path: Path, capsys: pytest.Capture
     assert {(plan["weights"], plan["trials"]) for plan in plans} == {("file.safetensors", 2)}
 
 
+def test_unequal_budgets_and_missing_weights_are_told(
+    recipes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(2)
+    for algorithm, lr in (("ERM", 1e-3), ("AIDGN", 1e-3), ("AIDGN", 1e-2)):
+        for pair in PAIRS:
+            write_run(tmp_path / algorithm / str(lr), algorithm, lr, pair, random_records(rng, pair))
+    recipes.choose([tmp_path / "AIDGN" / "0.001", tmp_path / "ERM"], "last", tmp_path / "plan.yaml", None, 1)
+    assert "Unequal" not in capsys.readouterr().out
+    recipes.choose([tmp_path], "last", None, None, 1)
+    assert "**Unequal budgets**: the choices are from AIDGN 2, ERM 1" in capsys.readouterr().out
+    for file in tmp_path.rglob("run.json"):
+        file.write_text(file.read_text().replace('"hub"', '"resnet50-1a2b3c4d"'))
+    with pytest.raises(SystemExit, match="resnet50-1a2b3c4d"):  # a plan needs the file, which runs do not name
+        recipes.choose([tmp_path], "last", tmp_path / "plan.yaml", None, 1)
+    recipes.choose([tmp_path], "last", tmp_path / "plan.yaml", "resnet50.safetensors", 1)
+    assert yaml.safe_load((tmp_path / "plan.yaml").read_text())[0]["weights"] == "resnet50.safetensors"
+
+
+@pytest.mark.parametrize("step", ["selected", "last", "second-half"])
+def test_nothing_of_the_target_changes_its_choice(recipes: Any, tmp_path: Path, step: str) -> None:
+    """Records of the target that say the opposite leave the plan for it as it is, and change plans for others."""
+    rng = random.Random(3)
+    made = {(lr, pair): random_records(rng, pair) for lr in (1e-4, 1e-3, 1e-2) for pair in PAIRS}
+    plans = []
+    for target in (None, *range(4)):
+        root = tmp_path / str(target)
+        for (lr, pair), records in made.items():
+            changed = [
+                {key: rng.random() if key.startswith(f"env{target}_") else value for key, value in record.items()}
+                for record in records
+            ]
+            write_run(root, "ERM", lr, pair, changed)
+        recipes.choose([root], step, root / "plan.yaml", None, 1)
+        entries = yaml.safe_load((root / "plan.yaml").read_text())
+        plans.append({name: plan["hyper_parameters"]["lr"] for plan in entries for name in plan["targets"]})
+    original, *others = plans
+    for target, plan in enumerate(others):
+        assert plan[DOMAINS[target]] == original[DOMAINS[target]]
+    assert any(plan != original for plan in others)
+
+
 def test_labels_of_the_target_do_not_count(recipes: Any, tmp_path: Path) -> None:
     rng = random.Random(1)
     for copy in ("one", "other"):
