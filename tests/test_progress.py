@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from aidgn import progress
-from aidgn.progress import SweepDisplay
+from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.runs.spec import RunSpec
 
 Show = Callable[[Sequence[tuple[float, int, str, object]]], str]
@@ -66,4 +66,25 @@ def test_a_failed_run_is_no_progress(last_line: Show) -> None:
 def test_images_that_are_ready_at_once_are_shown() -> None:
     with SweepDisplay([RunSpec("digits", "ERM", ("ink",), steps=4)], enabled=False) as display:
         display.update(0, "prepare", (150, 150))
-        assert display.preparing["prepare"][1] == 150
+        assert display.preparing["prepare"][0] == 150
+
+
+def test_steps_before_the_first_evaluation_are_no_forecast(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10 steps take a second, and the evaluation after them nine."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    record = {"args": {"domains": ["a", "b"], "test_envs": [0]}, "env0_in_acc": 0.5, "env1_out_acc": 0.5}
+    told = []
+    with RunDisplay() as display:
+        for step in range(101):
+            evaluated = step > 0 and step % 10 == 0
+            now[0] += 9.1 if evaluated else 0.1
+            display.last_line = float("-inf")
+            display.run("train", step, 100, record if evaluated else None)
+            told.append(display.seconds_left["training"])
+    assert told[:20] == [None] * 20  # one cycle may be fast by chance, two alike are not
+    assert told[20] == pytest.approx(80, rel=0.1) and told[95] == pytest.approx(10 - 0.5, rel=0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[19] == "training: 19 of 100 steps" and lines[20].endswith(" left")

@@ -17,11 +17,11 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.segment import Segment
 
 from aidgn.escape import for_terminal
+from aidgn.pace import FORECAST_AFTER, WINDOW, Pace, SweepPace
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.timing import in_words
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
 
 BAR_AFTER = 2.0  # seconds; shorter work shows no bar
+FORECAST_SECONDS = 1.0  # between forecasts of a sweep, which may have thousands of runs
 LINE_EVERY = 10.0  # seconds between lines if there is no terminal
-FORECAST_AFTER = 5.0  # seconds of work; the first images and steps are slower than the rest
-SPEED_WINDOW = 60.0  # seconds that a sweep's speed is measured over: runs start, evaluate and end all the time
 NARROW = 72  # columns; a narrower terminal shows numbers without a bar
 UNITS = {
     "decoding images": "images",
@@ -137,18 +136,26 @@ class RunDisplay(Display):
             plain_column("{task.description}"),
             MofNCompleteColumn(),
             plain_column("{task.fields[speed]}"),
-            TimeRemainingColumn(),
+            plain_column("{task.fields[left]}"),
         ]
         super().__init__(columns, {1: BarColumn(), 5: plain_column("{task.fields[note]}")}, enabled)
         self.tasks: dict[str, TaskID] = {}
-        self.starts: dict[str, tuple[float, int]] = {}  # time and position from which the speed is measured
+        self.paces: dict[str, Pace] = {}
         self.done: dict[str, int] = {}
+        self.seconds_left: dict[str, float | None] = {}  # as shown, by part; None where it is too early to tell
 
     def run(self, part: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
         """Show the progress of `aidgn.training.train`, as its `on_progress`."""
-        self.update(PHASES[part], done, total, record)
+        self.update(PHASES[part], done, total, record, cycle_end=part != "train" or record is not None)
 
-    def update(self, work: str, done: int, total: int | None, record: Mapping[str, Any] | None = None) -> None:
+    def update(
+        self,
+        work: str,
+        done: int,
+        total: int | None,
+        record: Mapping[str, Any] | None = None,
+        cycle_end: bool = True,
+    ) -> None:
         """Show how much of a part is done.
 
         Args:
@@ -156,19 +163,22 @@ class RunDisplay(Display):
             done: Units done.
             total: Units to do, if known.
             record: A new record of the run, whose accuracies are shown.
+            cycle_end: Whether a cycle of units that take different times is complete, such as the steps up to an
+                evaluation and the evaluation.
         """
-        now = time.monotonic()
         if work not in self.tasks:
-            self.tasks[work] = self.bar.add_task(work, total=total, speed="", note="")
-            self.starts[work] = (now, done)
+            self.tasks[work] = self.bar.add_task(work, total=total, speed="", left="", note="")
+            self.paces[work] = Pace()
         elif done < self.done[work]:  # the same work for another run
             self.bar.reset(self.tasks[work])
-            self.starts[work] = (now, done)
+            self.paces[work] = Pace()
         self.done[work] = done
-        start_time, start = self.starts[work]
-        speed = (done - start) / (now - start_time) if now > start_time else 0.0
-        steady = now - start_time > FORECAST_AFTER
-        fields = {"speed": f"{rate(speed)} {UNITS[work]}/s" if steady or done == total else ""}
+        pace = self.paces[work]
+        pace.add(time.monotonic(), done, cycle_end)
+        speed = pace.speed
+        seconds = self.seconds_left[work] = pace.seconds_left(total)
+        left = f"{in_words(seconds)} left" if seconds is not None and done != total else ""
+        fields = {"speed": f"{rate(speed)} {UNITS[work]}/s" if speed else "", "left": left}
         if record:
             fields["note"] = describe(record)
         self.bar.update(self.tasks[work], completed=done, total=total, **fields)  # type: ignore[arg-type]
@@ -177,9 +187,7 @@ class RunDisplay(Display):
 
         def line() -> str:
             of_total = f" of {total}" if total else ""
-            left = f", {(total - done) / speed:.0f} s left" if total and speed and steady else ""
-            speed_text = f", {fields['speed']}" if fields["speed"] else ""
-            return f"{work}: {done}{of_total} {UNITS[work]}{speed_text}{left}"
+            return ", ".join(filter(None, (f"{work}: {done}{of_total} {UNITS[work]}", fields["speed"], left)))
 
         self.print_line(line)
 
@@ -200,10 +208,13 @@ class SweepDisplay(Display):
         self.done_before = done_before
         self.folders: dict[int, str] = {}  # of finished runs, by number
         self.steps: dict[int, int] = {}  # steps done, by number
-        self.preparing: dict[str, tuple[float, int]] = {}  # time and number done when it began, by event
+        self.preparing: dict[str, tuple[int, Pace]] = {}  # number done and pace, by event
         self.total = sum(int(spec.steps or 0) for spec in specs)
         self.earlier_steps = 0  # done by an earlier call; they say nothing about the speed
         self.samples: deque[tuple[float, int]] = deque()  # time and steps of this call, from its first step on
+        self.pace = SweepPace(specs)
+        self.forecast_at = 0.0  # time of the latest forecast
+        self.seconds_left: float | None = None  # of training, at that time; None while it is too early to tell
         self.task = self.bar.add_task("starting", total=self.total, runs=self.runs(), left="")
 
     def runs(self) -> str:
@@ -219,10 +230,16 @@ class SweepDisplay(Display):
             value: What belongs to the event.
         """
         spec = self.specs[number]
+        now = time.monotonic()
         if event == "step":
             if number not in self.steps:
                 self.earlier_steps += value
             self.steps[number] = value
+            self.pace.add_step(now, number, value)
+        if event == "retry":
+            self.pace.restart(number)
+        if event in ("done", "failed"):
+            self.pace.add_end(now, number, event == "done")
         if event == "done":
             self.steps[number] = int(spec.steps or 0)
         if event == "failed":  # nothing is left to do for it, and what it did not do is no progress
@@ -250,27 +267,31 @@ class SweepDisplay(Display):
 
     def _time_left(self, event: str, done: int, total: int) -> str:
         """Return the time left of what comes before training, in words, once it can be told."""
-        now = time.monotonic()
-        if self.preparing.get(event, (0.0, total + 1))[1] > done:  # the first, or the same for another run
-            self.preparing[event] = (now, done)
-        began, before = self.preparing[event]
-        seconds = now - began
-        if done == before or seconds < FORECAST_AFTER:
-            return ""
-        return f", {in_words((total - done) / (done - before) * seconds)} left"
+        before, pace = self.preparing.get(event, (total + 1, Pace()))
+        if before > done:  # the first, or the same for another run
+            pace = Pace()
+        self.preparing[event] = (done, pace)
+        pace.add(time.monotonic(), done)
+        seconds = pace.seconds_left(total)
+        return "" if seconds is None else f", {in_words(seconds)} left"
 
     def _estimate(self, done: int) -> tuple[float, str]:
         """Return the steps per second of the last minute, 0 before it can be told, and the time left in words."""
         now, steps = time.monotonic(), done - self.earlier_steps
         if steps > 0 and (not self.samples or now - self.samples[-1][0] >= 1):
             self.samples.append((now, steps))
-        while len(self.samples) > 2 and now - self.samples[1][0] >= SPEED_WINDOW:
+        while len(self.samples) > 2 and now - self.samples[1][0] >= WINDOW:
             self.samples.popleft()
         began, before = self.samples[0] if self.samples else (now, steps)
         speed = (steps - before) / (now - began) if now - began >= FORECAST_AFTER else 0.0
         if done >= self.total:
             return speed, "all steps done"
-        return speed, f"{in_words((self.total - done) / speed)} left" if speed else "starting"
+        if now - self.forecast_at >= FORECAST_SECONDS or self.seconds_left is None:
+            self.forecast_at = now
+            self.seconds_left = self.pace.seconds_left(now)
+        if self.seconds_left is None:
+            return speed, "starting"
+        return speed, f"{in_words(max(self.seconds_left - (now - self.forecast_at), 0))} left"
 
     def _print_error(self, spec: "RunSpec", event: str, error: str) -> None:
         outcome = "tried again" if event == "retry" else "set aside"

@@ -85,6 +85,24 @@ def test_choose_images_keeps_the_shares_of_domains_and_classes(synthetic: Make) 
     assert not np.array_equal(choose_images(features.domains, features.labels, 130, seed=2), chosen)
 
 
+def test_the_last_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+
+    def count(values: np.ndarray, seed: int) -> np.ndarray:
+        computed.append(seed)
+        return values[:, :2]
+
+    monkeypatch.setattr(embedding, "_compute", count)
+    values = np.eye(5)
+    for seed in range(100, 100 + embedding.KEPT):
+        tsne(values, seed=seed)
+    tsne(values, seed=100)
+    assert len(computed) == embedding.KEPT
+    tsne(values, seed=99)  # takes the place of the oldest
+    tsne(values, seed=100)
+    assert computed[-2:] == [99, 100]
+
+
 @pytest.mark.slow
 def test_ten_thousand_points_take_under_a_minute_on_two_cores() -> None:
     rng = np.random.default_rng(0)

@@ -318,3 +318,15 @@ def test_an_algorithm_that_predicts_by_its_own_way(photos: Path, own: str) -> No
     bias = load_file(run / "model.safetensors")["classifier.bias"].numpy()
     assert found.weight is not None
     np.testing.assert_allclose(found.logits, -(found.features @ found.weight + bias), rtol=1e-4, atol=1e-5)
+
+
+def test_short_passes_take_one_thread_as_in_training(tmp_path: Path) -> None:
+    run = train(RunSpec("digits", "ERM", "chalk", steps=2, hyper_parameters={"batch_size": 8}), tmp_path, device="cpu")
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    threads = []
+    try:
+        extract_features(run, device="cpu", on_progress=lambda *_: threads.append(torch.get_num_threads()))
+        assert set(threads) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads_before)

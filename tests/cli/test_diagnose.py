@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from aidgn.analysis import embedding
 from aidgn.analysis.extraction import extract_features
 from aidgn.analysis.features import Features
 from aidgn.cli import app
@@ -165,3 +167,20 @@ def test_a_last_layer_norm_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     spec = RunSpec("digits", "AIDGN", "chalk", hyper_parameters={"batch_size": 4}, **options)  # type: ignore[arg-type]
     aidgn(train(spec, tmp_path, device="cpu"), "--permutations", 99, "--no-figures")
     assert "test_vit ends in a layer norm" in " ".join(capsys.readouterr().out.split())
+
+
+def test_figures_wait_for_positions_that_another_thread_computes_once(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, computed = embedding._compute, []
+
+    def count(values: np.ndarray, seed: int) -> np.ndarray:
+        computed.append(threading.current_thread() is threading.main_thread())
+        return compute(values, seed)
+
+    monkeypatch.setattr(embedding, "_compute", count)
+    aidgn(runs["ERM"], runs["AIDGN"], "--permutations", 99, "--seed", 77)
+    assert len(computed) == 2 and not computed[0]
+    computed.clear()
+    aidgn(runs["ERM"], "--permutations", 99, "--seed", 78, "--no-figures")
+    assert not computed

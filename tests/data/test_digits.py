@@ -1,11 +1,14 @@
 """The embedded digits: every digit of the source once, balanced, the same everywhere, and still that digit."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits as load_source
 
-from aidgn.data import load_dataset
+from aidgn.data import digits, load_dataset
 from aidgn.data.digits import enlarge, load_digits
 
 
@@ -106,3 +109,20 @@ def test_styles_differ_in_brightness_and_colour(dataset):
     assert brightness[0] > brightness[3] > brightness[1]
     spread = [np.ptp(dataset.pixels[dataset.indices(domain)].astype(int), axis=-1).mean() for domain in range(4)]
     assert spread[2] > 80 > 10 > spread[3]
+
+
+def test_the_source_is_read_without_importing_scikit_learn(source):
+    program = """
+import sys
+from aidgn.data.digits import load_digits
+assert len(load_digits()) == 1797 and "sklearn" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    images, labels = digits.load_source()
+    assert (images == source.images).all() and (labels == source.target).all()
+
+
+def test_scikit_learn_reads_a_source_that_it_keeps_elsewhere(source, monkeypatch):
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    images, labels = digits.load_source()
+    assert (images == source.images).all() and (labels == source.target).all()

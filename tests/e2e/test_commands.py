@@ -118,7 +118,8 @@ def test_demo_from_start_to_table_and_again(aidgn: Aidgn, tmp_path: Path, monkey
     assert "24 runs" not in first.stderr and ": 8 runs" in first.stderr
     for word in ("ERM", "AIDGN", "runs/demo/report.html", "Try next"):
         assert word in first.stdout
-    assert len(list((tmp_path / "runs" / "demo").glob("*/run.json"))) == 8
+    identities = [json.loads(path.read_text())["identity"] for path in (tmp_path / "runs/demo").glob("*/run.json")]
+    assert [identity["hyper_parameters"]["batch_size"] for identity in identities] == [32] * 8
     tried = [path.read_text().strip().splitlines() for path in (tmp_path / "runs/demo/.sweep/attempts").glob("*.jsonl")]
     assert len(tried) == 8 and len({json.loads(line)["pid"] for line, *_ in tried}) == 1  # by one worker
     again = aidgn("demo", "--steps", "4", "--trials", "1")

@@ -324,3 +324,12 @@ def test_files_open_and_are_the_same_each_time(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes()
     figures.save(feature_figures.norm_distributions(make()), tmp_path / "two", "of-../../elsewhere")  # an algorithm
     assert {path.name for path in tmp_path.rglob("*else*")} == {"of-.._.._elsewhere.png", "of-.._.._elsewhere.svg"}
+
+
+def test_both_files_of_a_figure_share_one_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, axes = figures.grid(1, 1, 3, 2)
+    axes[0, 0].set(xlabel="x", ylabel="a long label")
+    engine, executed = figure.get_layout_engine(), []
+    monkeypatch.setattr(engine, "execute", lambda figure, run=engine.execute: executed.append(run(figure)))
+    figures.save(figure, tmp_path, "shared")
+    assert len(executed) == 1 and len(list(tmp_path.iterdir())) == 2

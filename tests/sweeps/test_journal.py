@@ -210,3 +210,18 @@ def test_signs_of_life_while_a_run_takes_long(tmp_path: Path, monkeypatch: pytes
     lines = [json.loads(line) for line in write(tmp_path, spec).read_text().split("\n") if line]
     assert sum(line.get("step") == 7 for line in lines) >= 3
     assert history(tmp_path, spec.key()).attempts[0].first == 7
+
+
+def test_heartbeats_tell_the_speed_between_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(journal.time, "monotonic", lambda: now[0])
+    log = journal._Log(spec_of(), tmp_path)
+    for second, step, recorded in ((0, 0, False), (500, 10, True), (502, 14, False), (508, 20, True), (600, 24, False)):
+        now[0] = float(second)
+        log.step(step, recorded)
+    monkeypatch.setattr(journal, "BEAT", 0.01)
+    log.thread.start()
+    while not (attempts := history(tmp_path, spec_of().key()).attempts) or attempts[0].step != 24:
+        time.sleep(0.01)
+    log.over.set()
+    assert attempts[0].step_seconds == pytest.approx(0.8)  # 8 s for the 10 steps between two evaluations

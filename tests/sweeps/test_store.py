@@ -387,7 +387,15 @@ def test_it_says_when_it_does_not_know(tmp_path: Path) -> None:
     assert "no process is at work" in read_status(folder).time_left
     write(folder, todo.runs[0], started(socket.gethostname(), os.getpid()))
     status = read_status(folder)
-    assert status.time_left == "unknown until the first run has finished" and status.steps_per_second is None
+    assert status.seconds_left is None and status.unknown and status.steps_per_second is None
+    begun = started(socket.gethostname(), os.getpid())
+    write(
+        folder, todo.runs[0], begun, {"first": 0, "step": 2, "time": 1400.0}
+    )  # 400 s, most of them before the first step
+    assert read_status(folder).seconds_left is None
+    write(folder, todo.runs[0], begun, {"step": 3, "time": 1401.0, "step_seconds": 0.5})
+    status = read_status(folder)
+    assert status.steps_per_second == pytest.approx(2.0) and not status.unknown
     (tmp_path / ".sweep" / "plan.json").unlink()
     with pytest.raises(AidgnError, match="no runs and no plan"):
         read_status(folder)

@@ -11,17 +11,18 @@ from aidgn.errors import AidgnError
 
 COMPONENTS = 50  # principal components in which t-SNE looks for neighbours
 ITERATIONS, ITERATIONS_OF_FEW, FEW = 750, 500, 3_000  # up to 3,000 points settle sooner
+KEPT = 8  # results; runs may share a frozen network, and another thread may compute ahead
 THREADS = 1  # several would wait for each other on a busy machine, 40 times slower, and add in another order
 
 _lock = threading.Lock()
-_latest: dict[str, Future[NDArray[np.float32]]] = {}  # positions of the last vectors: runs may share a frozen network
+_latest: dict[str, Future[NDArray[np.float32]]] = {}  # positions of the last vectors, the oldest first
 
 
 def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
     """Compute positions [N, 2] of feature vectors [N, n] by t-SNE from their first two principal components.
 
     t-SNE is that of van der Maaten (2014), Barnes-Hut, with perplexity 30. The same seed gives the same positions. The
-    last result is kept; a thread that asks for the same vectors meanwhile waits for it.
+    last results are kept; a thread that asks for the same vectors meanwhile waits for them.
     """
     values = np.asarray(values, dtype=np.float32)
     if values.ndim != 2 or len(values) < 4 or not np.isfinite(values).all():
@@ -35,7 +36,8 @@ def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
     with _lock:
         known = _latest.get(key)
         if known is None:
-            _latest.clear()
+            while len(_latest) >= KEPT:
+                del _latest[next(iter(_latest))]
             _latest[key] = result
     if known is not None:
         return known.result().copy()

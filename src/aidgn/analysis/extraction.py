@@ -1,6 +1,7 @@
 """From a trained run to its features: find the run's images, compute, keep the result in the run's folder."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from aidgn.analysis.features import Features
 from aidgn.data.cache import prepare
 from aidgn.data.loader import BatchStore, DeviceImageStore
-from aidgn.devices import choose_device
+from aidgn.devices import choose_device, single_thread
 from aidgn.errors import AidgnError
 from aidgn.inference import Model, load_model
 from aidgn.inference.loading import find_preprocessing, precision_on
@@ -93,13 +94,16 @@ def _compute_all(model: Model, images: BatchStore, identity: dict[str, Any], dig
     logits = np.empty((len(dataset), len(dataset.classes)), np.float32)
     done = 0
     rows = index_batches(parts, model.network, images.device)
-    for indices, z, batch_logits in compute_features(model, images, rows):
-        if not features.size:
-            features = np.empty((len(dataset), z.shape[1]), np.float32)
-        features[indices] = z.cpu().numpy()
-        logits[indices] = batch_logits.cpu().numpy()
-        done += len(indices)
-        report("computing features", done, len(dataset))
+    # Training computes such short passes on one thread, too.
+    short_passes = dataset.small or isinstance(images, FeatureStore)
+    with single_thread() if short_passes else nullcontext():
+        for indices, z, batch_logits in compute_features(model, images, rows):
+            if not features.size:
+                features = np.empty((len(dataset), z.shape[1]), np.float32)
+            features[indices] = z.cpu().numpy()
+            logits[indices] = batch_logits.cpu().numpy()
+            done += len(indices)
+            report("computing features", done, len(dataset))
     vectors = class_vectors(model.network.classifier)
     return Features(
         features=features,

@@ -8,6 +8,7 @@ from aidgn.errors import AidgnError, plural
 
 ALGORITHMS = ("ERM", "AIDGN")
 LEARNING_RATE = 2e-3  # the same for both, so that the objectives are compared
+BATCH_SIZE = 32  # per domain; half of the default gives the same table in half the time
 POINTS = 500  # images in the report's maps of features; fewer than otherwise, to save time
 PERMUTATIONS = 199
 MAX_WORKERS = 8
@@ -49,6 +50,7 @@ def demo(out: str, steps: int | None, trials: int) -> None:
         trials=trials,
         steps=steps,
         lr=LEARNING_RATE,
+        hyper_parameters={"batch_size": BATCH_SIZE},
         workers=min(usable_cores(), MAX_WORKERS),
         device="cpu",
     )

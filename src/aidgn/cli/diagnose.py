@@ -49,20 +49,25 @@ def diagnose(
 
     Angular invariance: within a class, feature directions have the same distribution in every domain. Norm shift:
     feature norms do not. A source domain is represented by its validation images, the unseen domain by all images."""
+    from threadpoolctl import threadpool_limits
+
     from aidgn.analysis.diagnosis import diagnose as diagnose_features
-    from aidgn.report.run_figures import draw_diagnosed
+    from aidgn.report.run_figures import draw_diagnosed, embed_ahead
     from aidgn.runs.folder import RunFolder
 
-    features: list[tuple[Path, Features]] = []
-    diagnoses: list[Diagnosis] = []
-    for given in map(Path, runs):
-        features.append(_open_features(given, not no_figures, **options))
-        folder, of_run = features[-1]
-        diagnoses.append(diagnose_features(of_run, permutations=permutations, seed=seed))
-        diagnoses[-1].save(RunFolder(folder).diagnosis)
+    features = [_open_features(given, not no_figures, **options) for given in map(Path, runs)]
     folders = [folder for folder, _ in features]
-    _print_diagnoses(diagnoses, folders)
-    figures = [] if no_figures else draw_diagnosed(features, seed, lambda message: click.echo(message, err=True))
+    diagnoses: list[Diagnosis] = []
+    figures: list[Path] = []
+    with threadpool_limits(1):  # another thread computes t-SNE meanwhile
+        if not no_figures:
+            embed_ahead([of_run for _, of_run in features], seed)
+        for folder, of_run in features:
+            diagnoses.append(diagnose_features(of_run, permutations=permutations, seed=seed))
+            diagnoses[-1].save(RunFolder(folder).diagnosis)
+        _print_diagnoses(diagnoses, folders)
+        if not no_figures:
+            figures = draw_diagnosed(features, seed, lambda message: click.echo(message, err=True))
     for folder in folders:
         run = RunFolder(folder)
         number = sum(path.parent == run.figures for path in figures)

@@ -31,9 +31,14 @@ The run folders keep the features and the embedding, so the next report is quick
 def report(folders: tuple[str, ...], out: str | None, **options: Any) -> None:
     """Write one HTML page about the runs below each folder: tables, curves, the latent space, the diagnosis of both
     assumptions, adaptation, and the commands that reproduce the runs. The page works offline and loads nothing."""
+    import time
+
     from aidgn.errors import AidgnError
     from aidgn.progress import RunDisplay
     from aidgn.report.page import write_report
+    from aidgn.sweeps.timing import in_words
+
+    began = time.monotonic()
 
     first = Path(folders[0])
     path = Path(out) if out else (first if first.is_dir() else first.parent) / "report.html"
@@ -41,4 +46,5 @@ def report(folders: tuple[str, ...], out: str | None, **options: Any) -> None:
         raise AidgnError(f"--out {path} is a folder: name a file in it, such as {path / 'report.html'}.")
     with RunDisplay() as display:
         write_report(folders, path, on_progress=display.update, **options)
-    click.echo(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB). Open it in a browser; it needs no network.")
+    size, duration = path.stat().st_size / 1e6, in_words(time.monotonic() - began)
+    click.echo(f"Report: {path} ({size:.1f} MB, {duration}). Open it in a browser; it needs no network.")

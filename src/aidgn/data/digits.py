@@ -4,6 +4,8 @@ The digits are those of scikit-learn (8 x 8 pixels, 13 writers, from UCI), enlar
 """
 
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
@@ -17,19 +19,15 @@ INFO = DATASETS["digits"]
 @cache
 def load_digits() -> Dataset:
     """Deal the digits out to the domains in turn, class by class; sort by domain, class and number in the source."""
-    from sklearn.datasets import load_digits as load_source
-
-    source = load_source()
-    by_class = np.argsort(source.target, kind="stable")
+    images, labels_of_source = load_source()
+    by_class = np.argsort(labels_of_source, kind="stable")
     deal = [by_class[domain :: len(INFO.domains)] for domain in range(len(INFO.domains))]
     styles = (ink, chalk, poster, outline)
     rng = np.random.Generator(np.random.PCG64(1797))
-    pixels = np.concatenate(
-        [style(source.images[chosen] / 16, rng) for style, chosen in zip(styles, deal, strict=True)]
-    )
+    pixels = np.concatenate([style(images[chosen] / 16, rng) for style, chosen in zip(styles, deal, strict=True)])
     order = np.concatenate(deal)
     domain_of = np.arange(len(deal)).repeat([len(chosen) for chosen in deal])
-    labels = source.target[order].astype(np.int64)
+    labels = labels_of_source[order].astype(np.int64)
     files = [
         f"{INFO.domains[domain]}/{label}/{number:04}.png"
         for domain, label, number in zip(domain_of.tolist(), labels.tolist(), order.tolist(), strict=True)
@@ -37,6 +35,23 @@ def load_digits() -> Dataset:
     pixels = np.round(np.round(pixels * 255, 6))  # to 6 places first, so that every processor rounds halves alike
     pixels = np.clip(pixels, 0, 255).astype(np.uint8)
     return Dataset(INFO, list(INFO.classes), files, labels, domain_of, pixels=pixels)
+
+
+def load_source() -> tuple[np.ndarray, np.ndarray]:
+    """Return scikit-learn's digits, 0 to 16 [N, 8, 8], and their classes.
+
+    The file is read where scikit-learn keeps it: an import of scikit-learn takes a second, in every worker of a sweep.
+    """
+    package = find_spec("sklearn")
+    if package is not None and package.origin:
+        path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            table = np.loadtxt(path, delimiter=",")
+            return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits as load_bunch
+
+    bunch = load_bunch()
+    return bunch.images, bunch.target
 
 
 # The strokes --------------------------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
             target = folder / f"{name}.{suffix}"
             with atomic_write(target) as temporary:
                 figure.savefig(temporary, format=suffix, metadata=metadata)
+                figure.set_layout_engine("none")  # the second file keeps the places that the first took time to find
                 if suffix == "svg":  # XML has no control characters, names may
                     temporary.write_text(for_terminal(temporary.read_text(encoding="utf-8")), encoding="utf-8")
             written.append(target)

@@ -1,7 +1,9 @@
 """Figures of runs: training curves, accuracies under test-time adaptation, and the figure files of a diagnosis."""
 
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from aidgn.adaptation.methods import ORDER
-from aidgn.analysis.embedding import choose_images, tsne
+from aidgn.analysis.embedding import KEPT, choose_images, tsne
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
 from aidgn.report.adaptation import comparable
@@ -167,6 +169,23 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
 # The figure files of a diagnosis --------------------------------------------------------------------------------------
 
 
+def embed_ahead(runs: Sequence[Features], seed: int = 0) -> threading.Thread:
+    """Start a thread that computes the positions of `draw_diagnosed`, which `tsne` keeps, and return the thread.
+
+    What fails there fails again in the main thread, which then tells the reason.
+    """
+
+    def embed() -> None:
+        for features in runs[:KEPT]:
+            with suppress(Exception):
+                images = choose_images(features.domains, features.labels, MAX_POINTS, seed)
+                tsne(features.features[images], seed=seed)
+
+    thread = threading.Thread(target=embed, daemon=True)
+    thread.start()
+    return thread
+
+
 def draw_diagnosed(
     runs: Sequence[tuple[Path, Features]], seed: int = 0, on_message: Callable[[str], None] = lambda _: None
 ) -> list[Path]:
@@ -187,18 +206,19 @@ def draw_diagnosed(
     spaces: list[Space] = []
     adapted = []
     for folder, features in runs:
-        images = choose_images(features.domains, features.labels, MAX_POINTS, seed)
-        on_message(f"t-SNE of {len(images)} images")
-        spaces.append((features, images, tsne(features.features[images], seed=seed)))
         place = RunFolder(folder).figures
         written += [
-            save(latent_space(spaces[-1:]), place, "latent-space")[0],
             save(norm_distributions(features), place, "norms")[0],
             save(angle_distributions(features), place, "angles")[0],
             save(confusion_matrix(features), place, "confusion")[0],
             *draw_curves(folder),
         ]
         adapted += read_adaptation(folder, features.model)
+    for folder, features in runs:  # last, as another thread may still compute t-SNE
+        images = choose_images(features.domains, features.labels, MAX_POINTS, seed)
+        on_message(f"t-SNE of {len(images)} images")
+        spaces.append((features, images, tsne(features.features[images], seed=seed)))
+        written.append(save(latent_space(spaces[-1:]), RunFolder(folder).figures, "latent-space")[0])
     first = RunFolder(runs[0][0]).figures
     alike = len({(features.dataset, *features.targets, *features.domain_names) for _, features in runs}) == 1
     if len(spaces) > 1 and alike:

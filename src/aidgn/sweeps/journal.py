@@ -243,6 +243,7 @@ class _Log:
         self.first: int | None = None
         self.done = 0
         self.record: tuple[int, float] | None = None  # step and time of the first record, after which speed is steady
+        self.step_seconds: float | None = None  # from there to the latest record
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.beat, daemon=True)
 
@@ -257,10 +258,13 @@ class _Log:
             self.write({"first": done, "step": done})
         if recorded and self.record is None:
             self.record = (done, time.monotonic())
+        elif recorded and self.record is not None and done > self.record[0]:
+            self.step_seconds = (time.monotonic() - self.record[1]) / (done - self.record[0])
 
     def beat(self) -> None:
         while not self.over.wait(BEAT):
-            self.write({"step": self.done})
+            speed = {} if self.step_seconds is None else {"step_seconds": self.step_seconds}
+            self.write({"step": self.done, **speed})
 
     def write(self, values: Mapping[str, Any]) -> None:
         with suppress(StorageError):  # writing the run's files will raise it

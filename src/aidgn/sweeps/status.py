@@ -7,7 +7,7 @@ from shlex import quote
 from aidgn.errors import AidgnError, plural, some
 from aidgn.runs.folder import RunFolder
 from aidgn.sweeps.journal import FAILURES, last_line
-from aidgn.sweeps.store import PlannedRun, RunStatus, SweepFolder
+from aidgn.sweeps.store import PlannedRun, SweepFolder
 from aidgn.sweeps.timing import Speeds, in_words
 
 
@@ -54,7 +54,7 @@ def read_status(folder: SweepFolder) -> Status:
         running = run_status.history.running if run_status.kind == "running" else None
         if running is not None:
             status.workers[running.host] += 1
-            seconds = _seconds_per_step(run_status, speeds.seconds_per_step(run))
+            seconds = speeds.seconds_per_step(run)
             if seconds:
                 steps_per_second += 1 / seconds
             unknown_speeds += seconds is None
@@ -72,20 +72,10 @@ def read_status(folder: SweepFolder) -> Status:
     elif not status.workers:
         status.unknown = "unknown: no process is at work; the sweep's command continues it"
     elif not steps_per_second or unknown_speeds:
-        status.unknown = "unknown until the first run has finished"
+        status.unknown = "unknown until a run has been evaluated twice"
     else:
         status.seconds_left = steps_left / steps_per_second
     return status
-
-
-def _seconds_per_step(status: RunStatus, typical: float | None) -> float | None:
-    """Return the typical time of finished runs, else that of this run in progress."""
-    running = status.history.running
-    if typical is not None or running is None or running.first is None:
-        return typical
-    if running.step > running.first and running.time > running.began:
-        return (running.time - running.began) / (running.step - running.first)
-    return None
 
 
 def _status_without_plan(folder: SweepFolder) -> Status:

@@ -9,7 +9,7 @@ from aidgn.sweeps.store import PlannedRun, RunStatus
 
 
 class Speeds:
-    """Median seconds per step, evaluations included, of the finished runs of a sweep.
+    """Median seconds per step, evaluations included, of the runs of a sweep.
 
     Args:
         runs: The planned runs.
