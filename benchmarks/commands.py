@@ -26,7 +26,7 @@ HERE = Path(aidgn.__file__).parents[1]
 
 
 def measure(arguments: list[str], source: Path, cache: Path) -> tuple[float, float]:
-    """Run an aidgn command by a source tree; return the seconds of the processor, workers included, and of the clock."""
+    """Run an aidgn command by a source tree; return seconds of the processor, workers included, and of the clock."""
     environment = {**os.environ, "PYTHONPATH": str(source), "AIDGN_CACHE": str(cache)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     finished = subprocess.run([sys.executable, "-m", "aidgn", *arguments], env=environment, capture_output=True)
