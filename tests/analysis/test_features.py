@@ -194,7 +194,7 @@ def test_wrong_files(features: Features, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(AidgnError, match=r"a\.csv should end in \.npz or \.parquet"):
         features.save(tmp_path / "a.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(AidgnError, match=r"pip install 'aidgn\[parquet\]'"):
+    with pytest.raises(AidgnError, match=r"pip install .aidgn\[parquet\]"):
         features.save(tmp_path / "b.parquet")
     assert not (tmp_path / "b.parquet").exists()
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aidgn.data.splits import train_val_indices
+from aidgn.data.table_reader import import_pyarrow
 from aidgn.errors import AidgnError
 from aidgn.files import atomic_write
 from aidgn.runs.inputs import open_run
@@ -90,12 +91,12 @@ class Features:
         path = Path(path)
         if path.suffix not in (".npz", ".parquet"):
             raise AidgnError(f"{path} should end in .npz or .parquet, the two formats of feature files.")
+        if path.suffix == ".parquet":
+            _write_parquet(self, path)
+            return path
+        arrays = {key: getattr(self, name) for name, (key, _, _) in ARRAYS.items()}
         with atomic_write(path) as temporary:
-            if path.suffix == ".parquet":
-                _write_parquet(self, temporary)
-            else:
-                arrays = {key: getattr(self, name) for name, (key, _, _) in ARRAYS.items()}
-                write_npz(temporary, {**arrays, "weight": self.weight, "files": self.files, **self._metadata()})
+            write_npz(temporary, {**arrays, "weight": self.weight, "files": self.files, **self._metadata()})
         return path
 
     @classmethod
@@ -175,7 +176,7 @@ def check_numbers(numbers: np.ndarray, names: Sequence[str]) -> None:
 
 
 def _write_parquet(features: Features, path: Path) -> None:
-    arrow, parquet = _import_arrow()
+    arrow = import_pyarrow(path, "pyarrow.parquet")
     columns = {
         name: arrow.FixedSizeListArray.from_arrays(arrow.array(array.ravel()), array.shape[1])
         for name, array in (("features", features.features), ("logits", features.logits))
@@ -196,13 +197,14 @@ def _write_parquet(features: Features, path: Path) -> None:
     metadata = features._metadata()
     if features.weight is not None:
         metadata["weight"] = base64.b64encode(features.weight.tobytes()).decode()
-    parquet.write_table(table.replace_schema_metadata({"aidgn": json.dumps(metadata)}), path)
+    with atomic_write(path) as temporary:
+        arrow.parquet.write_table(table.replace_schema_metadata({"aidgn": json.dumps(metadata)}), temporary)
 
 
 def _read_parquet(path: Path) -> dict[str, Any]:
-    arrow, parquet = _import_arrow()
+    arrow = import_pyarrow(path, "pyarrow.parquet")
     try:
-        table = parquet.read_table(path)
+        table = arrow.parquet.read_table(path)
     except arrow.ArrowInvalid as error:
         raise ValueError(error) from None
     values = json.loads((table.schema.metadata or {})[b"aidgn"])
@@ -219,15 +221,3 @@ def _read_parquet(path: Path) -> dict[str, Any]:
         "validation": np.array(table["split"].to_pylist()) == "out",
         "files": table["file"].to_pylist(),
     }
-
-
-def _import_arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise AidgnError(
-            "Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or choose a file name that "
-            "ends in .npz."
-        ) from None
-    return pyarrow, parquet

@@ -238,9 +238,9 @@ def import_pyarrow(path: Path, module: str) -> Any:
     """Import pyarrow and a module of it, or raise an error that says how to install pyarrow."""
     try:
         import_module(module)
+        return import_module("pyarrow")
     except ImportError:
         raise AidgnError(f'{path} needs pyarrow, which is not installed: pip install "aidgn[parquet]".') from None
-    return import_module("pyarrow")
 
 
 def read_class_names(schema: Any) -> dict[str, dict[int, str]]:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.errors import AidgnError
+from aidgn.data.table_reader import import_pyarrow
 from aidgn.escape import for_csv
 from aidgn.files import atomic_write
 from aidgn.metrics import METRICS
 from aidgn.runs.records import Record, Records, as_records, domain_names
 from aidgn.selection import select_runs
+
+TEXTS = ("dataset", "algorithm", "target", "run", "file", "site", "label", "predicted")  # columns that hold no numbers
 
 
 def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
@@ -71,6 +73,7 @@ def write_tidy(records: Iterable[Record], method: str, path: str | Path) -> int:
 def write_rows(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write rows as Parquet if the name of the file ends in .parquet, else as CSV."""
     path = Path(path)
+    pyarrow = import_pyarrow(path, "pyarrow.parquet") if path.suffix == ".parquet" else None
     with atomic_write(path) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
@@ -79,21 +82,9 @@ def write_rows(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[
                 [for_csv(json.dumps(value) if isinstance(value, dict | list) else value) for value in row]
                 for row in rows
             )
-        if path.suffix == ".parquet":
-            _to_parquet(temporary)
+        if pyarrow is not None:
+            from pyarrow import csv as arrow_csv
 
-
-def _to_parquet(path: Path) -> None:
-    """Turn a CSV file into a Parquet file of the same name."""
-    try:
-        import pyarrow
-        from pyarrow import csv as arrow_csv
-        from pyarrow import parquet
-    except ImportError:
-        raise AidgnError(
-            "Parquet needs pyarrow, which is not installed: pip install 'aidgn[parquet]', or write CSV with --csv FILE."
-        ) from None
-    words = ("dataset", "algorithm", "target", "run", "file", "site", "label", "predicted")
-    texts = dict.fromkeys(words, pyarrow.string())
-    table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=texts))
-    parquet.write_table(table, path)
+            texts = dict.fromkeys(TEXTS, pyarrow.string())
+            table = arrow_csv.read_csv(temporary, convert_options=arrow_csv.ConvertOptions(column_types=texts))
+            pyarrow.parquet.write_table(table, temporary)
