@@ -30,7 +30,7 @@ from aidgn.inference import Model, load_model
 from aidgn.inference.export import export
 from aidgn.new_site.confidence import DISTANCE, Confidence, Outputs, UnseenSite
 from aidgn.new_site.expectations import Expectations, measure
-from aidgn.new_site.interval import SiteAccuracies
+from aidgn.new_site.interval import SiteAccuracies, percent
 from aidgn.new_site.monitor import SiteReport
 from aidgn.new_site.shift import SiteComparison
 from aidgn.report.evaluation import write_evaluation
@@ -226,6 +226,15 @@ def test_what_a_reader_must_know_of_the_comparison(folder: Path, model: Model, s
     assert model.expectations is not None and part.promised_classes == {
         name: found.mean for name, found in model.expectations.classes.items()
     }
+    shares = part.confusion.sum(axis=1) / part.images
+    assert part.promised_here == pytest.approx(sum(shares * [part.promised_classes[name] for name in CLASSES]))
+    assert part.promised_here is not None and f"would have been {percent(part.promised_here)}" in " ".join(
+        part.sentences()
+    )
+    unknown = replace(part, promised_classes={"3": 0.5})
+    assert unknown.promised_here is None and "for all 10 classes" in " ".join(unknown.sentences())
+    skewed = replace(whole, promised_classes=dict.fromkeys(CLASSES, 0.1))
+    assert skewed.promised_here == pytest.approx(0.1) and "other shares" in " ".join(skewed.sentences())
     assert whole.temperature == model.temperature and "without calibration" in " ".join(whole.sentences())
     assert "without calibration" not in " ".join(replace(whole, temperature=1.0).sentences())
     assert whole.warned is not None and f"{whole.warned:.1%} of the pictures" in " ".join(whole.sentences())

@@ -28,6 +28,7 @@ from aidgn.new_site.monitor import SiteReport
 __all__ = ["Comparison", "Evaluation", "LabelledPictures", "evaluate", "find_labelled"]
 
 BINS = 10  # of the reliability diagram
+OTHER_SHARES = 0.05  # change of the promise by the shares of classes that is worth a sentence
 UNUSUAL = 0.1  # a difference from the promise that fewer new sites have is called below or above
 
 Progress = Callable[[str, int, int], None]
@@ -136,12 +137,7 @@ class Evaluation:
             )
         if self.comparison:
             found.append(str(self.comparison))
-            absent = [name for name, row in zip(self.classes, self.class_metrics, strict=True) if not row.images]
-            if absent:
-                found.append(
-                    f"There are no pictures of {some(absent, 5)}. The promise is for all {len(self.classes)} classes, "
-                    "so compare class by class."
-                )
+            found += self._describe_shares(self.comparison)
         else:
             found.append("The model has no promise to compare with: `aidgn fit` with two or more sites makes one.")
         before = f" ({self.ece_before:.1%} without calibration)" if self.temperature != 1 else ""
@@ -165,6 +161,25 @@ class Evaluation:
             found.append(f"Without the labels: {self.site_report}")
         return found
 
+    @property
+    def promised_here(self) -> float | None:
+        """What `fit` promised for classes in the shares that they have here; None if it did not see one of them."""
+        counts = {name: row.images for name, row in zip(self.classes, self.class_metrics, strict=True) if row.images}
+        if not counts.keys() <= self.promised_classes.keys():
+            return None
+        return sum(count * self.promised_classes[name] for name, count in counts.items()) / self.images
+
+    def _describe_shares(self, comparison: Comparison) -> list[str]:
+        """Say what the classes of this site do to the promise, if they do much."""
+        absent = [name for name, row in zip(self.classes, self.class_metrics, strict=True) if not row.images]
+        here = self.promised_here
+        if not absent and (here is None or abs(here - comparison.promised) < OTHER_SHARES):
+            return []
+        found = f"There are no pictures of {some(absent, 5)}." if absent else "Classes have other shares here."
+        if here is None:
+            return [f"{found} The promise is for all {len(self.classes)} classes."]
+        return [f"{found} With the shares of this site the promise would have been {percent(here)}."]
+
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
         values = asdict(self)
@@ -172,6 +187,7 @@ class Evaluation:
         del values["site_report"], scores["class_accuracies"]
         return values | {
             **scores,
+            "promised_here": self.promised_here,
             "classes": {name: asdict(found) for name, found in zip(self.classes, self.class_metrics, strict=True)},
             "confusion": self.confusion.tolist(),
             "reliability": values.pop("bins"),

@@ -132,4 +132,5 @@ def test_with_the_report_page(tmp_path: Path) -> None:
     assert whole.returncode == 0 and "The report page was not made" not in error, error
     assert "out/REPORT.md and out/report.html" in out
     page = (tmp_path / "out" / "report.html").read_text()
+    assert "1 other file ignored" in page.partition('id="result"')[0]  # with what else was found in the pictures
     assert "<html" in page[:500] and "differ in steps" not in page

@@ -63,20 +63,12 @@ def describe_adaptation(measured: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a method did at the sites that were left out.
+    """What a method did at the sites that were left out."""
 
-    Args:
-        before: Mean accuracy without it.
-        after: Mean accuracy with it.
-        better: Number of sites with a higher accuracy.
-        worse: Number of sites with a lower accuracy.
-        sites: Number of sites.
-    """
-
-    before: float
-    after: float
-    better: int
-    worse: int
+    before: float  # mean accuracy without it
+    after: float  # mean accuracy with it
+    better: int  # number of sites with a higher accuracy
+    worse: int  # number of sites with a lower accuracy
     sites: int
 
     @property

@@ -248,7 +248,7 @@ def fit(
     if report:
         by_site = {found.targets[0]: run for found, run in zip(predictions, unseen_runs, strict=True)}
         heatmaps = explain_doubts(overview.shown_labels, by_site, decoded, device, algorithm)
-        overview = replace(overview, heatmaps=heatmaps)
+        overview = replace(overview, heatmaps=heatmaps, findings=findings)
     summary = [*summary, *pictures.sentences()]
     result = FitResult(
         place.path, estimates, seen_accuracy, findings, summary, final, predictions, None, expectations, pictures

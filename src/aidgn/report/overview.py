@@ -37,6 +37,7 @@ class Overview:
     copies: Sequence[NearCopy] = ()  # copies across sites
     # Where doubtful pictures speak for the class that they look like, by file
     heatmaps: Mapping[str, Image.Image] = field(default_factory=dict)
+    findings: Sequence[str] = ()  # what was found in the pictures, a sentence each
     # The pictures that are shown as data: URIs, by file; from `load_thumbnails`
     thumbnails: dict[str, str] = field(default_factory=dict)
     heat: dict[str, str] = field(default_factory=dict)  # the same for heatmaps
