@@ -138,6 +138,34 @@ def test_trained_batch_norm_is_measured_again() -> None:
     assert not network.featurizer.norm.training and network.featurizer.norm.momentum == 0.1
 
 
+def test_batch_norm_outside_the_featurizer_is_measured_again() -> None:
+    """ARM predicts with a second network, whose batch norms always learn statistics."""
+    torch.manual_seed(1)
+
+    class Plain(nn.Sequential):
+        num_features = 2
+
+    def make() -> Any:
+        return create("ARM", Plain(nn.Conv2d(4, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), 2, 2)
+
+    network, members, inputs = make().eval(), [make().state_dict() for _ in range(2)], Inputs()
+    mixed = Mixer(network, inputs).mix(members)
+    weight, bias = (sum(m[f"context_net.0.{name}"] for m in members) / 2 for name in ("weight", "bias"))
+    outputs = [nn.functional.conv2d(x, weight, bias, padding=2) for x in inputs.batches]
+    assert torch.allclose(
+        mixed["context_net.1.running_mean"], torch.stack([y.mean((0, 2, 3)) for y in outputs]).mean(0), atol=1e-6
+    )
+    variance = torch.stack([y.var((0, 2, 3)) for y in outputs]).mean(0)
+    assert torch.allclose(mixed["context_net.1.running_var"], variance, atol=1e-5)
+
+
+def test_batch_norm_of_training_alone_needs_no_images() -> None:
+    """SelfReg's projection has batch norms that predictions do not pass."""
+    linear = nn.Linear(3, 4)
+    linear.num_features = 4  # type: ignore[assignment]
+    assert not Mixer(create("SelfReg", linear, 2, 2), None).needs_images
+
+
 def test_frozen_batch_norm_is_folded_after_averaging() -> None:
     torch.manual_seed(0)
     plain = backbones.create("resnet18.tv_in1k", weights="none", freeze_bn=True).eval()

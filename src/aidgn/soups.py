@@ -193,7 +193,11 @@ class Validation:
     def training_inputs(self, network: Algorithm) -> Iterator[Tensor]:
         """Yield training images of all source domains in random order, prepared for the network."""
         sample = np.random.default_rng(0).permutation(self.train)[:BATCH_NORM_IMAGES]
-        for pixels, geometry, _ in self.images.batches(index_batches([sample], network, self.images.device)):
+        groups = [sample]
+        if network.group_size > 1:  # images that are predicted together are of one domain
+            domains = self.images.decoded.dataset.domain_of[sample]
+            groups = [sample[domains == domain] for domain in np.unique(domains)]
+        for pixels, geometry, _ in self.images.batches(index_batches(groups, network, self.images.device)):
             yield self.transform(pixels, geometry)
 
 
@@ -211,9 +215,15 @@ class Mixer:
         return bool(self.trained_batch_norms())
 
     def trained_batch_norms(self) -> list[_BatchNorm]:
-        """Return the layers whose statistics training changed."""
-        layers = (layer for layer in self.network.featurizer.modules() if isinstance(layer, _BatchNorm))
-        return [layer for layer in layers if not isinstance(layer, FrozenBatchNorm) and layer.track_running_stats]
+        """Return the layers whose statistics training changed, in the featurizer and in ARM's context network."""
+        layers = (layer for layer in self.network.modules() if isinstance(layer, _BatchNorm))
+        return [
+            layer
+            for layer in layers
+            if not isinstance(layer, FrozenBatchNorm)
+            and layer.track_running_stats
+            and all(parameter.requires_grad for parameter in layer.parameters())
+        ]
 
     def mix(self, weights: Sequence[Weights]) -> dict[str, Tensor]:
         """Return the averaged weights, which the network then has."""
@@ -236,7 +246,7 @@ class Mixer:
             layer.momentum = None  # the mean over batches
             layer.train()
         for x in self.validation.training_inputs(self.network):
-            self.network.featurizer(x)
+            self.network.predict(x)
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
             layer.eval()
