@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aidgn.errors import AidgnError, UnknownNameError
-from aidgn.report.export import all_records_csv
+from aidgn.report.export import all_records_csv, write_rows
 from aidgn.report.table import tables
 from aidgn.report.table_formats import FORMATS, Cell, Row, Table
 from aidgn.runs.differences import differences
@@ -620,6 +620,11 @@ def test_all_records_as_csv(tmp_path: Path) -> None:
     assert [line["env0_in_acc"] for line in lines] == ["0.5", "0.25", "", "", "0.125"]
     assert lines[-1]["hparams.dann_lambda"] == "3" and lines[-1]["hparams.sizes"] == "[1, 2]"
     assert lines[0]["hparams.lr"] == "0.1" and lines[-1]["hparams.lr"] == ""
+
+
+def test_rows_with_names_that_are_no_text(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", ["file"], [["caf\udce9.png"]])
+    assert (tmp_path / "rows.csv").read_text() == "file\ncaf?.png\n"
 
 
 def test_all_records_as_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """The folder of a fit: `model`, summary.json for programs, REPORT.md for people, and the runs."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, fields
@@ -12,7 +10,7 @@ import numpy as np
 
 from aidgn.data import Dataset
 from aidgn.errors import AidgnError
-from aidgn.escape import for_csv, open_templates
+from aidgn.escape import open_templates
 from aidgn.files import link_or_copy, parse_json, write_text
 from aidgn.fitting.pictures import DoubtfulPictures
 from aidgn.fitting.plan import name_of
@@ -155,15 +153,10 @@ class FitFolder:
         if pictures.out_of_site:
             write_rows(self.out_of_site, pictures.out_of_site.header, pictures.out_of_site.rows())
         for path, rows in ((self.doubtful, pictures.labels), (self.copies, pictures.copies)):
-            if not rows:
-                path.unlink(missing_ok=True)
-                continue
-            text = io.StringIO()
-            table = csv.writer(text, lineterminator="\n")
-            table.writerow(field.name for field in fields(rows[0]))
-            for row in rows:
-                table.writerow(f"{cell:.6f}" if isinstance(cell, float) else for_csv(cell) for cell in astuple(row))
-            write_text(path, text.getvalue())
+            path.unlink(missing_ok=True)
+            if rows:
+                cells = ([round(cell, 6) if isinstance(cell, float) else cell for cell in astuple(row)] for row in rows)
+                write_rows(path, [field.name for field in fields(rows[0])], cells)
 
 
 def describe_new_site(expectations: Expectations) -> dict[str, Any]:

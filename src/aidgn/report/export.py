@@ -75,7 +75,7 @@ def write_rows(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[
     path = Path(path)
     pyarrow = import_pyarrow(path, "pyarrow.parquet") if path.suffix == ".parquet" else None
     with atomic_write(path) as temporary:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        with temporary.open("w", encoding="utf-8", errors="replace", newline="") as file:  # names may be no text
             writer = csv.writer(file)
             writer.writerow(map(for_csv, header))
             writer.writerows(
