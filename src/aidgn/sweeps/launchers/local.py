@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -19,8 +19,10 @@ from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
 
 from aidgn.errors import AidgnError
+from aidgn.runs.options import option
 from aidgn.sweeps import journal
 from aidgn.sweeps.launchers.base import Launcher, RunQueue
+from aidgn.sweeps.launchers.gpu_sharing import count_runs, start_mps
 from aidgn.terminal import log
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class WorkerPool:
 
     queue: RunQueue
     training: dict[str, Any]  # arguments of `train`
+    to_fill: set[str] = field(default_factory=set)  # GPUs that get further workers once a run tells how many fit
     workers: list[Worker] = field(default_factory=list)
     stillborn: int = 0  # workers in a row that died before they began a run
 
@@ -118,12 +121,25 @@ class WorkerPool:
         run, kind, value = message
         if kind in ("prepare", "features", "step"):
             self.queue.on_event(run, kind, value)
+            if kind == "step" and value > (self.queue.specs[run].eval_every or 0):
+                self.fill(worker.place)
             return
         worker.run = None
         self.queue.record(run, kind, value)
         if kind == "crashed":  # a crash may leave the process and its GPU in any state
             worker.stop(GRACE / 6)
             self.replace(worker)
+
+    def fill(self, place: WorkerDevice) -> None:
+        """Start further workers on a GPU, where one has trained and evaluated and so shows how much memory it needs."""
+        if place.visible not in self.to_fill:
+            return
+        from aidgn.data.row_cache import usable_cores  # with NumPy, which `aidgn sweep --help` does not need
+
+        self.to_fill.remove(place.visible)
+        gpus = len({worker.place.visible for worker in self.workers})
+        for _ in range(min(count_runs(place.visible, gpus, usable_cores()) - 1, len(self.queue.waiting))):
+            self.start(place)
 
     def replace_dead(self, worker: Worker) -> None:
         """Record the death of a worker and start another."""
@@ -162,8 +178,15 @@ class WorkerPool:
             worker.stop(until - time.monotonic())
 
 
+@dataclass
 class LocalLauncher(Launcher):
     """Worker processes on this machine: one per GPU; on the CPU one per core, or one for networks on large images."""
+
+    share_gpus: bool = option(
+        "Train several runs at a time on each GPU by NVIDIA's MPS: --workers in all, or as many as the memory "
+        "of the GPUs and the cores of this machine hold, up to four on each.",
+        default=False,
+    )
 
     def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
         """Return how many runs are trained at a time."""
@@ -171,9 +194,16 @@ class LocalLauncher(Launcher):
 
     def train(self, queue: RunQueue, device: str, training: dict[str, Any]) -> None:
         """Train the runs. A worker that dies is replaced and its run continued."""
-        pool = WorkerPool(queue, training)
+        with start_mps() if self.share_gpus else nullcontext(False) as shared:
+            places = choose_places(device, self.workers, queue.specs)
+            to_fill = {place.visible for place in places if place.visible} if shared and not self.workers else set()
+            self.train_in(WorkerPool(queue, training, to_fill), places)
+
+    def train_in(self, pool: WorkerPool, places: Sequence[WorkerDevice]) -> None:
+        """Train the runs of a pool, with a worker in each of these places from the start."""
+        queue = pool.queue
         try:
-            for place in choose_places(device, self.workers, queue.specs):
+            for place in places:
                 pool.start(place)
                 pool.assign_runs()
             while queue.busy or pool.working:

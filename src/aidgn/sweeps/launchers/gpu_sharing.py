@@ -1,0 +1,92 @@
+"""Several runs at a time on a GPU: NVIDIA's MPS, and how many runs fit."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from aidgn.terminal import log
+
+MAX_RUNS = 4  # at a time on a GPU: more gain nothing, as measured in benchmarks/README.md
+CORES = 2  # of the processor for each run
+MEMORY_SHARE = 0.6  # of a GPU; later runs may have larger batches than the one that was measured
+SECONDS = 60.0  # that each of NVIDIA's commands may take
+CONTROL = "nvidia-cuda-mps-control"
+PROBE = "import torch; torch.zeros(1, device='cuda')"
+
+
+@contextmanager
+def start_mps() -> Iterator[bool]:
+    """Run NVIDIA's MPS for the processes started in the block, so that their kernels run side by side.
+
+    A server that the environment names is used and left alone. The block gets whether there is one that works.
+    """
+    if os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
+        yield True
+        return
+    if not shutil.which(CONTROL):
+        log.warning("Runs do not share GPUs: %s is not installed.", CONTROL)
+        yield False
+        return
+    with tempfile.TemporaryDirectory(prefix="aidgn-mps-") as folder:
+        names = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        # A server that sees some GPUs only would number them anew for its clients.
+        everything = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        problem = _run([CONTROL, "-d"], everything | names)
+        if problem is None:
+            problem = _run([sys.executable, "-c", PROBE], {**os.environ, **names})
+            if problem is not None:
+                _run([CONTROL], everything | names, "quit\n")
+        if problem is not None:
+            log.warning("Runs do not share GPUs: NVIDIA's MPS does not work here (%s).", problem)
+            yield False
+            return
+        os.environ.update(names)
+        try:
+            yield True
+        finally:
+            for name in names:
+                del os.environ[name]
+            _run([CONTROL], everything | names, "quit\n")
+
+
+def _run(command: list[str], environment: Mapping[str, str], text: str = "") -> str | None:
+    """Run a command; return its last line of output, or the exception, if it fails."""
+    try:
+        result = subprocess.run(
+            command,
+            env=environment,
+            input=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = result.stdout.strip().splitlines()
+    return None if result.returncode == 0 else (lines[-1] if lines else f"exit code {result.returncode}")
+
+
+def count_runs(gpu: str, gpus: int, cores: int) -> int:
+    """Return how many runs a GPU holds at a time, by the memory that is in use while one is trained.
+
+    Args:
+        gpu: The number or UUID of the GPU.
+        gpus: Number of GPUs that share the cores.
+        cores: Cores of the processor.
+    """
+    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        printed = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+        used, total = (float(number) for number in printed.split(","))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        log.warning("GPU %s trains one run at a time: nvidia-smi does not tell its memory (%s).", gpu, error)
+        return 1
+    by_memory = int(MEMORY_SHARE * total / used) if used else 1
+    by_cores = cores // (CORES * gpus)
+    return max(min(MAX_RUNS, by_memory, by_cores), 1)
