@@ -161,3 +161,11 @@ def test_a_run_that_is_tried_again_starts_over() -> None:
     assert pace.seconds_left(50.0) == pytest.approx(50)
     pace.restart(0)
     assert pace.seconds_left(50.0) == pytest.approx(100)
+
+
+def test_an_algorithm_that_has_not_begun_is_slower_by_its_passes() -> None:
+    specs = [RunSpec("digits", name, ("ink",), steps=100, eval_every=10) for name in ("ERM", "SagNet")]
+    pace = SweepPace(specs, {"SagNet": 7 / 3})
+    for second in range(51):
+        pace.add_step(float(second), 0, second)
+    assert pace.seconds_left(50.0) == pytest.approx(50 + 100 * 7 / 3)

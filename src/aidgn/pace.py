@@ -7,7 +7,7 @@ evaluation every so often, so whole cycles of both are measured.
 import heapq
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -143,15 +143,17 @@ class Measured:
 class SweepPace:
     """The time left of many runs, by assigning those that wait to workers.
 
-    Runs of an algorithm that has not begun are taken to be as fast as the others. Towards the end fewer runs are left
-    than workers, so that the time left is not the work left divided by the speed.
+    Runs of an algorithm that has not begun are taken to be as fast as the others, by the passes of an update. Towards
+    the end fewer runs are left than workers, so that the time left is not the work left divided by the speed.
 
     Args:
         specs: The runs.
+        passes: Forward and backward passes of an update by the name of the algorithm, 1 for others.
     """
 
-    def __init__(self, specs: "Sequence[RunSpec]"):
+    def __init__(self, specs: "Sequence[RunSpec]", passes: Mapping[str, float] = {}):
         self.specs = specs
+        self.passes = passes
         self.steps = [int(spec.steps or 0) for spec in specs]
         self.keys = [(spec.dataset, str(spec.algorithm)) for spec in specs]
         self.active: dict[int, RunPace] = {}
@@ -237,15 +239,17 @@ class SweepPace:
             seconds_so_far, steps_so_far = run.latest[0] - run.mark[0], run.latest[1] - run.mark[1]
             if seconds_so_far >= FORECAST_AFTER and steps_so_far > 0:
                 known[self.keys[number]] = seconds_so_far / steps_so_far
-        typical = statistics.fmean(known.values())
+        per_pass = {key: value / self.passes.get(key[1], 1.0) for key, value in known.items()}
+        typical = statistics.fmean(per_pass.values())
         by_dataset: dict[str, list[float]] = {}
-        for (dataset, _), value in known.items():
+        for (dataset, _), value in per_pass.items():
             by_dataset.setdefault(dataset, []).append(value)
 
         def seconds(number: int) -> float:
             key = self.keys[number]
             if key in known:
                 return known[key]
-            return statistics.fmean(by_dataset[key[0]]) if key[0] in by_dataset else typical
+            one_pass = statistics.fmean(by_dataset[key[0]]) if key[0] in by_dataset else typical
+            return one_pass * self.passes.get(key[1], 1.0)
 
         return seconds

@@ -212,7 +212,7 @@ class SweepDisplay(Display):
         self.total = sum(int(spec.steps or 0) for spec in specs)
         self.earlier_steps = 0  # done by an earlier call; they say nothing about the speed
         self.samples: deque[tuple[float, int]] = deque()  # time and steps of this call, from its first step on
-        self.pace = SweepPace(specs)
+        self.pace = SweepPace(specs, count_passes(specs))
         self.forecast_at = 0.0  # time of the latest forecast
         self.seconds_left: float | None = None  # of training, at that time; None while it is too early to tell
         self.task = self.bar.add_task("starting", total=self.total, runs=self.runs(), left="")
@@ -297,6 +297,13 @@ class SweepDisplay(Display):
         outcome = "tried again" if event == "retry" else "set aside"
         text = f"{spec.algorithm}, {', '.join(spec.target)} unseen, trial {spec.trial}, draw {spec.draw}, {outcome}: "
         self.bar.console.print(text + last_line(error), highlight=False, markup=False, soft_wrap=True)
+
+
+def count_passes(specs: "Sequence[RunSpec]") -> dict[str, float]:
+    """Return the passes of an update by the name of the algorithm."""
+    from aidgn.algorithms import find
+
+    return {name: find(name).passes for name in {str(spec.algorithm) for spec in specs}}
 
 
 def plain_column(text: str) -> TextColumn:

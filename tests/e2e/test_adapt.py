@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from aidgn.adaptation.methods import METHODS
 from aidgn.cli import app
 from aidgn.errors import AidgnError
+from aidgn.progress import RunDisplay
 from aidgn.training import RunSpec, train
 
 
@@ -96,3 +98,20 @@ def test_mistakes(here: Path) -> None:
         assert "is not finished" in mistake(command, erm)
     said = aidgn("adapt", "runs", "--method", "t3a").stdout
     assert "cannot be adapted" in said and "ERM + T3A" in said
+
+
+def test_the_time_left_is_measured_by_whole_runs(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later runs need features first, and the settings of methods take different times."""
+    shown: list[tuple[int, int, bool]] = []
+
+    def note(display: RunDisplay, work: str, done: int, total: int, cycle_end: bool = True) -> None:
+        if work == "adapting":
+            shown.append((done, total, cycle_end))
+
+    monkeypatch.setattr(RunDisplay, "update", note)
+    shutil.copytree(trained / "runs", trained / "fresh", ignore=shutil.ignore_patterns("adaptation*"))
+    aidgn("adapt", str(trained / "fresh"), "--method", "t3a", "--device", "cpu")
+    settings = len(METHODS["T3A"].settings)
+    assert {total for _, total, _ in shown} == {4 * settings}
+    assert {done for done, _, end in shown if end} == {settings * runs for runs in range(5)}
+    assert any(not end for _, _, end in shown)

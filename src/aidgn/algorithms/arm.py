@@ -18,6 +18,7 @@ class ARM(Algorithm):
     consecutive groups of batch_size."""
 
     title = "an input channel with a context, averaged over images of the domain"
+    passes = 1.75  # the context network passes over the images too
     paper = "Zhang et al., NeurIPS 2021"
     extra_channels = 1
     search_space = {**COMMON, "batch_size": (8, fixed(8, least=1))}

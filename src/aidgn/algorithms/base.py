@@ -70,6 +70,7 @@ class Algorithm(nn.Module):
     extra_channels: ClassVar[int] = 0  # input channels of the featurizer beyond those of the image
     mean_over_samples: ClassVar[bool] = False  # whether its loss is a mean over samples; subclasses do not inherit it
     weighs_classes: ClassVar[bool] = False  # whether your own algorithm takes its loss from `self.cross_entropy`
+    passes: ClassVar[float] = 1.0  # time of an update in forward and backward passes over the batch, for forecasts
     only_adam: ClassVar[bool] = False  # whether an update imitates steps of Adam with one learning rate
     lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones belong to the algorithm
 

@@ -25,6 +25,7 @@ class MIRO(Algorithm):
     starts from random weights stays near these."""
 
     title = "stay near the pretrained network at every stage"
+    passes = 4 / 3  # a forward pass of the pretrained network
     paper = "Cha et al., ECCV 2022"
     search_space = {
         **COMMON,

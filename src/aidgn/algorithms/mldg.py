@@ -18,6 +18,7 @@ class MLDG(Algorithm):
     are drawn for meta-testing instead, and the others are paired with them in turn."""
 
     title = "a step on one domain should also lower the risk of another"
+    passes = 3.5  # six passes over one domain each, as measured with three
     paper = "Li et al., AAAI 2018"
     min_domains = 2
     only_adam = True

@@ -23,6 +23,7 @@ class SharpnessAware(Algorithm):
     statistics of batch norm follow the pass at w alone.
     """
 
+    passes = 2.0
     own_share: ClassVar[float] = 0.5
 
     @cached_property

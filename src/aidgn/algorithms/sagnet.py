@@ -20,6 +20,7 @@ class SagNet(Algorithm):
     another sample's, as a constant. Each step has its own forward pass; f and the two heads have an Adam each."""
 
     title = "decide by content under random style; make style useless for the class"
+    passes = 7 / 3  # two passes with gradients and one without
     paper = "Nam et al., CVPR 2021"
     search_space = {**COMMON, "sag_w_adv": (0.1, log_uniform(-2, 1))}
 

@@ -71,7 +71,9 @@ def adapt(
                 if phase == "adapting":
                     done += before
                     total = settings_per_run * len(runs)
-                display.update(phase, done, total)
+                # Settings of methods take different times, and features come before those of the next run.
+                cycle_end = phase != "adapting" or len(runs) == 1 or done % settings_per_run == 0
+                display.update(phase, done, total, cycle_end=cycle_end)
 
             try:
                 adapt_run(

@@ -6,10 +6,11 @@ import json
 import os
 import zipfile
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,13 @@ def look_inside(
     # Most of the time is t-SNE, which runs on one thread and lets other threads run. Few runs are in memory at a time.
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
     pending: deque[Future[dict[str, Any]]] = deque()
+
+    def report_views(taken: int, finished: int) -> None:
+        report("looking inside", taken + finished, len(runs))
+
+    report_views(0, 0)
     with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
-        for number, run in enumerate(runs):
-            report("looking inside", number - len(pending), len(runs))
+        for run in runs:
             try:
                 if run.model.exists():
                     features = extract_features(run.path, on_progress=report, **extraction)
@@ -101,11 +106,8 @@ def look_inside(
                 latent.points.append(_images(features, chosen[key][3]))
             which, _, _, indices = chosen[key]
             pending.append(pool.submit(_view, run.path, features, indices, which, permutations, latent.notes))
-            if len(pending) > workers:
-                latent.views.append(pending.popleft().result())
-        while pending:
-            report("looking inside", len(runs) - len(pending), len(runs))
-            latent.views.append(pending.popleft().result())
+            latent.views += _take_finished(pending, workers, partial(report_views, len(latent.views)))
+        latent.views += _take_finished(pending, 0, partial(report_views, len(latent.views)))
     report("looking inside", len(runs), len(runs))
     for entry, (_, folder, features, indices) in zip(latent.points, chosen.values(), strict=True):
         try:
@@ -118,6 +120,25 @@ def look_inside(
             entry["thumbnails"] = None
             latent.notes.append(f"No thumbnails of {features.dataset}: {error}")
     return latent
+
+
+def _take_finished(
+    pending: deque[Future[dict[str, Any]]], most: int, report: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """Wait until at most so many of the futures are unfinished; take those from the front that are finished.
+
+    Args:
+        pending: The futures in order.
+        most: Futures that may stay unfinished.
+        report: Called with the number of finished ones.
+    """
+    while len(unfinished := [future for future in pending if not future.done()]) > most:
+        wait(unfinished, return_when=FIRST_COMPLETED)
+        report(sum(future.done() for future in pending))
+    taken = []
+    while pending and pending[0].done():
+        taken.append(pending.popleft().result())
+    return taken
 
 
 def _shorten_paths(folder: Path, error: AidgnError) -> str:
