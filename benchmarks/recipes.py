@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from averaging import measure_averages
 
 from aidgn.data.cache import prepare
+from aidgn.data.registry import is_registered
 from aidgn.progress import RunDisplay, SweepDisplay
 from aidgn.runs.accuracy_key import accuracy_key
 from aidgn.runs.options import run_options
@@ -82,10 +83,12 @@ class Configuration:
 
     Args:
         settings: What they share: options, hyper-parameters, label.
+        root: Where their images were.
         accuracies: Accuracies on domain s, one per trial, by (t, s), the unseen domains of their runs.
     """
 
     settings: Mapping[str, Any]
+    root: str | None = None
     accuracies: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -106,7 +109,7 @@ def configurations(runs: Iterable[RunRecords], step: str) -> list[Configuration]
         if len(run.targets) != 2 or not run.finished:
             continue
         settings = {name: value for name, value in run.settings.items() if name not in ("trial", "data", "precision")}
-        configuration = found.setdefault(repr(sorted(settings.items())), Configuration(settings))
+        configuration = found.setdefault(repr(sorted(settings.items())), Configuration(settings, run.metadata.root))
         first, second = run.targets
         configuration.accuracies[first, second].append(accuracy(run, second, step))
         configuration.accuracies[second, first].append(accuracy(run, first, step))
@@ -193,8 +196,11 @@ def confirming_plan(
     settings = {name: configuration.settings[name] for name in OPTIONS if configuration.settings.get(name)}
     if weights:
         settings["weights"] = weights  # run.json has the name of the file and its digest
+    dataset = configuration.settings["dataset"]
+    if not is_registered(dataset) and configuration.root:
+        dataset = configuration.root
     return {
-        "datasets": [configuration.settings["dataset"]],
+        "datasets": [dataset],
         "algorithms": [configuration.family],
         "targets": list(targets),
         "trials": trials,

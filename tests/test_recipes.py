@@ -117,6 +117,20 @@ def test_unequal_budgets_and_missing_weights_are_told(
     assert yaml.safe_load((tmp_path / "plan.yaml").read_text())[0]["weights"] == "resnet50.safetensors"
 
 
+def test_plans_name_the_folder_of_own_images(recipes: Any, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    for pair in PAIRS:
+        write_run(tmp_path / "runs", "ERM", 1e-3, pair, random_records(rng, pair))
+    for file in tmp_path.rglob("run.json"):
+        metadata = json.loads(file.read_text())
+        metadata["identity"]["dataset"] = "shops"
+        file.write_text(json.dumps({**metadata, "root": "/pictures/shops"}))
+    for file in tmp_path.rglob("results.jsonl"):
+        file.write_text(file.read_text().replace('"PACS"', '"shops"'))
+    recipes.choose([tmp_path / "runs"], "last", tmp_path / "plan.yaml", None, 1)
+    assert [plan["datasets"] for plan in yaml.safe_load((tmp_path / "plan.yaml").read_text())] == [["/pictures/shops"]]
+
+
 @pytest.mark.parametrize("step", ["selected", "last", "second-half"])
 def test_nothing_of_the_target_changes_its_choice(recipes: Any, tmp_path: Path, step: str) -> None:
     """Records of the target that say the opposite leave the plan for it as it is, and change plans for others."""
