@@ -69,7 +69,7 @@ class SiteAccuracies:
             )
         wide = " Sites that differ this much exclude hardly any accuracy." if interval.is_wide else ""
         return (
-            f"Expect {percent(self.mean)}{model}, at nine new sites in ten between {interval} "
+            f"Expect {percent(self.mean)} right{model}, at nine new sites in ten between {interval} "
             f"({plural(sites, 'site')}, {sum(self.images.values())} pictures), if new sites differ from these as they "
             f"differ from each other.{wide}"
         )
