@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -53,6 +56,16 @@ def test_jobs_run_every_kernel(
             "transforms": {"weights_kernel", "grey_sums_kernel", "pixels_kernel"},
         }[job]
     )
+
+
+def test_a_process_runs_a_job(triton_device: str, tmp_path: Path) -> None:
+    """As `compile_ahead` starts it, on a device without a number."""
+    subprocess.run(
+        [sys.executable, "-m", "aidgn.training.kernel_cache", "blocks", triton_device],
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+        check=True,
+    )
+    assert triton_device == "cpu" or list(tmp_path.rglob("relu_gradient_kernel*"))
 
 
 def test_one_run_compiles_ahead(kernel_cache: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,14 @@ JOBS: dict[str, Callable[[torch.device], None]] = {
     "transforms": run_transforms,
 }
 
+
+def main(name: str, device: str) -> None:
+    """Run a job on a device."""
+    chosen = torch.device(device)
+    if chosen.index is not None:
+        torch.cuda.set_device(chosen)
+    JOBS[name](chosen)
+
+
 if __name__ == "__main__":
-    chosen = torch.device(sys.argv[2])
-    torch.cuda.set_device(chosen)
-    JOBS[sys.argv[1]](chosen)
+    main(*sys.argv[1:])
