@@ -65,6 +65,10 @@ def run_child(arguments: list[str]) -> None:
         update_sweep(self, number, event, value)
         if event in ("step", "done"):
             note("runs", self.seconds_left, False)
+        if event in ("prepare", "features"):
+            done, total = value
+            left = self.preparing[event][1].seconds_left(total)
+            note(progress.PHASES[event], None if done == total else left, done == total)
 
     def left(self: Any, *error: object) -> None:
         leave(self, *error)

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
+from aidgn import backbones
 from aidgn.analysis.label_errors import DoubtfulLabel
 from aidgn.analysis.near_copies import NearCopy
 from aidgn.cli.fit import fit as fit_command
 from aidgn.data import Dataset, load_dataset
 from aidgn.errors import AidgnError
-from aidgn.fitting import Estimate, FitPlan, FitResult, inspect
+from aidgn.fitting import Estimate, FitPlan, FitResult, forecast, inspect
 from aidgn.fitting.estimate import (
     choose_algorithm,
     choose_metric,
@@ -143,6 +145,30 @@ def test_the_first_line_has_the_forecast(tmp_path: Path) -> None:
     measured = describe_frozen(plan, whole, dataset, "cpu", measured=True)
     assert re.search(r"stays frozen.* once, about \d+ s, .* would take about \d+ (s|min) here: --train all", measured)
     assert "about" not in describe_frozen(plan, whole, dataset, "cpu", measured=False)
+
+
+def test_the_pass_through_a_frozen_network_is_measured_without_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training step of a few images takes several times as long per image."""
+    network = backbones.create("small", weights="none")
+    delay = {True: 0.02, False: 0.001}  # seconds per image, by whether gradients are computed
+
+    class Slow(torch.nn.Module):
+        num_features = network.num_features
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(delay[torch.is_grad_enabled()] * len(x))
+            return self.network(x)
+
+    monkeypatch.setattr(forecast, "create_featurizer", lambda *_: Slow())
+    spec = plan_fit(DIGITS, "digits", "ERM").final
+    times = forecast.seconds_per_image(spec, DIGITS, "cpu")
+    assert 0.001 <= times.forward < 0.01 and times.step >= 0.02
 
 
 def test_plan_leaves_each_domain_out_once() -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +14,21 @@ from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.timing import in_words
 from aidgn.training.featurizer import create_featurizer
 
-SAMPLE = 8  # images of a measured pass
+SAMPLE = 8  # images of a measured training step
+FORWARD_SAMPLE = 32  # images of a measured pass without gradients, which takes less memory and is quicker
 FORWARD_SHARE = 1 / 3  # of a training step, the rest is the backward pass
+
+
+class ImageTimes(NamedTuple):
+    """Seconds per image.
+
+    Args:
+        step: Of a training step of the whole network.
+        forward: Of a pass without gradients.
+    """
+
+    step: float
+    forward: float
 
 
 def describe_frozen(plan: FitPlan, whole: FitPlan, dataset: Dataset, device: str, measured: bool) -> str:
@@ -32,8 +46,8 @@ def describe_frozen(plan: FitPlan, whole: FitPlan, dataset: Dataset, device: str
     forward = alternative = ""
     if measured:
         seconds = seconds_per_image(whole.final, dataset, device)
-        forward = f", about {in_words(FORWARD_SHARE * seconds * passes * len(dataset))}"
-        alternative = f" would take about {in_words(seconds * count_images(whole, dataset))} here:"
+        forward = f", about {in_words(seconds.forward * passes * len(dataset))}"
+        alternative = f" would take about {in_words(seconds.step * count_images(whole, dataset))} here:"
     times = "once" if passes == 1 else f"{passes} times"
     return (
         f"No GPU, so {final.backbone} stays frozen: each image passes through it {times}{forward}, and classifiers are "
@@ -55,8 +69,8 @@ def count_images(plan: FitPlan, dataset: Dataset) -> float:
     return total
 
 
-def seconds_per_image(spec: RunSpec, dataset: Dataset, device: str) -> float:
-    """Measure a training step of the whole network on random pixels; return its seconds per image."""
+def seconds_per_image(spec: RunSpec, dataset: Dataset, device: str) -> ImageTimes:
+    """Measure a training step of the whole network, and a pass without gradients, on random pixels."""
     place = choose_device(device)
     algorithm_class = find(spec.algorithm)
     channels = 3 + algorithm_class.extra_channels
@@ -71,7 +85,13 @@ def seconds_per_image(spec: RunSpec, dataset: Dataset, device: str) -> float:
     y = torch.arange(size, device=place) % len(dataset.classes)
     minibatches = [(x, y)] * sources
     algorithm.update(minibatches)  # the first is slower: it gets memory and chooses kernels
-    return measure(lambda: algorithm.update(minibatches)) / (size * sources)
+    step = measure(lambda: algorithm.update(minibatches)) / (size * sources)
+    pixels = torch.randn(FORWARD_SAMPLE, 3 + algorithm_class.extra_channels, side, side, device=place)
+    algorithm.eval()
+    with torch.no_grad():
+        algorithm.featurizer(pixels)
+        forward = measure(lambda: algorithm.featurizer(pixels)) / len(pixels)
+    return ImageTimes(step, forward)
 
 
 def measure(work: Callable[[], object]) -> float:
