@@ -42,13 +42,13 @@ WARM_UP = 20  # steps: compilation, and the replays before CUDA graphs settle
 FORWARD = 1 / 3
 ALLOWED = 1.15  # times ERM's step times the passes
 
-# Passes and why, where they are not just one.
-PASSES: dict[str, tuple[float, str]] = {
-    "SAM": (2, "here and nearby"),
-    "SAGM": (2, "here and nearby"),
-    "AIDGN-SAGM": (2, "here and nearby"),
-    "MIRO": (1 + FORWARD, "and the forward of the frozen network"),
-    "SagNet": (2 + FORWARD, "content and adversary; style needs the forward only"),
+# Why an algorithm needs more passes than one.
+REASONS = {
+    "SAM": "here and nearby",
+    "SAGM": "here and nearby",
+    "AIDGN-SAGM": "here and nearby",
+    "MIRO": "and the forward of the frozen network",
+    "SagNet": "content and adversary; style needs the forward only",
 }
 ONE_BY_ONE = (
     "GroupDRO",
@@ -89,7 +89,7 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
         )
     if algorithm.name() in ONE_BY_ONE and algorithm.live_batch_norms():
         return DOMAINS * single + 1 - whole, f"batch norm is live: domains one by one, {single:.2f} each"
-    return PASSES.get(algorithm.name(), (1.0, ""))
+    return algorithm.passes, REASONS.get(algorithm.name(), "")
 
 
 def build(name: str, arguments: argparse.Namespace, precision: str, device: torch.device) -> Algorithm:
