@@ -1,4 +1,4 @@
-"""Devices and precisions by name. PyTorch is imported when one is chosen: listing the names takes no time."""
+"""Devices and precisions by name. Functions import PyTorch when they need it, so that listing the names is quick."""
 
 import ctypes
 import functools
@@ -32,7 +32,7 @@ PRECISIONS = {
 }
 PRECISION_NAMES = ("auto", *PRECISIONS)
 MALLOC_SETTINGS = (-1, -3)  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
-KEPT_BYTES = 1 << 30
+KEPT_BYTES = 1 << 30  # freed memory that a process on the CPU keeps
 
 passes = 0  # calls of `begin_pass`
 
@@ -86,7 +86,7 @@ def limit_threads(count: int) -> int:
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """Compute with one CPU thread: to share operations that are so short takes longer than to compute them."""
+    """Compute with one CPU thread inside the context, for operations too short to split."""
     import torch
 
     threads = torch.get_num_threads()
@@ -98,7 +98,7 @@ def single_thread() -> Iterator[None]:
 
 
 def synchronize(device: "torch.device") -> None:
-    """Wait until the device has done all that was asked of it."""
+    """Wait until the device has finished all work."""
     import torch
 
     if device.type == "cuda":
@@ -114,7 +114,7 @@ def has_triton() -> bool:
 
 
 def begin_pass() -> None:
-    """Declare that the outputs of earlier passes through networks are done with: CUDA graphs reuse their memory."""
+    """Allow CUDA graphs to reuse the memory of earlier passes through networks: nobody needs their outputs any more."""
     global passes
     passes += 1
     if "torch._inductor.cudagraph_trees" in sys.modules:  # else no code is compiled; the import takes seconds
@@ -124,7 +124,7 @@ def begin_pass() -> None:
 
 
 def describe_cpu() -> str:
-    """Return what the last digits of sums on the CPU depend on: instruction set and model, such as "AVX2, AMD EPYC"."""
+    """Return instruction set and model, such as "AVX2, AMD EPYC": the last digits of sums depend on both."""
     import torch
 
     with suppress(OSError):  # Linux only

@@ -25,7 +25,7 @@ from aidgn.runs.checkpoints import read_model, write_values, write_weights
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.inputs import choose_custom_algorithm, open_run
 from aidgn.runs.metadata import RunMetadata
-from aidgn.training.evaluation import Splits, calibrate, evaluate, index_batches
+from aidgn.training.evaluation import Splits, evaluate, index_batches, measure_novelty
 
 BATCH_NORM_IMAGES = 4096  # training images whose statistics batch norm takes, at most
 
@@ -335,6 +335,6 @@ def _write(folder: RunWriter, metadata: RunMetadata, weights: Weights, mixer: Mi
     write_weights(folder.model, weights, {"algorithm": str(metadata.label), "step": metadata.steps})
     if mixer.validation:
         images, groups = mixer.validation.images, mixer.validation.groups
-        novelty = calibrate(mixer.network, images, groups, mixer.validation.transform)
+        novelty = measure_novelty(mixer.network, images, groups, mixer.validation.transform)
         write_values(folder.novelty, novelty.to_dict())
     folder.write_metadata(metadata)

@@ -41,13 +41,13 @@ class ConvReLU(torch.autograd.Function):
         if gradient is None:
             gradient, second = second, None
         assert gradient is not None
-        masked, of_bias = relu_gradient(output, gradient, second)
+        masked, grad_bias = relu_gradient(output, gradient, second)
         needs_x, needs_weight, needs_bias, needs_shortcut = ctx.needs_input_grad[:4]
-        of_x, of_weight, _ = torch.ops.aten.convolution_backward(
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
             masked, x, weight, None, *ctx.geometry, False, [0, 0], 1, [needs_x, needs_weight, False]
         )
-        of_shortcut = masked if needs_shortcut else None
-        return of_x, of_weight, of_bias if needs_bias else None, of_shortcut, None, None, None
+        grad_shortcut = masked if needs_shortcut else None
+        return grad_x, grad_weight, grad_bias if needs_bias else None, grad_shortcut, None, None, None
 
 
 def conv_relu(

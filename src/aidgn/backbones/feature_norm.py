@@ -15,7 +15,7 @@ NORM_LAYERS = ("LayerNorm", "LayerNorm2d", "LayerNormFp32", "RmsNorm", "RmsNorm2
 
 @lru_cache(16)
 def feature_norm(name: str, image_size: int) -> FeatureNorm:
-    """Tell what a network's last layer norm does to the norm of its features, from a pass with random weights.
+    """Find out what a network's last layer norm does to the norm of its features, by a pass with random weights.
 
     Returns:
         `fixed` if the features are the output of a layer norm, so that all have about the same norm; `averaged` if they
@@ -36,14 +36,15 @@ def feature_norm(name: str, image_size: int) -> FeatureNorm:
 def compare_with_norms(features: Tensor, outputs: list[Tensor]) -> FeatureNorm:
     """Compare features [1, n] with the outputs of norm layers: tokens [1, L, n] or maps, channels first or last."""
     width = features.shape[1]
-    kind: FeatureNorm = "free"
+    result: FeatureNorm = "free"
     for output in outputs:
         for channel in {dim for dim in range(1, output.ndim) if output.shape[dim] == width}:
             places = output.movedim(channel, -1).reshape(-1, width)
             if torch.isclose(places, features, atol=1e-5).all(dim=1).any():
                 return "fixed"
-            # All tokens, all but the first, which belong to no place in the image, or the first two of distilled ones.
+            # Networks average all tokens, or leave out the first few, which stand for no place in the image; distilled
+            # networks average the first two.
             averages = [places[first:].mean(0) for first in range(min(6, len(places)))] + [places[:2].mean(0)]
             if any(torch.allclose(average, features[0], atol=1e-5) for average in averages):
-                kind = "averaged"
-    return kind
+                result = "averaged"
+    return result

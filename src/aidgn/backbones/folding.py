@@ -60,9 +60,9 @@ def is_stage(layers: nn.Sequential) -> bool:
     return len(layers) > 1 and all(isinstance(layer, FusedBlock) for layer in layers)
 
 
-def rebuild(layers: nn.Sequential, kind: type[nn.Sequential]) -> nn.Sequential:
+def rebuild(layers: nn.Sequential, sequence_type: type[nn.Sequential]) -> nn.Sequential:
     """Return a sequence of another type with the same layers under the same names."""
-    rebuilt = kind(OrderedDict(layers.named_children()))
+    rebuilt = sequence_type(OrderedDict(layers.named_children()))
     rebuilt.training = layers.training
     return rebuilt
 
@@ -93,7 +93,7 @@ def fuse_stem(network: nn.Module, predecessors: dict[nn.Module, nn.Module], fold
 
 
 def unfuse(network: nn.Module) -> None:
-    """Give a ResNet its blocks and stem back; batch norms stay folded."""
+    """Restore the original blocks and stem of a ResNet; batch norms stay folded."""
     originals: dict[nn.Module, nn.Module] = {}
     for layer in network.modules():
         if isinstance(layer, FusedBlock):

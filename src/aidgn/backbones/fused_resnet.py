@@ -14,7 +14,7 @@ from aidgn.backbones.conv_relu import ConvReLU
 from aidgn.backbones.frozen_bn import FrozenBatchNorm
 from aidgn.devices import has_triton
 
-MOST_POOLED = 1024  # channels that the pooling kernel holds at a time
+MAX_POOL_CHANNELS = 1024  # channels that the pooling kernel holds at a time
 
 
 class FoldedConv2d(nn.Conv2d):
@@ -132,7 +132,7 @@ def stem_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def use_kernels(x: Tensor) -> bool:
-    """Return whether the Triton kernels compute: on CUDA, in bfloat16, if nothing else compiles the network."""
+    """Return whether to use the Triton kernels: on CUDA, in bfloat16, while `torch.compile` does not trace."""
     return (
         x.is_cuda
         and not torch.compiler.is_compiling()
@@ -143,7 +143,7 @@ def use_kernels(x: Tensor) -> bool:
 
 
 def has_kernels(network: nn.Module, autocast: str | None) -> bool:
-    """Return whether the Triton kernels compute all of a network in this dtype of autocast."""
+    """Return whether a network has fused stages and autocast uses bfloat16, so that Triton kernels compute it."""
     return autocast == "bfloat16" and has_triton() and any(isinstance(layer, FusedStage) for layer in network.modules())
 
 
@@ -185,10 +185,11 @@ class PoolingFirst(nn.MaxPool2d):
 
 def fits_pooling_kernel(channels: int) -> bool:
     """Return whether the kernel holds all channels of a pixel: a power of two, and not too many."""
-    return channels.bit_count() == 1 and channels <= MOST_POOLED
+    return channels.bit_count() == 1 and channels <= MAX_POOL_CHANNELS
 
 
 def pool_options(pool: nn.MaxPool2d) -> dict[str, Any]:
+    """Collect the arguments of a pooling layer like `pool`."""
     names = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
     return {name: getattr(pool, name) for name in names}
 
@@ -218,7 +219,7 @@ class FusedBlock(nn.Module):
             self.add_module(name, layer)
         self.downsample: nn.Module | None = block.downsample  # type: ignore[assignment]
         self.training = block.training
-        object.__setattr__(self, "block", block)  # a reference, for `unfuse`, not a submodule
+        object.__setattr__(self, "block", block)  # a reference for `unfuse`, not a submodule
         if conv := self.shortcut_conv():
             conv.adds_shift = False
 
@@ -226,7 +227,7 @@ class FusedBlock(nn.Module):
         return self.forward_pair(x, x)[0]
 
     def forward_pair(self, main: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the block on two names of one tensor, for its convolutions and for its shortcut."""
+        """Compute the block from two references to one tensor: `main` for the convolutions, `side` for the shortcut."""
         *first, last = (layer for layer in self.children() if isinstance(layer, FoldedConv2d))
         for conv in first:
             main, _ = conv.forward_relu(main)
@@ -240,10 +241,10 @@ class FusedBlock(nn.Module):
 
     def shortcut_conv(self) -> FoldedConv2d | None:
         """Return the convolution at the end of a plain shortcut, which leaves its shift to the last convolution."""
-        match [*self.downsample.children()] if type(self.downsample) is nn.Sequential else []:
-            case [*_, FoldedConv2d() as conv, norm] if type(norm) is FrozenBatchNorm:
-                return conv
-        return None
+        if type(self.downsample) is not nn.Sequential or len(self.downsample) < 2:
+            return None
+        conv, norm = list(self.downsample.children())[-2:]
+        return conv if isinstance(conv, FoldedConv2d) and type(norm) is FrozenBatchNorm else None
 
 
 class FusedStage(nn.Sequential):

@@ -47,7 +47,7 @@ class Preprocessing:
         return {"mean": self.mean, "std": self.std, "interpolation": self.interpolation}
 
     def updated(self, weights: Path) -> "Preprocessing":
-        """Return this preprocessing with what the metadata of a weights file say.
+        """Return this preprocessing with the values in the metadata of a weights file.
 
         The entries are `mean` and `std`, three numbers each in JSON, and `interpolation`.
         """

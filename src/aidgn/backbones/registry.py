@@ -72,7 +72,7 @@ def create(
 
 
 def freezes_batch_norm(weights: str | Path | None, batch_norm: str | None = None) -> bool:
-    """Tell whether a run freezes the statistics of batch norm: a network from scratch has none worth freezing.
+    """Return whether a run freezes the statistics of batch norm: a network from scratch has none worth freezing.
 
     Args:
         weights: Initial weights.
@@ -91,7 +91,7 @@ def list_backbones() -> list[str]:
 
 
 def check_name(name: str, from_hub: bool = False) -> None:
-    """Raise an error for the name of no network or, with `from_hub`, of no published weights."""
+    """Raise an error if no network has this name or, with `from_hub`, if it has no published weights."""
     if name in (SMALL, DEFAULT):  # known without importing timm
         return
     known = set(list_backbones())
@@ -150,6 +150,7 @@ def describe_preprocessing(name: str) -> Preprocessing:
 
 
 def create_timm(name: str, from_hub: bool) -> Network:
+    """Create a network of timm without its classifier."""
     import timm
 
     with hub_or_cache() if from_hub else nullcontext() as failure:
@@ -166,12 +167,13 @@ def create_timm(name: str, from_hub: bool) -> Network:
 
 
 def create_torchvision(name: str, from_hub: bool) -> Network:
+    """Create a network of torchvision without its classifier."""
     from torchvision import models
 
     try:
         weights = _torchvision_weights(name) if from_hub else None
         module = models.get_model(name.removeprefix(TORCHVISION), weights=weights)
-    except Exception as error:  # as above
+    except Exception as error:  # as in `create_timm`
         if from_hub:
             raise hub_error(name, summarize(error)) from error
         raise
@@ -208,7 +210,7 @@ def add_channels(network: Network, name: str, in_channels: int) -> None:
 def train_last_stage(network: nn.Module) -> None:
     """Freeze everything before the last stage of a network, so that the backward pass ends there.
 
-    The last stage is the one that timm names or, for other networks, their last part with parameters.
+    For networks of timm, the last stage is the last that timm lists; for others, their last part with parameters.
     """
     stage: nn.Module | None = None
     if info := getattr(network, "feature_info", None):

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-MOST_STAGES = 5
-PROBE_SIDE = 224  # pixels of the image that shapes are found with, unless a network says otherwise
+MAX_STAGES = 5
+PROBE_SIDE = 224  # side of the image that `stage_widths` passes through networks without a size of their own
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def list_stages(network: nn.Module) -> list[str]:
     """Return the names of at most five of `list_layers` at equal distances, the last among them."""
     names = list_layers(network)
-    count = min(len(names), MOST_STAGES)
+    count = min(len(names), MAX_STAGES)
     return [names[(number + 1) * len(names) // count - 1] for number in range(count)]
 
 
@@ -53,10 +53,11 @@ class StageComparison(nn.Module):
     """Features of a network, and the distances of its stage outputs from those of a frozen copy, in one pass of both.
 
     Maps x to [B, n + C_1 + .. + C_S]: the features, and for each stage and channel the mean over positions of the
-    squared difference. `widths` has C_1 .. C_S. Means of one image each, so that a batch can be computed in parts.
+    squared difference. `stage_widths` returns C_1 .. C_S. Each image has its own means, so that a batch can be computed
+    in parts.
 
     Args:
-        network: The network, with the weights that the copy shall keep.
+        network: The network; the copy keeps the weights that it has now.
     """
 
     def __init__(self, network: nn.Module):
@@ -105,9 +106,9 @@ def in_float32(x: Tensor) -> Tensor:
 
 
 def channel_axis(shape: Sequence[int]) -> int:
-    """Return the axis of the channels: the last of [B, n] and [B, tokens, n], and of images that end with it.
+    """Return the axis of the channels: the last of [B, n], [B, tokens, n] and [B, H, W, C], the second of [B, C, H, W].
 
-    Images are square, so the two equal sizes are those of the positions.
+    Images are square, so the two axes of equal size are the positions.
     """
     last = len(shape) < 4 or shape[1] == shape[2] != shape[3]
     return len(shape) - 1 if last else 1

@@ -1,4 +1,4 @@
-"""Try a network on an image before work begins: whether it gives features, and at which image sizes."""
+"""Try a network on an image before work begins: does it return features, and for which image sizes?"""
 
 import warnings
 from collections.abc import Iterator
@@ -16,32 +16,32 @@ from aidgn.backbones.small import SMALL
 from aidgn.backbones.weights import summarize
 from aidgn.errors import AidgnError
 
-STEP = 32  # pixels between the sizes that are tried for advice; most networks halve the resolution five times
-TRIED_SIZES = 8  # how many of them
+STEP = 32  # pixels between the sizes that are tried; most networks halve the resolution five times
+TRIED_SIZES = 8  # number of sizes that are tried for advice
 
 
 @lru_cache(16)
 def try_forward(name: str, image_size: int, weights: str | Path | None = "none") -> None:
-    """Create a network and pass one image through it, without computing numbers, and raise the error it leads to.
+    """Pass one image through a network on the meta device, and raise an error if that fails.
 
     Args:
         name: Name of the backbone.
         image_size: Side of the image in pixels.
-        weights: A file, whose tensors must fit; `hub` and `none` are not looked at.
+        weights: A file, whose tensors must fit; `hub` and `none` are not checked.
 
     Raises:
-        ImageSizeError: The network takes other sizes, which the message names.
+        ImageSizeError: The network takes other sizes; the message names them.
         WeightsError: The file holds the weights of another network.
         AidgnError: The network gives no feature vector.
     """
     if name == SMALL:
         return
-    with without_memory():
+    with on_meta_device():
         network = create(name, weights="none" if weights in (None, "hub") else weights, image_size=image_size)
         try:
             output = network.eval()(torch.zeros(1, 3, image_size, image_size))
         except Exception as error:  # the network's own code
-            if sizes := working_sizes(network, name, image_size):
+            if sizes := find_working_sizes(network, name, image_size):
                 raise ImageSizeError(name, image_size, " or ".join(map(str, sizes)), sizes) from error
             raise AidgnError(f"{name} cannot be a backbone: it fails on an image ({summarize(error)}).") from error
     width = int(network.num_features)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def try_forward(name: str, image_size: int, weights: str | Path | None = "none")
 
 @lru_cache(16)
 def choose_image_size(name: str, image_size: int) -> int:
-    """Return the image size if a network takes it, else the nearest that it takes."""
+    """Return the image size if a network takes it, else the nearest size that it takes."""
     if name in (SMALL, DEFAULT):  # known without importing timm
         return image_size
     try:
@@ -65,7 +65,7 @@ def choose_image_size(name: str, image_size: int) -> int:
     return image_size
 
 
-def working_sizes(network: nn.Module, name: str, image_size: int) -> list[int]:
+def find_working_sizes(network: nn.Module, name: str, image_size: int) -> list[int]:
     """Return up to two sizes near `image_size` that a network takes, in ascending order."""
     candidates = {*describe_preprocessing(name).input_size} - {image_size}
     config: Any = getattr(network, "pretrained_cfg", {"fixed_input_size": True})  # torchvision's say nothing
@@ -78,7 +78,7 @@ def working_sizes(network: nn.Module, name: str, image_size: int) -> list[int]:
     working: list[int] = []
     for size in sorted(candidates, key=lambda size: abs(size - image_size)):
         try:
-            with without_memory():
+            with on_meta_device():
                 create(name, weights="none", image_size=size).eval()(torch.zeros(1, 3, size, size))
         except Exception:  # as in `try_forward`
             continue
@@ -89,8 +89,8 @@ def working_sizes(network: nn.Module, name: str, image_size: int) -> list[int]:
 
 
 @contextmanager
-def without_memory() -> Iterator[None]:
-    """Let networks inside the context have shapes and no numbers, which takes no time and no memory."""
+def on_meta_device() -> Iterator[None]:
+    """Create networks inside the context with shapes and no numbers, which takes no time and no memory."""
     with torch.device("meta"), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on copies of weights that have no effect
         yield

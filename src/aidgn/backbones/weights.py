@@ -24,7 +24,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 class WeightsError(AidgnError):
-    """A file or the hub does not give the weights of a network."""
+    """The weights of a network cannot be read from a file or fetched from the hub."""
 
 
 def resolve_weights(name: str, weights: str | Path | None) -> str | Path:
@@ -40,7 +40,7 @@ def resolve_weights(name: str, weights: str | Path | None) -> str | Path:
 
 
 def weights_identity(name: str, weights: str | Path | None) -> str:
-    """Name the initial weights wherever they lie: `none`, `hub`, or <stem of the file>-<8 hex digits of its sha256>."""
+    """Name the initial weights whatever their folder: `none`, `hub`, or <file stem>-<8 hex digits of the sha256>."""
     weights = resolve_weights(name, weights)
     if not isinstance(weights, Path):
         return weights
@@ -169,7 +169,7 @@ def read_file_metadata(weights: Path) -> dict[str, str]:
 
 
 def is_stride_first(name: str, weights: str | Path | None) -> bool:
-    """Tell whether the initial weights are a file for a ResNet with the strides of `set_stride_first`."""
+    """Return whether the initial weights are a file for a ResNet with the strides of `set_stride_first`."""
     weights = resolve_weights(name, weights)
     return isinstance(weights, Path) and _is_stride_first(read_file_metadata(weights))
 
@@ -193,9 +193,9 @@ def set_stride_first(network: nn.Module) -> None:
 
 @contextmanager
 def hub_or_cache() -> Iterator[str | None]:
-    """Let the hub's library look only into its cache if the hub does not answer, and yield the reason.
+    """Make the hub's library use only its cache if the hub does not answer, and yield the reason.
 
-    Without this the library tries again for a minute, and prints a line each time.
+    Otherwise the library would try again for a minute and print a line each time.
     """
     from huggingface_hub import constants
 

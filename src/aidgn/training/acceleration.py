@@ -1,7 +1,7 @@
-"""Fast passes through a network on a GPU: CUDA graphs of the kernels it has, or compiled code.
+"""Fast passes through a network on a GPU: recorded CUDA graphs, or compiled code.
 
-A training step of ResNet-50 launches hundreds of kernels, which takes Python longer than it takes a GPU to compute. So
-does a pass over 512 images without gradients.
+A training step of ResNet-50 launches hundreds of kernels, and Python needs longer to launch them than the GPU to run
+them. The same holds for a pass over 512 images without gradients.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ MAX_SHAPES = 1000  # batch shapes that a process compiles a function for
 
 
 def compiled_by_shape(function: Callable[..., Tensor], mode: str | None = None) -> Callable[..., Tensor]:
-    """Compile a function for every shape it meets.
+    """Compile a function separately for every shape of its input.
 
-    Hyper-parameter draws have batches of many sizes. By default PyTorch compiles the first eight and runs the others in
-    another way, more slowly and with other rounding.
+    Hyper-parameter draws have batches of many sizes. By default PyTorch compiles the first eight shapes and runs the
+    others in eager mode, which is slower and rounds differently.
     """
     import torch._dynamo
 
@@ -43,14 +43,15 @@ class TrainingGraphs:
         self.network = network
         self.compute = compute
         self.recorded: dict[tuple[object, ...], Recording] = {}
-        self.begun = -1
-        self.position = 0
+        self.last_pass = -1  # value of `devices.passes` in the last call
+        self.position = 0  # number of the call since `begin_pass`
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.begun != devices.passes:
-            self.begun, self.position = devices.passes, 0
+        if self.last_pass != devices.passes:
+            self.last_pass = devices.passes
+            self.position = 0
         parameters: dict[str, Tensor] = {
-            name: each for name, each in self.network.named_parameters() if each.requires_grad
+            name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad
         }
         key = x.shape, x.dtype, x.requires_grad, len(parameters), self.position
         self.position += 1
@@ -66,7 +67,7 @@ class Recording:
     Args:
         compute: Computes the output of the forward pass from images and parameters.
         x: An input of the shape that all inputs will have.
-        parameters: What receives gradients, by name; so does the input if it requires one.
+        parameters: Tensors that receive gradients, by name. The input receives one too if it requires a gradient.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Recording:
         parameters: dict[str, Tensor],
     ):
         self.x = x.detach().clone().requires_grad_(x.requires_grad)
-        # Other tensors with the memory of the parameters: an earlier pass of this update may have given the parameters
+        # New tensors that share the parameters' memory: an earlier pass of this update may have given the parameters
         # nodes of autograd that belong to another stream, which a recording cannot wait for.
         aliases = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
         inputs = [self.x, *aliases.values()] if x.requires_grad else [*aliases.values()]
@@ -92,7 +93,7 @@ class Recording:
         self.gradient = torch.zeros_like(output)
         with torch.cuda.graph(self.backward, pool=self.forward.pool()):
             gradients = torch.autograd.grad(output, inputs, self.gradient, allow_unused=True)
-        # Without autograd's nodes, which belong to the stream of the recording. Their memory stays with the graphs.
+        # Drop autograd's nodes, which belong to the stream of the recording. The graphs keep the memory.
         self.output = output.detach()
         self.gradients = gradients if x.requires_grad else (None, *gradients)
 
@@ -152,4 +153,5 @@ class Replay(torch.autograd.Function):
         recording: Recording = ctx.recording
         recording.gradient.copy_(gradient)
         recording.backward.replay()
-        return None, *(None if each is None else each.detach() for each in recording.gradients)
+        gradients = [None if recorded is None else recorded.detach() for recorded in recording.gradients]
+        return None, *gradients

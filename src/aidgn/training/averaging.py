@@ -21,10 +21,10 @@ class WeightAverage(ABC):
 
     Args:
         module: The module; only parameters with gradients are averaged.
-        warm_start: Number of first steps that train the head alone. They are left out: the first of `add` follows.
+        warm_start: Number of steps at the start that train the head alone and are not averaged.
     """
 
-    needs_validation_loss = False  # whether `after_evaluation` wants the loss on the sources' validation splits
+    needs_validation_loss = False  # whether `after_evaluation` uses the loss on the sources' validation splits
 
     def __init__(self, module: nn.Module, warm_start: int = 0):
         self.warm_start = warm_start
@@ -34,10 +34,10 @@ class WeightAverage(ABC):
 
     @abstractmethod
     def first_step(self, eval_every: int) -> int:
-        """Return the earliest step after which the average may be one of several steps."""
+        """Return the earliest step after which the average may hold more than one step."""
 
     def after_step(self, step: int) -> None:
-        """Take note of the weights after a step of the run."""
+        """Update the average with the weights after a step of the run."""
         if step > self.warm_start:
             self.add(step - self.warm_start)
         else:
@@ -45,10 +45,10 @@ class WeightAverage(ABC):
 
     @abstractmethod
     def add(self, step: int) -> None:
-        """Take note of the weights after a step, counted from the end of the warm start."""
+        """Update the average with the weights after a step, counted from the end of the warm start."""
 
     def after_evaluation(self, validation_loss: float) -> None:  # noqa: B027
-        """Take note of the loss on the sources' validation splits."""
+        """Update the average with the loss on the sources' validation splits."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -78,7 +78,7 @@ class SMA(WeightAverage):
 
     Args:
         module: The module; only parameters with gradients are averaged.
-        warm_start: Number of first steps that train the head alone.
+        warm_start: Number of steps at the start that train the head alone.
         start: First step whose weights are averaged, counted from the end of the warm start.
     """
 
@@ -140,7 +140,10 @@ class SWAD(WeightAverage):
                 return
             self.limit = (1 + self.tolerance) * sum(losses) / len(losses)
             self.count = 0
-        inside = max((n for n, segment in enumerate(self.waiting, 1) if segment["loss"] <= self.limit), default=0)
+        inside = 0  # segments in the valley, which reaches to the last loss within the limit
+        for number, segment in enumerate(self.waiting, 1):
+            if segment["loss"] <= self.limit:
+                inside = number
         for segment in self.waiting[:inside]:
             self.count += segment["count"]
             _mix(self.average, segment["weights"], segment["count"] / self.count)

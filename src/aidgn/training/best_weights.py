@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 
 def copy_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of a module's state_dict on the same device."""
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
@@ -15,7 +16,7 @@ class BestWeights:
     """The best step so far: its number, its accuracy on the validation splits of the sources, and its weights.
 
     Args:
-        keep_last: Keep the last step instead, for a run on all images: none is set aside to choose a step by.
+        keep_last: Keep the last step instead, for a run that trains on all images and has none left to validate with.
     """
 
     def __init__(self, keep_last: bool = False) -> None:

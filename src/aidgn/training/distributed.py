@@ -1,8 +1,8 @@
 """One run on several devices: every process holds the whole model and computes the features of a shard of the batch.
 
 The features are gathered, so that each process computes the objective of the whole batch: domain means, covariances,
-discriminators and running weights are those of one device, and algorithms need not know. A process backpropagates into
-its own shard. Before an optimizer steps, the featurizer's gradients are summed over the processes.
+discriminators and running weights are the same as on one device, and algorithms need no change. A process
+backpropagates into its own shard. Before an optimizer steps, the featurizer's gradients are summed over the processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ from aidgn.backbones import FrozenBatchNorm
 from aidgn.errors import AidgnError
 from aidgn.training.featurizer import Featurizer, NetworkRunner
 
-TIMEOUT = timedelta(hours=2)  # for a process to wait for another; the process that started them notices a dead one
-DIVERGED = 1e-4  # relative difference between the weights of two processes that is more than rounding
+TIMEOUT = timedelta(hours=2)  # for a process to wait for another; their parent process notices a dead one
+DIVERGED = 1e-4  # larger relative differences between the weights of two processes are more than rounding
 
 
 def world_size() -> int:
@@ -57,7 +57,7 @@ def init_process_group(rank: int, world_size: int, device: torch.device, rendezv
 
 
 def barrier() -> None:
-    """Wait until every process is here."""
+    """Wait until every process has called this function."""
     if world_size() > 1:
         dist.barrier()
 
@@ -75,7 +75,7 @@ def all_reduce(values: Tensor) -> Tensor:
 class ShardedFeaturizer(Featurizer):
     """A featurizer that computes a shard of the batch and gathers the features of the other shards.
 
-    It takes the place of a featurizer, whose network it uses. Create one, in each process, with `shard_featurizer`.
+    It replaces a featurizer and shares its network. Each process creates one with `shard_featurizer`.
     """
 
     def __init__(self, featurizer: Featurizer):
@@ -84,7 +84,7 @@ class ShardedFeaturizer(Featurizer):
         self.runner = featurizer.runner
 
     def run(self, runner: NetworkRunner, x: Tensor) -> Tensor:
-        if not self.training:  # evaluation shares out whole batches
+        if not self.training:  # evaluation gives whole batches to the processes
             return super().run(runner, x)
         shards = x.tensor_split(world_size())
         if not len(shards[-1]):
@@ -117,7 +117,7 @@ class _Gather(torch.autograd.Function):
 
 
 def shard_featurizer(featurizer: Featurizer) -> tuple[ShardedFeaturizer, RemovableHandle]:
-    """Share the work of a featurizer out over the processes.
+    """Split the work of a featurizer over the processes.
 
     Returns:
         The featurizer to use, and the handle of the hook that sums gradients.
@@ -129,15 +129,21 @@ def shard_featurizer(featurizer: Featurizer) -> tuple[ShardedFeaturizer, Removab
             setattr(featurizer.network.get_submodule(parent), attribute, SyncedBatchNorm(layer))
             featurizer.runner.compiled = None  # its statistics pass between processes in the middle of the network
     sharded = ShardedFeaturizer(featurizer)
-    of_shards = {id(parameter) for parameter in sharded.parameters()}
+    sharded_ids = {id(parameter) for parameter in sharded.parameters()}
 
     def combine_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Sum gradients of shards. Average the others, equal in all processes, so that they stay equal."""
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
-        ]
-        for sharded, divisor in ((True, 1), (False, world_size())):
-            gradients = [parameter.grad for parameter in parameters if (id(parameter) in of_shards) == sharded]
+        """Sum the gradients of shards. Average the others, which differ by rounding only, so that they stay equal."""
+        gradients_of_shards: list[Tensor] = []
+        other_gradients: list[Tensor] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if id(parameter) in sharded_ids:
+                    gradients_of_shards.append(parameter.grad)
+                else:
+                    other_gradients.append(parameter.grad)
+        for gradients, divisor in ((gradients_of_shards, 1), (other_gradients, world_size())):
             if gradients:
                 with flattened(gradients) as flat:
                     all_reduce(flat)
@@ -147,7 +153,7 @@ def shard_featurizer(featurizer: Featurizer) -> tuple[ShardedFeaturizer, Removab
 
 
 def check_deterministic(network: nn.Module) -> None:
-    """Refuse dropout and stochastic depth inside a backbone."""
+    """Raise an error if a backbone has dropout or stochastic depth."""
     for layer in network.modules():
         rates = (getattr(layer, name) for name in ("p", "drop_prob", "dropout") if hasattr(layer, name))
         rate = next(rates, 0.0)
@@ -160,7 +166,7 @@ def check_deterministic(network: nn.Module) -> None:
 
 @contextmanager
 def flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Give a flat copy of the tensors, and write it back at the end."""
+    """Yield a flat copy of the tensors, and write it back at the end."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
     yield flat
     parts = flat.split([tensor.numel() for tensor in tensors])
@@ -169,7 +175,7 @@ def flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def sync_weights(module: nn.Module) -> None:
-    """Copy the parameters and buffers of rank 0 to all processes; theirs may differ by rounding only."""
+    """Copy the parameters and buffers of rank 0 to all processes; an error if theirs differ by more than rounding."""
     if world_size() == 1:
         return
     weights = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point()]
@@ -202,8 +208,7 @@ class _Sum(torch.autograd.Function):
 class SyncedBatchNorm(_BatchNorm):
     """Batch norm by the mean and variance of the whole batch while processes train on shards.
 
-    It takes the place of a layer and has its parameters, buffers and, as timm's layers with an activation have them,
-    its `drop` and `act`.
+    It replaces a layer and shares its parameters and buffers, and the `drop` and `act` that some layers of timm have.
     """
 
     def __init__(self, layer: _BatchNorm):

@@ -1,4 +1,4 @@
-"""What can go wrong in a run, told in terms of the run."""
+"""Errors of a run, with messages that name the run's files and options."""
 
 import re
 from collections.abc import Iterator
@@ -13,12 +13,14 @@ from aidgn.errors import AidgnError
 from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed
 
+# On the CPU and on MPS, PyTorch raises a plain RuntimeError.
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "MPS backend out of memory")
+
 
 class NotFinite(AidgnError):
     """A loss, a weight or a prediction is NaN or infinite.
 
-    The reason may be the numbers, or memory of the device that a fault has spoilt: only a run in another process can
-    tell.
+    The cause may be the training, or damaged memory of the device: only a run in another process can tell.
     """
 
     def __init__(self, subject: str, step: int, state: Path, lr: float, precision: str):
@@ -70,22 +72,21 @@ def explain_out_of_memory(spec: RunSpec, sources: int) -> Iterator[None]:
     """Replace an allocator's message by the size of the batch and what to do."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # on the CPU, PyTorch raises a plain RuntimeError
+    except (MemoryError, RuntimeError) as error:
         message = str(error)
-        cpu = "not enough memory" in message or "can't allocate memory" in message
-        cpu = cpu or "MPS backend out of memory" in message
-        if not cpu and not isinstance(error, MemoryError | torch.OutOfMemoryError):
+        has_class = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not has_class and not any(text in message for text in OUT_OF_MEMORY):
             raise
         size = int(spec.hyper_parameters["batch_size"])
         reason = re.split(r"[.;:] |\n", message)[0] or type(error).__name__
         raise OutOfMemory(
             f"Out of memory with {sources} x {size} images of {spec.image_size} pixels in a batch ({reason}). "
-            f"Try --batch-size {max(size // 2, 1)}, or share the batch out over more --devices. Saved progress is kept."
+            f"Try --batch-size {max(size // 2, 1)}, or split the batch over more --devices. Saved progress is kept."
         ) from None
 
 
 @contextmanager
-def explain_other_state(state: Path) -> Iterator[None]:
+def explain_state_mismatch(state: Path) -> Iterator[None]:
     """Say what to do with a saved state that does not fit the run."""
     try:
         yield

@@ -36,7 +36,7 @@ class Splits:
 
     @classmethod
     def of(cls, dataset: Dataset, trial: int) -> "Splits":
-        """Split every domain as the trial says; an error if a domain has too few images."""
+        """Split every domain by the random numbers of the trial; an error if a domain has too few images."""
         splits = cls([], [])
         for domain in range(len(dataset.domains)):
             train, val = dataset.split(domain, trial)
@@ -56,8 +56,8 @@ def eval_batch_size(algorithm: Algorithm, device: torch.device) -> int:
 def index_batches(groups: Sequence[np.ndarray], algorithm: Algorithm, device: torch.device) -> list[Tensor]:
     """Cut groups of image indices into batches.
 
-    Images that are predicted together stay neighbours in one group. Where each is predicted alone, a batch takes from
-    several groups.
+    An algorithm that predicts several images together gets batches from one group each. For other algorithms, a batch
+    may hold images of several groups.
     """
     parts = groups if algorithm.group_size > 1 else [np.concatenate(groups)]
     size = eval_batch_size(algorithm, device)
@@ -78,7 +78,8 @@ def evaluate(
         images: Image store on the device.
         groups: Image indices, one array per group.
         transform: Maps uint8 images to the network's input.
-        sharded: Whether the processes of the run share the batches out; a transform that draws must see them all.
+        sharded: Whether each process of the run evaluates its part of the batches. A transform that draws random
+            numbers must see all of them.
     """
     was_training = algorithm.training
     algorithm.eval()
@@ -99,10 +100,10 @@ def evaluate(
             distributed.all_reduce(values)
         results = values.cpu().numpy()
     algorithm.train(was_training)
-    labels_of = images.decoded.dataset.labels
+    labels_of_images = images.decoded.dataset.labels
     ends = np.cumsum([len(group) for group in groups])[:-1]
     return [
-        measure(labels_of[group], predicted.astype(int), confidences, losses, algorithm.num_classes)
+        measure(labels_of_images[group], predicted.astype(int), confidences, losses, algorithm.num_classes)
         for group, (predicted, confidences, losses) in zip(groups, np.split(results, ends, axis=1), strict=True)
     ]
 
@@ -128,8 +129,10 @@ def predicts_by_classifier(algorithm: Algorithm) -> bool:
 
 
 @torch.no_grad()
-def calibrate(algorithm: Algorithm, images: BatchStore, groups: Sequence[np.ndarray], transform: Transform) -> Novelty:
-    """Measure norms and angles on images that were not trained on.
+def measure_novelty(
+    algorithm: Algorithm, images: BatchStore, groups: Sequence[np.ndarray], transform: Transform
+) -> Novelty:
+    """Measure the norms and angles of images that were not trained on, with which new images are compared.
 
     At most `CALIBRATION_IMAGES` are measured, the same share of each group.
 
@@ -153,7 +156,7 @@ def calibrate(algorithm: Algorithm, images: BatchStore, groups: Sequence[np.ndar
 
 
 def name_metrics(by_split: dict[tuple[int, Split], Scores]) -> dict[str, Any]:
-    """Return the metrics of splits by their names in records: first all accuracies."""
+    """Return the metrics of splits under their names in records, all accuracies first."""
     named: dict[str, Any] = {
         metric_key(domain, split, metric): getattr(scores, metric)
         for metric in METRICS
@@ -199,7 +202,7 @@ class SplitEvaluator:
                 self.groups[domain, "out"] = self.splits.val[domain]
 
     def metrics(self, algorithm: Algorithm, step: int) -> tuple[dict[str, Any], bool]:
-        """Return the metrics by their names in records, and whether all losses are numbers."""
+        """Return the metrics under their names in records, and whether no loss is NaN."""
         groups = list(self.groups.values())
         scores = evaluate(algorithm, self.images, groups, self.eval_transform)
         by_split = dict(zip(self.groups, scores, strict=True))
@@ -216,7 +219,7 @@ class SplitEvaluator:
             return self.train_transform(pixels, geometry, uniforms)
 
         scores = evaluate(algorithm, self.images, self.source_validation, transform, sharded=False)
-        return {(domain, "out"): each for domain, each in zip(self.sources, scores, strict=True)}
+        return {(domain, "out"): of_domain for domain, of_domain in zip(self.sources, scores, strict=True)}
 
     def mean_validation(self, metrics: dict[str, Any]) -> float:
         """Return the mean over the validation splits of the sources of the metric that selects the step."""
@@ -227,6 +230,6 @@ class SplitEvaluator:
         scores = evaluate(algorithm, self.images, self.source_validation, self.eval_transform)
         return float(np.mean([split.nll for split in scores]))
 
-    def calibrate(self, algorithm: Algorithm) -> Novelty:
+    def measure_novelty(self, algorithm: Algorithm) -> Novelty:
         """Measure norms and angles on the validation splits of the sources."""
-        return calibrate(algorithm, self.images, self.source_validation, self.eval_transform)
+        return measure_novelty(algorithm, self.images, self.source_validation, self.eval_transform)

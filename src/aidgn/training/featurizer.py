@@ -67,7 +67,7 @@ class NetworkRunner:
 
     @property
     def is_reused(self) -> bool:
-        """Whether recordings or compiled code shall serve the next run too."""
+        """Whether the next run of this process reuses recordings or compiled code."""
         return self.compiled is not None or self.graphs is not None
 
     def compute(self, x: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
@@ -133,7 +133,7 @@ class Featurizer(nn.Module):
         return self.run(self.runner, x)
 
     def run(self, runner: NetworkRunner, x: Tensor) -> Tensor:
-        """Compute the rows that a runner of this network gives for images, without gradients while `frozen`."""
+        """Compute a runner's output for images, without gradients of the network while `frozen`."""
         if not self.frozen:
             return runner(x)
         with torch.no_grad():
@@ -151,8 +151,8 @@ class Featurizer(nn.Module):
     def auxiliary(self, network: nn.Module) -> NetworkRunner:
         """Wrap an auxiliary network with the same precision and compilation.
 
-        Compiled code serves the next run of this process: the runner then comes back with the first network, which has
-        the weights of the new one. Register `runner.network`, not `network`.
+        The next run of this process reuses compiled code: it gets the same runner, whose network receives the weights
+        of the new one. Register `runner.network`, not `network`.
         """
         if self._auxiliary is None or not self.runner.is_reused:
             network = network.to(memory_format=torch.channels_last)
@@ -162,9 +162,9 @@ class Featurizer(nn.Module):
         return self._auxiliary
 
     def compare_stages(self) -> NetworkRunner:
-        """Compare the network with a frozen copy of the weights it has now, with the same precision and compilation.
+        """Compare the network with a frozen copy of its present weights, with the same precision and compilation.
 
-        Pass the result to `run`. Compiled code serves the next run of this process.
+        Pass the result to `run`. The next run of this process reuses compiled code.
         """
         if self._comparison is None or not self.runner.is_reused:
             self._comparison = NetworkRunner(
@@ -195,7 +195,7 @@ def create_featurizer(
 ) -> Featurizer:
     """Create a featurizer with initial weights.
 
-    On CUDA compiled code serves the next run of this process: the same module comes back with initial weights.
+    On CUDA the next run of this process gets the same module, with initial weights, and reuses its compiled code.
 
     Args:
         backbone: Name of the architecture.

@@ -1,4 +1,4 @@
-"""Features of a frozen network: each image's are computed once and kept on disk, and runs train on them.
+"""Features of a frozen network, computed once for each image and kept on disk; runs train on them.
 
 The features of an image depend on its content, on the network with its weights and precision, and on how images are
 prepared, so all runs, targets and trials share them. View 0 of an image is the whole image, as evaluation sees it; the
@@ -30,7 +30,7 @@ from aidgn.devices import PRECISIONS
 from aidgn.files import open_no_link, write_at
 from aidgn.training.featurizer import EVAL_BATCH, NetworkRunner
 
-VERSION = 1  # a change of how features are computed makes those on disk invalid
+VERSION = 1  # raise it when features are computed differently: those on disk are then computed again
 CPU_BATCH = 32  # images per forward pass on the CPU
 PREFIX = "featurizer.network."  # of the network's tensors in the weights of a whole model
 
@@ -125,7 +125,7 @@ class FeatureCache(RowCache):
             on_progress,
         )
 
-    def missing(self, index: CacheIndex) -> Iterator[tuple[str, None]]:
+    def find_missing(self, index: CacheIndex) -> Iterator[tuple[str, None]]:
         for name in self.names:
             if name not in index.entries:
                 yield name, None
@@ -135,7 +135,7 @@ class FeatureCache(RowCache):
         self.remove_left_overs(index)
         for name in index.find_damaged(suspects, usable_cores()):
             index.entries.pop(name, None)
-        missing = {name for name, _ in self.missing(index)}
+        missing = {name for name, _ in self.find_missing(index)}
         self.check_space(len(missing) * index.row_bytes(index.slot))
         done = len(self.names) - len(missing)
         self.on_progress(done, len(self.names))
@@ -147,7 +147,7 @@ class FeatureCache(RowCache):
         return missing
 
     def _compute(self, index: CacheIndex, missing: set[str]) -> Generator[CacheEntry, None, None]:
-        """Compute rows in batches that do not depend on which are missing: rounding differs between batches."""
+        """Compute the missing rows, in batches that are always cut alike, because rounding depends on the batch."""
         size = EVAL_BATCH if self.images.device.type == "cuda" else CPU_BATCH
         with open_no_link(index.pixels, "r+b") as file:
             row_bytes = index.row_bytes(index.slot)
@@ -214,13 +214,13 @@ class FeatureStore:
         """Return the training and the evaluation transform: a random view, and the whole image."""
         views = len(self.rows)
 
-        def draw(index: Tensor, _: Tensor, uniforms: Tensor) -> Tensor:
+        def random_view(index: Tensor, _: Tensor, uniforms: Tensor) -> Tensor:
             return self._look_up((uniforms[:, 0] * views).long(), index)
 
-        def whole(index: Tensor, _: Tensor) -> Tensor:
+        def whole_image(index: Tensor, _: Tensor) -> Tensor:
             return self._look_up(torch.zeros_like(index), index)
 
-        return draw, whole
+        return random_view, whole_image
 
     def _look_up(self, view: Tensor, index: Tensor) -> Tensor:
         if self.resident is not None:
@@ -263,9 +263,16 @@ def load_network(
     image_size: int,
     device: torch.device,
 ) -> FrozenNetwork:
-    """Return the network of a run with its pretrained weights: that of the last run of this process, if it is the same.
+    """Return the network of a run with its pretrained weights, from the last run of this process if it is the same.
 
-    `identity` is what `weights_identity` says of the weights, because their file may have changed.
+    Args:
+        backbone: Name of the backbone.
+        weights: `hub` or a file.
+        identity: Result of `weights_identity`, which differs if the file has changed since the last run.
+        precision: Name in `aidgn.devices.PRECISIONS`.
+        preprocessing: How images are prepared for the network.
+        image_size: Side of the images in pixels.
+        device: Where to compute.
     """
     network = backbones.create(backbone, weights=weights, image_size=image_size)
     backbones.fold(network)

@@ -32,7 +32,7 @@ class SaveTimer:
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """Give an event that the first Ctrl-C or SIGTERM sets; the second has its usual effect.
+    """Yield an event that the first Ctrl-C or SIGTERM sets; the second has its usual effect.
 
     Signals reach the main thread only, so that in other threads the event stays unset.
     """

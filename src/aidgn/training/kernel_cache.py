@@ -24,7 +24,7 @@ _processes: list[subprocess.Popen[bytes]] = []
 def compile_ahead(device: torch.device) -> None:
     """Start a process for each of `JOBS`, unless a run did so before on this machine.
 
-    Nothing depends on these processes: a run compiles the kernels that it does not find.
+    If these processes fail, the run compiles the kernels that it does not find.
 
     Args:
         device: Where the run computes.
@@ -37,7 +37,7 @@ def compile_ahead(device: torch.device) -> None:
 
 
 def claim() -> bool:
-    """Return whether this process is the first with these kernels, by a file in Triton's folder of compiled code."""
+    """Create a file in Triton's cache for these kernels, and return whether it is new."""
     import triton
 
     from aidgn.backbones import resnet_kernels

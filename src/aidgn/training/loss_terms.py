@@ -36,7 +36,7 @@ class LossTerms:
             for name in terms:
                 if re.fullmatch(RECORDED, name):
                     raise AidgnError(
-                        f"{self.owner} gives a term `{name}`, which is something else in records. Rename the term."
+                        f"{self.owner} returns a term `{name}`, but records use this name already. Rename the term."
                     )
             self.checked = True
         values = {
@@ -62,7 +62,7 @@ class LossTerms:
         self.bad_step.clamp_(max=step)
 
     def check_finite(self, algorithm: Algorithm, step: int, folder: RunWriter) -> None:
-        """Stop before a term, or a weight of the algorithm now, that is not finite is saved."""
+        """Raise `NotFinite`, before anything is saved, if a term since the last record or a weight is not finite."""
         norms = torch.stack(
             [norm.float() for norm in torch._foreach_norm([parameter.detach() for parameter in algorithm.parameters()])]
         )
@@ -73,7 +73,7 @@ class LossTerms:
             raise NotFinite(subject, bad_step, folder.state, algorithm.hparams.lr, folder.metadata.precision)
 
     def _culprit(self) -> str:
-        """Name a term that is not finite while the loss may be."""
+        """Name the first term that is not finite, unless the loss is not finite either."""
         names = self.not_finite or [name for name, total in self.sums.items() if not total.isfinite()]
         if names and "loss" not in names:
             return f"{names[0]}, which {self.owner} reports,"

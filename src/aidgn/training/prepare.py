@@ -1,4 +1,4 @@
-"""A run before its first step: decoded images, the resolved specification, the identity, and the folder."""
+"""Prepare a run before its first step: decoded images, resolved specification, identity and folder."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ class PreparedRun:
 
     spec: RunSpec  # the resolved run
     images: DecodedDataset  # the decoded images
-    identity: Mapping[str, Any]  # what makes it this run, also the precision and the content of the images
+    identity: Mapping[str, Any]  # everything that the results depend on, also the precision and the images' content
     folder: RunWriter  # the folder of the run, which may not exist yet
 
     @property
@@ -94,7 +94,7 @@ def prepare_run(
 
 @contextmanager
 def locked(run: PreparedRun, tracking: Tracking) -> Iterator[threading.Event]:
-    """Hold the folder of a run, with its trackers, and explain errors; give the event that a signal to stop sets."""
+    """Lock the folder of a run, start its trackers and explain errors; yield the event that a signal to stop sets."""
     with (
         report_custom_errors(run.spec.algorithm, run.folder.log_file),
         run.folder.locked(),

@@ -1,4 +1,4 @@
-"""What a run starts with: images on the device, the algorithm, descriptions of the run, and warnings."""
+"""Set up a run: put images on the device, create the algorithm, describe the run, and warn of likely mistakes."""
 
 import platform
 import threading
@@ -36,7 +36,7 @@ _loaded_features: dict[tuple[object, ...], FeatureStore] = {}
 
 
 def load_images(prepared: DecodedDataset, device: torch.device) -> DeviceImageStore:
-    """Return the images on the device: those of the last run of this process, if they are the same."""
+    """Return the images on the device, from the last run of this process if they are the same."""
     key = prepared.content, prepared.dataset.fingerprint, prepared.dataset.image_size, device
     if key not in _loaded_images:
         _loaded_images.clear()
@@ -47,7 +47,7 @@ def load_images(prepared: DecodedDataset, device: torch.device) -> DeviceImageSt
 def load_batches(
     run: PreparedRun, device: torch.device, cache_dir: str | Path | None, report: Progress, stopped: threading.Event
 ) -> BatchStore:
-    """Return what a run trains on: the images on the device, or features of a frozen network."""
+    """Return the store that a run takes its batches from: images on the device, or features of a frozen network."""
     spec = run.spec
     images = load_images(run.images, device)
     if not spec.trains_head:
@@ -77,7 +77,7 @@ def load_frozen_features(
     cache_dir: str | Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> FeatureStore:
-    """Return the features of images by a frozen network, those of the last run of this process if they are the same."""
+    """Return a frozen network's features of images, from the last run of this process if they are the same."""
     key = network.digest, network.precision, network.preprocessing, images, views, str(cache_dir)
     if key not in _loaded_features:
         torch.set_num_threads(limit_threads(THREADS))
@@ -147,7 +147,7 @@ def share_threads(recorded: int | None, small: bool, processes: int) -> int:
 
     Args:
         recorded: Number of the run so far; None for a new run.
-        small: Whether steps are too short to share, on small images or on cached features.
+        small: Whether steps on small images or on cached features are too short for several threads.
         processes: Processes that share the threads.
     """
     threads = recorded or (1 if small else THREADS)
@@ -188,7 +188,7 @@ def describe_run(run: PreparedRun, threads: int, device: torch.device) -> RunMet
 
 
 def constant_fields(run: PreparedRun) -> dict[str, Any]:
-    """Return what every record says about the run, in the form of DomainBed's `args` and `hparams`."""
+    """Return the fields that all records of a run share, named like DomainBed's `args` and `hparams`."""
     spec, dataset = run.spec, run.dataset
     args = {
         "dataset": dataset.name,
@@ -211,7 +211,7 @@ def constant_fields(run: PreparedRun) -> dict[str, Any]:
 
 
 def warn_before_start(run: PreparedRun, algorithm: Algorithm, average: WeightAverage | None) -> None:
-    """Warn of a run that will train another objective, average nothing, or repeat work; rank 0 only."""
+    """Warn if a run will never reach its objective or its average, or repeats work; rank 0 only."""
     if distributed.rank() > 0:
         return
     spec, folder = run.spec, run.folder
@@ -245,7 +245,7 @@ def warn_before_start(run: PreparedRun, algorithm: Algorithm, average: WeightAve
 
 
 def warn_of_no_average(run: PreparedRun, average: WeightAverage | None) -> None:
-    """Warn at the end of a run that its average is the weights of single steps."""
+    """Warn at the end of a run whose average holds no more than one step."""
     steps, eval_every = int(run.spec.steps or 0), int(run.spec.eval_every or 0)
     if average and average.count < 2 and average.first_step(eval_every) < steps:
         run.folder.log(f"{run.spec.average} averaged nothing")

@@ -37,7 +37,7 @@ class Tracker(Protocol):
         Args:
             folder: Folder of the run.
             metadata: Identity and hyper-parameters of the run.
-            records: Records so far. Each must show exactly once, whatever a killed part of the run has sent.
+            records: Records so far. Each must show exactly once, even if the run was killed after it sent some.
         """
 
     def record(self, record: Record) -> None:
@@ -140,7 +140,7 @@ class MLflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             uri = (folder.parent / "mlruns").resolve().as_uri()
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # version 3 refuses without
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # version 3 refuses folders otherwise
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
@@ -253,7 +253,7 @@ class Tracking:
             queue.put(record)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         status = "finished"
         if error is not None:

@@ -20,7 +20,7 @@ from aidgn.runs.spec import RunSpec
 from aidgn.training import distributed, setup
 from aidgn.training.averaging import applied, create_average
 from aidgn.training.best_weights import BestWeights, copy_weights
-from aidgn.training.errors import explain_other_state
+from aidgn.training.errors import explain_state_mismatch
 from aidgn.training.evaluation import SplitEvaluator
 from aidgn.training.featurizer import Featurizer
 from aidgn.training.interrupt import SAVE_SECONDS, SaveTimer
@@ -66,7 +66,7 @@ def train(
         trackers: Names of trackers, or trackers.
         devices: Number of devices that share the work of each step; `device` is the first.
         on_progress: Called with the phase, the number done, the total, and a new record if there is one.
-        dataset: Images that no folder ROOT/<domain>/<class> lists, at the size of `spec`; on one device only.
+        dataset: Data set to use instead of the one that `spec` names, at its image size; on one device only.
     """
     report = on_progress or (lambda *_: None)
     first_device = choose_device(device)
@@ -94,7 +94,7 @@ def train(
         algorithm = setup.create_algorithm(run, images)
         trainer = Trainer(run.spec, algorithm, images, setup.constant_fields(run), run.preprocessing)
         setup.warn_before_start(run, algorithm, trainer.average)
-        with explain_other_state(folder.state):
+        with explain_state_mismatch(folder.state):
             trainer.load_state(folder.load())
         setup.note_start(run, trainer.step, threads, first_device, devices)
         tracking.start({**run.identity, **run.spec.hyper_parameters})
@@ -134,9 +134,9 @@ class Trainer:
     Args:
         spec: The resolved run.
         algorithm: The algorithm, on the device.
-        images: The images of the data set, on the device, or features in their place.
-        constants: What every record says about the run.
-        preprocessing: What the network expects.
+        images: The images of the data set on the device, or their features.
+        constants: Fields that all records share.
+        preprocessing: How images are prepared for the network.
     """
 
     def __init__(
@@ -196,7 +196,8 @@ class Trainer:
 
     def restart_timer(self) -> None:
         """Start to measure the time per step."""
-        self.timer_start, self.timer_step = time.perf_counter(), self.step
+        self.timer_start = time.perf_counter()
+        self.timer_step = self.step
 
     def is_evaluation_due(self) -> bool:
         return self.step % self.eval_every == 0 or self.step >= self.steps
@@ -247,12 +248,12 @@ class Trainer:
         set_random_state(state["random"], self.device)
 
     def finish(self, folder: RunWriter) -> None:
-        """Write the weights of the best and the last step, and the norms and angles that novelty is measured by."""
+        """Write the weights of the best and the last step, and the norms and angles for warnings of novelty."""
         with applied(self.average):
             last = copy_weights(self.algorithm)
         self.algorithm.load_state_dict(self.best.weights)
-        if not self.spec.train_on_all:  # else no image is set aside to compare new ones with
-            write_values(folder.novelty, self.evaluator.calibrate(self.algorithm).to_dict())
+        if not self.spec.train_on_all:  # otherwise there are no validation images to measure
+            write_values(folder.novelty, self.evaluator.measure_novelty(self.algorithm).to_dict())
         best = self.best.weights, self.best.step
         folder.finish(str(self.spec.label()), best, (last, self.step), self.images.frozen_weights)
         folder.log(f"finished; step {self.best.step}, {self.best.reason}")

@@ -34,7 +34,7 @@ MAX_DEVICES = 1024
 
 
 class WorkerCrash(Exception):
-    """An error of the software, with the traceback of the worker where it happened."""
+    """An unexpected error in a worker, with its traceback."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ def train_in_workers(
 
 
 def list_devices(count: int, first: torch.device) -> list[torch.device]:
-    """Return `count` devices from `first` on; all are the CPU if that is."""
+    """Return `count` devices from `first` on; if `first` is the CPU, all are."""
     if not 1 <= count <= MAX_DEVICES:
         raise ParameterError("devices", count, f"a whole number from 1 to {MAX_DEVICES}")
     if first.type == "mps" and count > 1:
@@ -168,7 +168,7 @@ def wait_for_result(workers: list[Worker], report: Callable[..., None], stopped:
                 raise content
             if isinstance(content, Exception):
                 errors.append(content)
-            if not isinstance(content, Path):  # it may have failed because another worker did
+            if not isinstance(content, Path):  # another worker's failure may be the cause: wait for its report
                 deadline = min(deadline, time.monotonic() + REASON_SECONDS)
             elif worker is workers[0]:
                 return content
