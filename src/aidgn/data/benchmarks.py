@@ -1,4 +1,4 @@
-"""Data sets with names whose folders are not ROOT/<domain>/<class>: WILDS, SVIRO and Spawrious, as unpacked."""
+"""Load WILDS, SVIRO and Spawrious from the folders of their archives, which are not ROOT/<domain>/<class>."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,17 +14,17 @@ from aidgn.errors import AidgnError
 
 OFFICIAL = "-official"  # ends the names of data sets with the published training and validation images
 HELD_OUT = {"train": False, "id_val": True, "val": True}  # on the sources; other splits are neither
-# The published validation images of other domains are left out: runs select by validation images of their sources.
+# Published validation images of other domains are not used: runs select steps by validation images of their sources.
 Row = tuple[str, str, str, bool | None]  # file, class, domain, whether it is held out for validation
 
 
 def is_unpacked(root: Path, info: DatasetInfo) -> bool:
-    """Whether a folder holds a data set as its archives unpack it, not as ROOT/<domain>/<class>."""
+    """Return whether a folder has the layout of the data set's archives instead of ROOT/<domain>/<class>."""
     return bool(info.marker) or (info.name == "SVIRO" and find_seats(root, info) is not None)
 
 
 def load_benchmark(root: Path, info: DatasetInfo, tolerant: bool = False) -> Dataset:
-    """Load a data set from its folder as it is unpacked."""
+    """Load a data set from a folder with the layout of its archives."""
     marker = root / info.marker
     if not marker.exists():
         raise AidgnError(f"{root} has no {info.marker}, so it is not {info.name}. Get it from {info.page}.")
@@ -69,7 +69,7 @@ def read_camelyon(root: Path, info: DatasetInfo) -> list[Row]:
 
 
 def read_iwildcam(root: Path, info: DatasetInfo) -> list[Row]:
-    """Read the cameras that test as a domain, and deal those that train out to eight."""
+    """Read all test cameras as one domain, and spread the training cameras over eight domains."""
     names = dict(read_columns(root / "categories.csv", "y", "name"))
     rows: list[Row] = []
     for file, y, location, split in read_columns(root / info.marker, "filename", "y", "location_remapped", "split"):
@@ -82,7 +82,8 @@ def read_iwildcam(root: Path, info: DatasetInfo) -> list[Row]:
 def read_fmow(root: Path, info: DatasetInfo) -> list[Row]:
     """Read world regions as domains.
 
-    Officially, images before 2013 train and those from 2016 on test, in this part of the splits.
+    In the official data set, images before 2013 train or validate, images of the split `test` from 2016 on are the
+    domain `test`, and others are left out.
     """
     region_of = dict(read_columns(root / "country_code_mapping.csv", "alpha-3", "region"))
     rows: list[Row] = []
@@ -100,20 +101,22 @@ SEATS = ("grayscale", "RGB")  # folders of the pictures of single seats; DomainB
 
 
 def find_seats(root: Path, info: DatasetInfo) -> dict[str, Path] | None:
-    """Return the folder of each car's training pictures; None if there are no cars as SVIRO's archives unpack them.
+    """Return the folder of each car's training pictures; None if the folder has no car of SVIRO's archives.
 
-    An archive holds <car>/train/<kind>/<class>/<picture>. Many programs unpack it into a folder with its name.
+    An archive holds <car>/train/<seats>/<class>/<picture>. Many programs unpack it into a folder with its name.
     """
-    above = {car: [*root.glob(f"{car}/train"), *root.glob(f"*/{car}/train")] for car in info.domains}
-    if not any(above.values()):
+    train_folders = {car: [*root.glob(f"{car}/train"), *root.glob(f"*/{car}/train")] for car in info.domains}
+    if not any(train_folders.values()):
         return None
-    kinds = []
-    for kind in SEATS:
-        found = {
-            car: next((path / kind for path in paths if (path / kind).is_dir()), None) for car, paths in above.items()
-        }
-        kinds.append({car: path for car, path in found.items() if path is not None})
-    return max(kinds, key=len)
+    candidates = []
+    for seats in SEATS:
+        folder_of: dict[str, Path] = {}
+        for car, paths in train_folders.items():
+            folder = next((path / seats for path in paths if (path / seats).is_dir()), None)
+            if folder is not None:
+                folder_of[car] = folder
+        candidates.append(folder_of)
+    return max(candidates, key=len)
 
 
 def read_sviro(root: Path, info: DatasetInfo) -> list[Row]:
@@ -148,8 +151,8 @@ SPAWRIOUS_SHARES = (0.97, 0.87)  # of a class on its background, in the two grou
 def read_spawrious(root: Path, info: DatasetInfo) -> list[Row]:
     """Read the two groups for training and the test of a benchmark.
 
-    One to one, a class has one background, but for a few images on the background that all classes share; many to
-    many, two classes share two backgrounds, which they exchange between the groups.
+    One to one (O2O): each class has one background, apart from a few images on a background that all classes share.
+    Many to many (M2M): two classes share two backgrounds and exchange them between the groups.
     """
     train, test, shared = SPAWRIOUS[info.name.removeprefix("Spawrious")]
     rows: list[Row] = []

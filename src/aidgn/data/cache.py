@@ -22,7 +22,7 @@ from aidgn.data.row_cache import Progress, RowCache, usable_cores
 from aidgn.errors import AidgnError, ParameterError
 from aidgn.terminal import log
 
-SAMPLED_HEADERS = 128  # images whose headers tell the slot size at first
+SAMPLED_HEADERS = 128  # images whose headers are read to choose the first slot size
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def prepare(
 
 
 def wrap_pixels(dataset: Dataset, pixels: np.ndarray) -> DecodedDataset:
-    """Describe images that are held in memory; nothing is decoded or stored."""
+    """Return images in memory in the form of decoded ones; nothing is decoded or stored."""
     count, height, width = pixels.shape[:3]
     geometry = np.tile(np.array([height, width] * 2, dtype=np.int32), (count, 1))
     content = blake2b(pixels.tobytes(), digest_size=16).hexdigest()
@@ -163,8 +163,8 @@ class ImageCache(RowCache):
         content = f"decoded images of {dataset.name}"
         super().__init__(cache_folder(dataset, cache_dir), self.limit, dataset.files, content, on_progress)
 
-    def missing(self, index: CacheIndex) -> Iterator[tuple[str, list[int]]]:
-        """Yield files without an entry or with another stamp than their entry's, and their present stamp."""
+    def find_missing(self, index: CacheIndex) -> Iterator[tuple[str, list[int]]]:
+        """Yield new and changed files with their present stamps."""
         for file in self.dataset.files:
             entry = index.entries.get(file)
             try:
@@ -185,7 +185,7 @@ class ImageCache(RowCache):
         self.remove_left_overs(index)
         for file in index.find_damaged(suspects, usable_cores()):
             index.entries.pop(file, None)
-        outdated = dict(self.missing(index))
+        outdated = dict(self.find_missing(index))
         touched = {file: stamp for file, stamp in outdated.items() if file in index.entries}
         ready = len(self.dataset) - len(outdated)
         unchanged = self._compare_content(index, touched, ready)

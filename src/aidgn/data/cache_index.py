@@ -30,7 +30,7 @@ LARGER = -2  # in place of a row: the image is larger than a slot that can still
 
 
 class CacheEntry(NamedTuple):
-    """What is known of one image file."""
+    """A line of the index: one image file and its row in the pixel file."""
 
     file: str  # path below the data set's root
     stamp: Sequence[int]  # see `stamp_of`; empty if the content must be compared next time
@@ -42,7 +42,7 @@ class CacheEntry(NamedTuple):
 
 
 def stamp_of(path: str) -> list[int]:
-    """Return numbers that change whenever the file does. Programs cannot reset the ctime, which every write sets.
+    """Return numbers that change whenever the file does: every write sets the ctime, and no program can reset it.
 
     One case is missed: a program that keeps the file mapped for writing may change it again without a new ctime.
     """
@@ -61,9 +61,9 @@ def slot_bytes(slot: int) -> int:
 
 @dataclass(eq=False)
 class CacheIndex:
-    """A file of lines `CRC-32 JSON`: a header, then batches of entries, of which the last for a file counts.
+    """A file of lines `CRC-32 JSON`: a header, then batches of entries. The last entry of a file counts.
 
-    The lines from the first wrong checksum on, the torn end of an interrupted write, are ignored.
+    Lines from the first wrong checksum on are ignored: an interrupted write leaves such lines.
     """
 
     path: Path  # the index file
@@ -174,7 +174,7 @@ class CacheIndex:
         self.entries.update((entry.file, entry) for entry in entries)
 
     def is_intact(self, entry: CacheEntry) -> bool:
-        """Whether the pixels have the checksum that they were written with."""
+        """Return whether the pixels have the checksum of their entry."""
         return entry.row == BROKEN or (entry.row < len(self.map) and zlib.crc32(self.map[entry.row]) == entry.checksum)
 
     def find_damaged(self, files: Iterable[str], threads: int) -> list[str]:

@@ -39,7 +39,7 @@ class Dataset:
         ignored: Files below `root` that are not part of the data set.
         groups: Group of each image, int64 [N]; images of one group, such as a patient, stay on one side of splits.
             None if there are no groups.
-        source: The table, or the folder with its layout, that the images were found by; None for folders
+        source: The table, or the folder with its layout, that lists the images; None for folders
             ROOT/<domain>/<class>/<image>.
         held_out: The published split: 1 for images that validate, 0 for those that train and -1 for neither, int8 [N].
             A domain without images of both kinds is split like any other. None if no split is published.
@@ -109,7 +109,7 @@ class Dataset:
         """Describe each domain without validation images, and each class without images.
 
         Args:
-            least: Accept domains of so many images.
+            least: Number of images that is enough for a domain.
         """
         sizes = self.count_images()
         domains = [number for number, size in enumerate(sizes.sum(1).tolist()) if size < least]
@@ -177,7 +177,7 @@ class Dataset:
 
     @property
     def metric(self) -> str:
-        """The metric of its tables: the published one, or macro-F1 if classes of one's own are uneven."""
+        """The metric of its tables, see `choose_metric`."""
         return choose_metric(self.name, self.count_images().sum(0).tolist())
 
     def with_image_size(self, image_size: int) -> "Dataset":
@@ -216,11 +216,11 @@ class Dataset:
         return members
 
 
-def describe_own(name: str, domains: Sequence[str], num_classes: int) -> DatasetInfo:
-    """Make the description of a user's own folder or table."""
+def describe_custom(name: str, domains: Sequence[str], num_classes: int) -> DatasetInfo:
+    """Describe a folder or table that is no data set of the registry."""
     name = normalize_unicode(name)
     if lookup(name):
-        name = f"own-{name}"  # its results must not be taken for results on the published data set
+        name = f"own-{name}"  # nobody shall take its results for results on the published data set
     names = tuple(map(normalize_unicode, domains))
     return DatasetInfo(name, names, short_names(names), num_classes, eval_every=100)
 
@@ -237,8 +237,8 @@ def check_outside(dataset: Dataset, out: str | Path) -> None:
         )
 
 
-def refuse(dataset: Dataset, problems: Sequence[str], tolerant: bool) -> Dataset:
-    """Return the data set if nothing is wrong with it, or with its problems if these are tolerated."""
+def check_problems(dataset: Dataset, problems: Sequence[str], tolerant: bool) -> Dataset:
+    """Raise an error that lists all problems of a data set; if `tolerant`, return the data set with its problems."""
     if not tolerant and (problems := [*problems, *dataset.find_shortages(least=1)]):
         raise AidgnError("\n".join(problems))
     return replace(dataset, problems=problems)
@@ -265,8 +265,9 @@ def find_name_clashes(root: Path, class_folders: Mapping[str, Iterable[str]]) ->
         key = " ".join(name.split()).casefold()
         if key in domains:
             same = domains[key] == name
-            what = f"two domains that read {name}" if same else f"the domains '{domains[key]}' and '{name}'"
-            how = "written differently in bytes" if same else "which differ only in case or spaces"
-            problems.append(f"{root} has {what}, {how}: merge them if they are one domain, or rename one if not.")
+            clash = f"the domains '{domains[key]}' and '{name}', which differ only in case or spaces"
+            if same:
+                clash = f"two domains that read {name}, written differently in bytes"
+            problems.append(f"{root} has {clash}: merge them if they are one domain, or rename one if not.")
         domains[key] = name
     return problems

@@ -34,8 +34,8 @@ from aidgn.data.images import add_installed_formats, open_image, read_shrunk
 from aidgn.errors import AidgnError, FormatError
 from aidgn.files import open_no_link, write_at
 
-CHUNK = 16  # images handed to a worker at a time
-FEW = 200  # so many images are decoded faster than workers start
+CHUNK = 16  # images in a task of a worker
+FEW = 200  # this process decodes fewer images than that faster than workers start
 # For glibc: reuse the memory of one image for the next instead of returning it to the system, which can cost a third
 # of the time.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 26), "MALLOC_TRIM_THRESHOLD_": str(1 << 27)}
@@ -119,10 +119,10 @@ def decode_file(root: str, file: str, slot: int, limit: int, store: IO[bytes], r
     try:
         image, (height, width) = read_shrunk(path, slot)
     except AidgnError as error:
-        reason, cause = str(error).removeprefix(path).strip(), error.__context__
-        if isinstance(cause, MemoryError | FormatError) or getattr(
-            cause, "errno", None
-        ):  # not the file's fault: try again
+        reason = str(error).removeprefix(path).strip()
+        cause = error.__context__
+        is_temporary = isinstance(cause, MemoryError | FormatError) or getattr(cause, "errno", None)
+        if is_temporary:  # not the file's fault: the next run tries again
             return CacheEntry(file, [], "", reason=reason)
         return CacheEntry(file, stamp, digest, reason=reason)
     if max(height, width) > slot and slot < limit:
@@ -170,7 +170,7 @@ def read_header(file: str) -> list[int | str | bool]:
 
 
 def run_limited(seconds: float, name: str, arguments: list) -> list:
-    """Run another task; this process dies if it needs more computing time, even within a decoder in C."""
+    """Run another task with a limit on CPU time, which kills this process even inside a decoder written in C."""
     add_installed_formats()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -187,7 +187,7 @@ TASKS: dict[str, Callable[..., list]] = {
 
 @cache
 def map_memory(store: int, slot: int) -> np.ndarray:
-    """Map all pages at once: page by page costs more than writing to the memory."""
+    """Map shared memory, all pages at once: mapping page by page takes longer than writing the pixels."""
     memory = mmap.mmap(store, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
     return np.frombuffer(memory, np.uint8).reshape(-1, slot, slot, 3)
 
@@ -204,10 +204,10 @@ def content_digest(path: str) -> str:
 
 
 def start_workers(stack: ExitStack, count: int, *inherited: int) -> tuple[subprocess.Popen, list[Connection]]:
-    """Start a process that forks workers; they end when the stack or this process does, idle or not.
+    """Start a process that forks workers. They end when the stack closes or this process ends.
 
     Args:
-        stack: Ends the workers.
+        stack: Ends the workers when it closes.
         count: Number of workers.
         inherited: File descriptors that the workers need.
 
@@ -260,7 +260,7 @@ def receive_reply(connection: Connection) -> list:
 
 
 def worker_died(process: subprocess.Popen, files: Sequence[str]) -> AidgnError:
-    """Compose the error for a worker that died, most likely of its images or for lack of memory."""
+    """Compose the error for a worker that died, most likely because of its images or for lack of memory."""
     where = f" at one of {files[0]} to {files[-1]}" if files else ""
     return AidgnError(
         f"A process that decodes images ended unexpectedly (exit code {process.wait()}){where}. If memory "

@@ -18,15 +18,15 @@ INFO = DATASETS["digits"]
 
 @cache
 def load_digits() -> Dataset:
-    """Deal the digits out to the domains in turn, class by class; sort by domain, class and number in the source."""
+    """Draw the digits of each class in turn for each domain; sort them by domain, class and number in the source."""
     images, labels_of_source = load_source()
     by_class = np.argsort(labels_of_source, kind="stable")
-    deal = [by_class[domain :: len(INFO.domains)] for domain in range(len(INFO.domains))]
+    by_domain = [by_class[domain :: len(INFO.domains)] for domain in range(len(INFO.domains))]
     styles = (ink, chalk, poster, outline)
     rng = np.random.Generator(np.random.PCG64(1797))
-    pixels = np.concatenate([style(images[chosen] / 16, rng) for style, chosen in zip(styles, deal, strict=True)])
-    order = np.concatenate(deal)
-    domain_of = np.arange(len(deal)).repeat([len(chosen) for chosen in deal])
+    pixels = np.concatenate([style(images[chosen] / 16, rng) for style, chosen in zip(styles, by_domain, strict=True)])
+    order = np.concatenate(by_domain)
+    domain_of = np.arange(len(by_domain)).repeat([len(chosen) for chosen in by_domain])
     labels = labels_of_source[order].astype(np.int64)
     files = [
         f"{INFO.domains[domain]}/{label}/{number:04}.png"
@@ -40,7 +40,7 @@ def load_digits() -> Dataset:
 def load_source() -> tuple[np.ndarray, np.ndarray]:
     """Return scikit-learn's digits, 0 to 16 [N, 8, 8], and their classes.
 
-    The file is read where scikit-learn keeps it: an import of scikit-learn takes a second, in every worker of a sweep.
+    They are read from scikit-learn's file: importing scikit-learn would take a second in every worker of a sweep.
     """
     package = find_spec("sklearn")
     if package is not None and package.origin:

@@ -28,7 +28,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def is_pipe(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a pipe, socket or device, which could be read for ever. A dead link is none of these."""
+    """Return whether an entry is a pipe, socket or device, which could be read for ever; a dead link is none."""
     try:
         return not entry.is_file() and Path(entry.path).exists()
     except OSError:  # a link to itself

@@ -98,7 +98,7 @@ def open_image(file: str | Path | IO[bytes]) -> Image.Image:
 
 @cache
 def add_format(name: str) -> None:
-    """Have Pillow read one of `IMAGE_FORMATS` with its module."""
+    """Let Pillow read one of `IMAGE_FORMATS` with its module."""
     known = IMAGE_FORMATS[name]
     try:
         module = import_module(known.module)
@@ -114,7 +114,7 @@ def add_format(name: str) -> None:
 
 @cache
 def add_installed_formats() -> None:
-    """Import the modules of all formats now, so that a limit on computing is for the pictures alone."""
+    """Import the modules of all formats now, so that a limit on CPU time counts the pictures alone."""
     for name in IMAGE_FORMATS.keys() - set(BUILT_IN):
         with suppress(FormatError):
             add_format(name)

@@ -57,9 +57,9 @@ def _find_in_folder(root: Path, classes: Sequence[str]) -> LabelledPictures:
     files: list[str] = []
     labels: list[int] = []
     for folder, number in zip(folders, numbers, strict=True):
-        found = sorted(str(Path(root, below, file)) for below, file in walk_images(root, folder, ignored))
-        files += found
-        labels += [number] * len(found)
+        images = sorted(str(Path(root, below, file)) for below, file in walk_images(root, folder, ignored))
+        files += images
+        labels += [number] * len(images)
     if not files:
         raise AidgnError(f"{root} has no picture in its class folders {some(folders)}.")
     return LabelledPictures(root.resolve().name, files, np.array(labels, np.int64), ignored)

@@ -1,4 +1,4 @@
-"""Folders whose levels are not ROOT/<domain>/<class>: patients between sites and classes, classes above sites."""
+"""Load folders with other levels than ROOT/<domain>/<class>, such as ROOT/<domain>/<patient>/<class>."""
 
 import re
 from collections import defaultdict
@@ -16,12 +16,12 @@ LEVEL = re.compile(r"\{(domain|class|group)\}|\*")
 
 
 def parse_layout(layout: str) -> list[str]:
-    """Return what the folders of each level are: domain, class, group, or * for nothing."""
+    """Return the meaning of each level of folders: domain, class, group, or * for none."""
     parts = layout.strip("/").split("/")
     levels = [part.strip("{}") for part in parts]
     named = [level for level in levels if level != "*"]
-    right = all(LEVEL.fullmatch(part) for part in parts) and len(set(named)) == len(named)
-    if not right or not {"domain", "class"} <= set(levels):
+    is_valid = all(LEVEL.fullmatch(part) for part in parts) and len(set(named)) == len(named)
+    if not is_valid or not {"domain", "class"} <= set(levels):
         raise ParameterError(
             "layout",
             layout,
@@ -32,9 +32,9 @@ def parse_layout(layout: str) -> list[str]:
 
 
 def load_layout(source: DataSource, tolerant: bool = False) -> Dataset:
-    """Load a folder whose levels are those of `source.layout`; folders below the last level belong to it.
+    """Load a folder with the levels of `source.layout`; folders below the last level belong to it.
 
-    Groups have names within a domain, unless their folders are above those of the domains.
+    Groups of two domains are different even if they have the same name, unless groups are above domains.
     """
     root, levels = Path(source.path), parse_layout(str(source.layout))
     if not root.is_dir():
@@ -49,11 +49,11 @@ def load_layout(source: DataSource, tolerant: bool = False) -> Dataset:
             shallow += 1
             ignored.append(str(Path(below, name)))
             continue
-        found = dict(zip(levels, folders, strict=False))
-        if "group" in found and levels.index("group") > levels.index("domain"):
-            found["group"] = f"{found['domain']}/{found['group']}"
+        by_level = dict(zip(levels, folders, strict=False))
+        if "group" in by_level and levels.index("group") > levels.index("domain"):
+            by_level["group"] = f"{by_level['domain']}/{by_level['group']}"
         files.append(str(root / below / name))
-        for level, value in found.items():
+        for level, value in by_level.items():
             values[level].append(value)
     if not files:
         depth = f"; {shallow} lie in fewer levels of folders" if shallow else ""
@@ -65,7 +65,7 @@ def load_layout(source: DataSource, tolerant: bool = False) -> Dataset:
 def doubt_layout(dataset: Dataset) -> str | None:
     """Say why a folder read as ROOT/<domain>/<class> looks like another layout; None if it does not.
 
-    Nothing is doubted in a table, in a folder whose layout was given, and in a data set with a single domain.
+    Tables, folders with a given layout and data sets with a single domain are not checked.
     """
     if dataset.root is None or dataset.source is not None or len(dataset.domains) < 2 or not len(dataset):
         return None
@@ -77,8 +77,8 @@ def doubt_layout(dataset: Dataset) -> str | None:
         inner[dataset.classes[label]].add(parts[2] if len(parts) > 3 else "")
     names = set.union(*inner.values())
     nested = "" not in names and len(names) > 1
-    shared = nested and all(sum(name in found for found in inner.values()) > 1 for name in names)
-    everywhere = nested and all(found == names for found in inner.values())
+    shared = nested and all(sum(name in folders for folders in inner.values()) > 1 for name in names)
+    everywhere = nested and all(folders == names for folders in inner.values())
     as_read = f"Read as {DEFAULT}, {dataset.root} has the classes {some(dataset.classes)}"
     keep = f"If {some(dataset.classes)} are the classes, give --layout {DEFAULT}"
     if (shared and at_one_site) or everywhere:

@@ -1,7 +1,7 @@
 """Batches: which images a step trains on, and how they reach the device.
 
-The images of step s depend on (seed, s) only. A resumed run, another number of workers, or images streamed instead of
-held on the device change nothing.
+The images of step s depend on (seed, s) only. They stay the same if a run is resumed, has another number of workers, or
+streams images instead of keeping them on the device.
 """
 
 from collections import deque
@@ -16,9 +16,9 @@ from torch import Tensor
 from aidgn.data.cache import DecodedDataset
 from aidgn.data.transforms import UNIFORMS, TrainTransform, Transform, build_transforms
 
-DEVICE_SHARE = 0.6  # of the free device memory that images may take
-PREFETCHED = 4  # streamed batches in flight
-COPIED_TOGETHER = 1024  # images
+DEVICE_SHARE = 0.6  # share of the free device memory that images may take
+PREFETCHED = 4  # streamed batches that are gathered ahead
+COPIED_TOGETHER = 1024  # images in a copy to the device
 
 Batch = tuple[Tensor, Tensor, Tensor]  # uint8 images, geometry and labels on the device
 
@@ -83,7 +83,7 @@ def inverse_class_shares(labels: np.ndarray, pools: Sequence[np.ndarray], num_cl
 
 
 class BatchStore(Protocol):
-    """What a run trains on and is evaluated on: images, or features in their place."""
+    """The source of a run's batches for training and evaluation: images or features."""
 
     decoded: DecodedDataset
     device: torch.device
@@ -96,7 +96,7 @@ class BatchStore(Protocol):
         """Yield the batch of each row of image indices, which are on the host."""
 
     def transforms(self, settings: Mapping[str, Any] = {}) -> tuple[TrainTransform, Transform]:
-        """Return the training and the evaluation transform of batches; `settings` are what the network expects."""
+        """Return the training and the evaluation transform of batches; see `build_transforms` for `settings`."""
 
 
 class DeviceImageStore:

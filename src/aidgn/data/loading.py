@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aidgn.data.benchmarks import is_unpacked, load_benchmark
-from aidgn.data.dataset import Dataset, describe_own, find_name_clashes, refuse
+from aidgn.data.dataset import Dataset, check_problems, describe_custom, find_name_clashes
 from aidgn.data.digits import load_digits
 from aidgn.data.folders import list_class_folders, list_folders, walk_images
 from aidgn.data.images import IMAGE_SUFFIXES
@@ -44,8 +44,8 @@ def load_dataset(
         domain: Column with the domains, by default `domain`.
         group: Column with groups, such as patients, whose images stay on one side of splits.
         layout: Levels of a folder, if they are not {domain}/{class}, such as {domain}/{group}/{class}.
-        tolerant: Keep what is wrong in `Dataset.problems`, as far as the images can be listed. By default it is an
-            error, which lists all.
+        tolerant: Keep problems in `Dataset.problems` as long as the images can be listed. By default they raise one
+            error that lists all of them.
     """
     options = {"file": file, "label": label, "domain": domain, "group": group, "layout": layout}
     if is_frame(name_or_folder):
@@ -56,11 +56,11 @@ def load_dataset(
         return load_table(source, tolerant=tolerant)
     if source.layout not in (None, DEFAULT):
         return load_layout(source, tolerant)
-    given = source.path
-    is_path = isinstance(name_or_folder, Path) or source.layout or "/" in given or os.sep in given
-    if is_path or (lookup(given) is None and Path(given).exists()):
-        return load_folder(Path(given), tolerant=tolerant)
-    info = get_info(given)
+    name = source.path
+    is_path = isinstance(name_or_folder, Path) or source.layout or "/" in name or os.sep in name
+    if is_path or (lookup(name) is None and Path(name).exists()):
+        return load_folder(Path(name), tolerant=tolerant)
+    info = get_info(name)
     if info.name == "digits":
         return load_digits()
     parents = [Path(parent) for parent in (data_dir, os.environ.get("AIDGN_DATA"), "data") if parent]
@@ -68,8 +68,8 @@ def load_dataset(
         for folder in list_folders(parent, "", []) if parent.is_dir() else ():
             if normalize_name(folder) in (normalize_name(info.name), normalize_name(info.folder)):
                 return load_folder(parent / folder, info, tolerant)
-    if Path(given).is_dir():
-        return load_folder(Path(given), info, tolerant)
+    if Path(name).is_dir():
+        return load_folder(Path(name), info, tolerant)
     way = f"from {info.page}" if info.page else f"with `aidgn data download {info.name}`"
     raise AidgnError(
         f"{info.name} is not on this disk; looked for {' and '.join(str(parent / info.folder) for parent in parents)}. "
@@ -82,8 +82,8 @@ def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = Fa
 
     Args:
         root: The folder.
-        info: What the folder must hold. By default the data set in `DATASETS` whose name and domains the folder has,
-            else a data set with the folder's own name and domains.
+        info: The data set that the folder must hold. By default the data set in `DATASETS` whose name and domains the
+            folder has, else a data set with the folder's own name and domains.
         tolerant: See `load_dataset`.
     """
     if not root.is_dir():
@@ -122,7 +122,7 @@ def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = Fa
             counts[domain, label] = len(images)
             files += [f"{parent}/{image}" for parent, image in images]
     dataset = Dataset(
-        info or describe_own(root.resolve().name, folders, len(classes)),
+        info or describe_custom(root.resolve().name, folders, len(classes)),
         classes,
         files,
         labels=np.tile(np.arange(len(classes)), len(folders)).repeat(counts.ravel()),
@@ -130,11 +130,11 @@ def load_folder(root: Path, info: DatasetInfo | None = None, tolerant: bool = Fa
         root=root,
         ignored=sorted(ignored),
     )
-    return refuse(dataset, problems, tolerant)
+    return check_problems(dataset, problems, tolerant)
 
 
 def recognize(root: Path) -> DatasetInfo | None:
-    """Find the data set in `DATASETS` whose name and content this folder has."""
+    """Return the data set in `DATASETS` with the name and the content of a folder; None if there is none."""
     name = normalize_name(root.resolve().name)
     named = [info for info in DATASETS.values() if name in (normalize_name(info.name), normalize_name(info.folder))]
     return next((info for info in named if info.matches(root) or (not info.marker and is_unpacked(root, info))), None)

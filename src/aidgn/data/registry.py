@@ -15,7 +15,7 @@ SMALL_SIDE = 64  # a small network trained from scratch suits images of at most 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before its images are read, and the settings of its runs."""
+    """Names, published counts and settings of runs of a data set, known before its images are read."""
 
     name: str  # name in tables and records
     domains: tuple[str, ...]  # names of the domains, in the order of the tables
@@ -33,11 +33,11 @@ class DatasetInfo:
     steps: int = 5000  # training steps
     lr_milestones: tuple[int, ...] = ()  # steps at which the learning rate is halved
     marker: str = ""  # file or folder by which its folder is known, if that is not ROOT/<domain>/<class>
-    page: str = ""  # where people get it, if `aidgn data download` cannot
+    page: str = ""  # web page to get it from, if `aidgn data download` cannot
     metric: str = "accuracy"  # the metric of its published tables
 
     def matches(self, folder: str | Path) -> bool:
-        """Whether a folder looks like this data set."""
+        """Return whether a folder looks like this data set."""
         path = Path(folder)
         if self.marker:
             return (path / self.marker).exists()
@@ -214,7 +214,7 @@ DATASETS: dict[str, DatasetInfo] = {
             image_size=28,
             augment=False,
         ),
-        # As benchmarks.py reads them.
+        # benchmarks.py reads the following.
         CAMELYON,
         replace(
             CAMELYON,
@@ -240,7 +240,7 @@ DATASETS: dict[str, DatasetInfo] = {
         DatasetInfo("SVIRO", SVIRO_CARS, SVIRO_CARS, 7, folder="sviro", page="https://sviro.kl.dfki.de"),
         *(
             DatasetInfo(
-                f"Spawrious{kind}_{level}",
+                f"Spawrious{correlation}_{level}",
                 ("Test", "SC_group_1", "SC_group_2"),
                 ("T", "G1", "G2"),
                 num_classes=4,
@@ -249,7 +249,7 @@ DATASETS: dict[str, DatasetInfo] = {
                 marker="0",
                 page="https://github.com/aengusl/spawrious",
             )
-            for kind in ("O2O", "M2M")
+            for correlation in ("O2O", "M2M")
             for level in ("easy", "medium", "hard")
         ),
         # Part of the package (digits.py).
@@ -276,12 +276,12 @@ def lookup(name: str) -> DatasetInfo | None:
 
 
 def is_registered(name: str) -> bool:
-    """Whether a data set is known by this name. A folder, which is given by a path with /, is not."""
+    """Return whether this is the name of a data set in the registry, and not a path with /."""
     return "/" not in name and lookup(name) is not None
 
 
 def choose_metric(name: str, class_images: Sequence[int]) -> str:
-    """Return the metric of a data set's tables: the published one, or macro-F1 if classes of one's own are uneven.
+    """Return the metric of a data set's tables: the published one; for other data sets macro-F1 if classes are uneven.
 
     Args:
         name: Name of the data set.

@@ -1,7 +1,7 @@
-"""What the caches of decoded images and of features share: rows computed once, by one process at a time.
+"""The base class of the caches of decoded images and of features: rows are computed once, by one process at a time.
 
-A cache lies in a folder that belongs to the user alone, not among the images, which may come from anybody. A process
-that is killed loses the rows of its last moments; the next one continues. Every run verifies the checksums.
+A cache lies in a folder of its user, not among the images, where others may write. A killed process loses the rows of
+its last moments only, and the next one continues. Every run verifies the checksums.
 """
 
 import os
@@ -21,7 +21,7 @@ from aidgn.errors import AidgnError, amount
 from aidgn.files import FolderLock, translate_os_errors
 from aidgn.terminal import log
 
-COMMIT_SECONDS = 0.5
+COMMIT_SECONDS = 0.5  # between two commits of rows to the index
 
 Progress = Callable[[int, int], None]
 
@@ -46,23 +46,23 @@ class RowCache(ABC):
     on_progress: Progress  # called with the number of rows ready and of all
 
     @abstractmethod
-    def missing(self, index: CacheIndex) -> Iterator[tuple[str, Any]]:
+    def find_missing(self, index: CacheIndex) -> Iterator[tuple[str, Any]]:
         """Yield the names of rows that are not in the index or no longer valid."""
 
     @abstractmethod
     def add_missing(self, suspects: Sequence[str]) -> set[str]:
-        """Compute what is missing and, among the suspects, damaged; return the names. The lock is held."""
+        """Compute missing rows and damaged ones among the suspects; return their names. The caller holds the lock."""
 
     @property
     def index_path(self) -> Path:
         return self.folder / f"{self.index_type.index_name}-{self.key}.jsonl"
 
     def open(self) -> tuple[CacheIndex, set[str]]:
-        """Return an index with all rows, and the names of the rows that were computed for this."""
+        """Return an index with all rows, and the names of the rows that this call computed."""
         make_private(self.folder, self.content)
         added: set[str] = set()
         index = self.load()
-        if index is None or any(self.missing(index)):
+        if index is None or any(self.find_missing(index)):
             index, added = self._update()
         others = [name for name in self.names if name not in added]
         stamp: list[int] = []
@@ -83,7 +83,7 @@ class RowCache(ABC):
         return self.index_type.load(self.index_path)
 
     def _update(self, suspects: Sequence[str] = ()) -> tuple[CacheIndex, set[str]]:
-        """Compute what is missing; one process at a time."""
+        """Compute missing rows; one process at a time."""
         lock = FolderLock(self.folder / f"{self.index_type.lock_name}-{self.key}")
         while not lock.try_acquire():  # another process computes: show its progress
             with suppress(OSError):
@@ -99,7 +99,7 @@ class RowCache(ABC):
         return index, added
 
     def remove_left_overs(self, index: CacheIndex) -> None:
-        """Remove files of interrupted processes. The lock is held."""
+        """Remove files of interrupted processes. The caller holds the lock."""
         rows = self.folder.glob(f"{index.rows_name}-{self.key}-*")
         for left_over in chain(rows, self.folder.glob(f".{self.index_path.name}.*.tmp")):
             if left_over != index.pixels:

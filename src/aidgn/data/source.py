@@ -1,4 +1,4 @@
-"""Where images are found, as one text: a name, a folder, a table with its columns, or a folder with its layout.
+"""Say in one text where images are: a name, a folder, a table with its columns, or a folder with its layout.
 
 Runs, plans, worker processes and run.json carry the text, such as `pictures.csv?label=diagnosis&domain=hospital` or
 `photos?layout={class}/{domain}`.
@@ -41,11 +41,12 @@ class DataSource:
     def parse(cls, text: str | Path, **options: str | None) -> "DataSource":
         """Read the text of a source; `options` replace those in the text."""
         match = WITH_OPTIONS.fullmatch(str(text))
-        given = {name: value for name, value in options.items() if value is not None}
+        chosen = {name: value for name, value in options.items() if value is not None}
         if match is None or Path(text).exists():  # a folder may have a question mark in its name
-            source = cls(str(text), **given)
+            source = cls(str(text), **chosen)
         else:
-            source = cls(match[1], **{**dict(parse_qsl(match[2], encoding="utf-8", errors="surrogateescape")), **given})
+            in_text = dict(parse_qsl(match[2], encoding="utf-8", errors="surrogateescape"))
+            source = cls(match[1], **{**in_text, **chosen})
         columns = [f"{name}={value}" for name, value in source.options.items() if name != "layout"]
         if source.layout is not None and (columns or Path(source.path).suffix.lower() in TABLE_SUFFIXES):
             raise AidgnError(f"layout={source.layout} is for folders, {', '.join(columns) or source.path} for a table.")
@@ -63,7 +64,7 @@ class DataSource:
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a table; a folder is one if columns are named."""
+        """Whether the source is a table; a folder is one if columns are named."""
         columns = self.options.keys() - {"layout"}
         return bool(columns) or (Path(self.path).suffix.lower() in TABLE_SUFFIXES and not Path(self.path).is_dir())
 

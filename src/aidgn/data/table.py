@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aidgn.data.dataset import Dataset, describe_own, find_name_clashes, refuse
+from aidgn.data.dataset import Dataset, check_problems, describe_custom, find_name_clashes
 from aidgn.data.registry import DatasetInfo, normalize_unicode
 from aidgn.data.source import DataSource
 from aidgn.data.table_reader import Table, convert_frame, is_frame, read_table
@@ -19,13 +19,13 @@ from aidgn.files import write_text
 
 
 def load_table(source: DataSource, table: Table | None = None, tolerant: bool = False) -> Dataset:
-    """Make a data set of a table."""
+    """Load the data set that a table lists."""
     table = table or read_table(source.path)
     names = {"file": source.file, "label": source.label, "domain": source.domain}
     names |= {"group": source.group} if source.group else {}
     problems = list(filter(None, [table.describe_absent(names)]))
 
-    def column(role: str) -> list[str]:
+    def read_column(role: str) -> list[str]:
         if table.describe_absent({role: names[role]}):
             return []
         try:
@@ -34,10 +34,10 @@ def load_table(source: DataSource, table: Table | None = None, tolerant: bool = 
             problems.append(str(error))
             return []
 
-    files = column("file")
-    labels = column("label")
-    domains = column("domain")
-    groups = column("group") if source.group else None
+    files = read_column("file")
+    labels = read_column("label")
+    domains = read_column("domain")
+    groups = read_column("group") if source.group else None
     if not problems and not files:
         problems.append(f"{table.place} has no rows.")
     if files and not any(Path(file).exists() for file in files):
@@ -83,7 +83,8 @@ def arrange(
         info: Name and domains of the data set. By default the source's name and the domains, sorted.
         held_out: Whether each file is for validation, None for those that do not train either; None if not known.
     """
-    names, classes = list(info.domains) if info else sorted(set(domains)), sorted(set(labels))
+    names = list(info.domains) if info else sorted(set(domains))
+    classes = sorted(set(labels))
     members = {
         domain: sorted({label for label, where in zip(labels, domains, strict=True) if where == domain})
         for domain in names
@@ -103,7 +104,7 @@ def arrange(
     if held_out is not None:
         marks = np.array([-1 if held_out[row] is None else int(bool(held_out[row])) for *_, row in rows], np.int8)
     dataset = Dataset(
-        info or describe_own(source.name, names, len(classes)),
+        info or describe_custom(source.name, names, len(classes)),
         classes,
         [file for _, _, file, _ in rows],
         labels=np.array([label for _, label, _, _ in rows], np.int64),
@@ -114,11 +115,11 @@ def arrange(
         source=source,
         held_out=marks,
     )
-    return refuse(dataset, problems, tolerant)
+    return check_problems(dataset, problems, tolerant)
 
 
 def find_repeated(table: Table, files: Sequence[str]) -> list[str]:
-    """Describe the files that a table names several times, by relative and absolute paths or not."""
+    """Describe the files that a table names several times, even if one path is relative and another absolute."""
     lines: dict[str, list[int]] = {}
     for number, file in enumerate(files):
         lines.setdefault(os.path.abspath(file), []).append(number + table.first_line)  # noqa: PTH100, for many names
@@ -157,19 +158,18 @@ def save_frame(frame: Any, columns: Mapping[str, str | None], folder: str | Path
     if absent := table.describe_absent(names):
         raise AidgnError(absent)
     files = table.files(columns.get("file"))
-    roles = {"file": files} | {
-        role: table.texts(role, columns.get(role))
-        for role in ("label", "domain", "group")
-        if role != "group" or columns.get(role)
-    }
+    by_role = {"file": [os.path.abspath(file) for file in files]}  # noqa: PTH100, for many names
+    for role in ("label", "domain", "group"):
+        if role != "group" or columns.get(role):
+            by_role[role] = table.texts(role, columns.get(role))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(roles)
-    writer.writerows(zip(*([os.path.abspath(file) for file in files], *list(roles.values())[1:]), strict=True))  # noqa: PTH100
+    writer.writerow(by_role)
+    writer.writerows(zip(*by_role.values(), strict=True))
     content = text.getvalue()
     digest = hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     path = Path(folder, "tables", digest, "pictures.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_text(path, content)
-    return DataSource(str(path), *roles)
+    return DataSource(str(path), *by_role)

@@ -23,7 +23,7 @@ FORMATS = "CSV, TSV, JSON Lines, Parquet, or a folder of Hugging Face with metad
 
 
 class ImageBytes:
-    """Stands for images that lie in the table."""
+    """Placeholder for an image that the table itself holds."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Table:
             name: Name of the column; None stands for the usual one.
             required: Whether every row needs a value.
         """
-        name = self.find(role, name)
+        name = self.find_column(role, name)
         texts = [as_text(value) for value in self.columns[name]]
         empty = [number for number, text in enumerate(texts) if not text]
         if empty and required:
@@ -55,7 +55,7 @@ class Table:
             raise AidgnError(f"{self.place} has no value in the column {name} of {rows} {lines}.")
         return texts
 
-    def find(self, role: str, name: str | None) -> str:
+    def find_column(self, role: str, name: str | None) -> str:
         """Return the column for this role, or raise an error that names the nearest one."""
         if absent := self.describe_absent({role: name}):
             raise AidgnError(absent)
@@ -90,7 +90,7 @@ class Table:
 
     def files(self, name: str | None) -> list[str]:
         """Return the paths of the images, relative ones from the table's folder."""
-        column = self.find("file", name)
+        column = self.find_column("file", name)
         if any(isinstance(value, ImageBytes) for value in self.columns[column]):
             raise AidgnError(
                 f"The column {column} of {self.place} holds the images themselves. Write them to files, and name a "
@@ -173,8 +173,8 @@ def read_csv(path: Path) -> Table:
         names = [name.strip() for name in next(reader, [])]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if not names or repeated:
-            which = f": {some(repeated)} is there several times" if repeated else ""
-            raise AidgnError(f"{path} needs a first line with a name for each column{which}.")
+            reason = f": {some(repeated)} is there several times" if repeated else ""
+            raise AidgnError(f"{path} needs a first line with a name for each column{reason}.")
         rows = [row for row in reader if row]
     except csv.Error as error:
         raise AidgnError(f"{path} is not a table: {error} in line {reader.line_num}.") from None
@@ -244,7 +244,7 @@ def import_pyarrow(path: Path, module: str) -> Any:
 
 
 def read_class_names(schema: Any) -> dict[str, dict[int, str]]:
-    """Return numbers and names of classes by column, from metadata of Hugging Face's that anyone may have written."""
+    """Return the class names of each column by number, from Hugging Face's metadata; {} if these are malformed."""
     try:
         features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
         named = [(column, feature.get("names")) for column, feature in features.items()]
@@ -270,7 +270,7 @@ def convert_arrow(table: Any, place: str, folder: Path) -> Table:
 
 
 def holds_bytes(table: Any, name: str) -> bool:
-    """Whether a column holds images themselves: bytes, or Hugging Face's {bytes, path} with bytes."""
+    """Return whether a column holds the images themselves: bytes, or Hugging Face's {bytes, path} with bytes."""
     import pyarrow
 
     column = table.column(name)
@@ -287,7 +287,7 @@ def holds_bytes(table: Any, name: str) -> bool:
 
 
 def is_frame(value: Any) -> bool:
-    """Whether it is a table in memory: of pandas, polars, pyarrow or `datasets`, or a mapping of columns."""
+    """Return whether a value is a table of pandas, polars, pyarrow or `datasets`, or a mapping of columns."""
     has_columns = hasattr(value, "column_names") or hasattr(value, "columns")
     return isinstance(value, Mapping) or (has_columns and hasattr(value, "__len__"))
 

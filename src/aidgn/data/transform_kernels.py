@@ -1,6 +1,7 @@
-"""Triton kernels of `aidgn.data.transforms`: weights that resize images, and all that happens to a pixel, in one pass.
+"""Triton kernels of `aidgn.data.transforms`: weights that resize images, and all operations on a pixel in one pass.
 
-They compute what the functions there say, in seconds after the start of a process, where compiling takes half a minute.
+They compute the same as the functions there. They are ready seconds after the start of a process; compiling those
+functions takes half a minute.
 """
 
 import torch

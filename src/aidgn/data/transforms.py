@@ -1,6 +1,6 @@
 """Augment a uint8 batch on its device: crop, flip, resize, colour jitter, grey and normalisation.
 
-Each image has its own random numbers, with the distributions of torchvision's transforms. Nothing waits for the GPU.
+Each image has separate random numbers, with the distributions of torchvision's transforms. Nothing waits for the GPU.
 On CUDA, where Triton is installed, `aidgn.data.transform_kernels` computes the same in fewer passes over memory.
 """
 
@@ -16,10 +16,10 @@ from aidgn.devices import has_triton
 
 SCALE = (0.7, 1.0)  # area of the crop relative to the image
 RATIO = (3 / 4, 4 / 3)  # width / height of the crop
-ATTEMPTS = 10
-JITTER = 0.3
+ATTEMPTS = 10  # crops drawn for an image; the first that fits is taken
+JITTER = 0.3  # strength of the colour jitter
 GREY_PROBABILITY = 0.1
-MEAN = (0.485, 0.456, 0.406)  # ImageNet's, which many networks expect and not all
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's; some networks expect other values
 STD = (0.229, 0.224, 0.225)
 
 # Uniforms of an image for its crop, flip, order of the jitter, factors of the jitter, grey.
@@ -49,7 +49,7 @@ def build_transforms(
         size: Side of the network's input in pixels.
         augmented: Whether training images are augmented.
         exact_fit: Whether every image has the size of the network's input already.
-        settings: What the network expects: `mean`, `std` and `interpolation`.
+        settings: `mean`, `std` and `interpolation` of the network's preprocessing.
     """
     eval_transform: Transform = partial(clean, size=size, exact_fit=exact_fit, **settings)
     if augmented:

@@ -16,14 +16,14 @@ from aidgn.data.images import PAGED_SUFFIXES, count_pages, read_image
 from aidgn.data.registry import DATASETS, DatasetInfo
 from aidgn.errors import AidgnError, plural, some
 
-LISTED = 20  # lines of a kind in the list of findings
+LISTED = 20  # lines shown of each type of finding
 
 Groups = list[list[str]]  # files with the same pixels
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What is in a data set and what is wrong with it."""
+    """The content of a data set and its problems."""
 
     dataset: Dataset
     counts: np.ndarray  # images of each domain and class
@@ -35,12 +35,12 @@ class Inspection:
     within_domains: Groups  # in one domain and class, on one side of the split
     published: str | None = None  # the published copy that `counts` were compared with; None if no counts are published
     differences: Sequence[str] = ()  # differences from the published copy
-    refusals: Sequence[str] = ()  # why `fit` would not train on the data set
+    refusals: Sequence[str] = ()  # reasons why `fit` would not train on the data set
     paged: Sequence[str] = ()  # files with several pages, of which the first is used
 
     @property
     def fine(self) -> bool:
-        """Whether the data set can be used as it is. Copies within a domain do not matter to an unseen domain."""
+        """Whether the data set needs no change. Copies within a domain do not affect accuracy on an unseen domain."""
         return not (self.refusals or self.differences or self.broken or self.across_domains)
 
     def findings(self) -> list[str]:
@@ -217,7 +217,7 @@ def pixel_digests(decoded: DecodedDataset) -> list[str]:
 
 
 def group_by(indices: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    """Group indices with the same key; leave out an index whose key no other has."""
+    """Return groups of two or more indices with the same key."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index in indices:
         groups[key(index)].append(index)

@@ -75,7 +75,7 @@ def download(
                 continue
             folder = data_dir / info.folder
             with translate_os_errors(folder):
-                unpacked.rename(folder)  # an empty folder of this name gives way
+                unpacked.rename(folder)  # replaces an empty folder of this name
             shutil.rmtree(downloads, ignore_errors=True)
             say(f"{folder} is complete: {result}.")
             return folder
@@ -102,7 +102,7 @@ def manual_steps(name: str, data_dir: str | Path = "data", sources: Mapping[str,
 
 
 def find_source(name: str, sources: Mapping[str, Source] | None) -> Source:
-    """Find where a data set can be downloaded."""
+    """Return the mirrors of a data set, or raise an error that says where to get it."""
     known = SOURCES if sources is None else sources
     for source in known.values():
         if normalize_name(source.info.name) == normalize_name(name):
@@ -128,7 +128,8 @@ def find_existing(info: DatasetInfo, data_dir: Path, say: Callable[[str], None])
                     f"{folder} is there, but is not {info.name} as published: {error}. Remove or rename "
                     f"it to have it downloaded; `aidgn data check {info.name}` says more."
                 ) from None
-            shutil.rmtree(data_dir / ".downloads" / info.name, ignore_errors=True)  # the former process was killed here
+            # A process that was killed after it renamed the folder leaves its downloads.
+            shutil.rmtree(data_dir / ".downloads" / info.name, ignore_errors=True)
             return folder
     return None
 

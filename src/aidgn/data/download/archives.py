@@ -30,7 +30,7 @@ class DamagedFile(MirrorError):
 
 @dataclass
 class Limit:
-    """What the archives of a data set may still contain."""
+    """Bytes and members that the archives of a data set may still contain."""
 
     size: int  # bytes
     members: int  # files and folders
@@ -44,7 +44,7 @@ class Limit:
 
 
 class BoundedReader:
-    """A file that refuses to return so much at once that memory could run out. `last` is what it returned last."""
+    """Limit the size of each read, so that memory cannot run out. `last` holds the bytes of the last read."""
 
     def __init__(self, file: Any):
         self.file = file
@@ -78,8 +78,9 @@ def read_members(archive: Path, limit: Limit) -> Iterator[tuple[str, IO[bytes]]]
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as opened:
             for info in opened.infolist():
-                kind = stat.S_IFMT(info.external_attr >> 16)
-                check_member(info.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR) and not info.flag_bits & 1)
+                file_type = stat.S_IFMT(info.external_attr >> 16)
+                is_encrypted = bool(info.flag_bits & 1)
+                check_member(info.filename, file_type in (0, stat.S_IFREG, stat.S_IFDIR) and not is_encrypted)
                 limit.spend(info.file_size, 1)
             for info in opened.infolist():
                 if not info.is_dir():
@@ -119,7 +120,7 @@ def unpack(archive: Path, folder: Path, place: Callable[[str], Iterable[str]], l
     Args:
         archive: A zip, tar or tar.gz.
         folder: Where to put the files.
-        place: From a member's name to its paths below the folder; members without a path are left out.
+        place: Maps a member's name to its paths below the folder; members without a path are left out.
         limit: What the archive may contain.
     """
     written = Limit(limit.size, limit.members)  # counts the real bytes, whatever the archive's headers say

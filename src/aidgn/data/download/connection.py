@@ -1,4 +1,4 @@
-"""Open an address of the web: redirects, pages that ask to confirm, and errors that may pass or not."""
+"""Open a web address: follow redirects, confirm download pages, and tell temporary from permanent errors."""
 
 import email.utils
 import http.client
@@ -20,11 +20,11 @@ LARGEST_PAGE = 1 << 20
 
 
 class MirrorError(Exception):
-    """This address or copy is of no use; another may be."""
+    """This address or copy cannot be used; another one may work."""
 
 
 class TransferError(Exception):
-    """The transfer failed in a way that may pass.
+    """The transfer failed for a reason that may be temporary.
 
     Args:
         reason: What happened.
@@ -37,7 +37,7 @@ class TransferError(Exception):
 
 
 def status_error(error: urllib.error.HTTPError) -> MirrorError | TransferError:
-    """Tell refusals that may pass from others."""
+    """Return a TransferError for an answer that may be temporary, else a MirrorError."""
     if error.code == 416:
         return TransferError("has another file than before")
     answer = f"answered {error.code} {error.reason}"
@@ -47,7 +47,7 @@ def status_error(error: urllib.error.HTTPError) -> MirrorError | TransferError:
 
 
 def connection_error(error: Exception) -> MirrorError | TransferError:
-    """Tell errors that may pass from others."""
+    """Return a TransferError for an error that may be temporary, else a MirrorError."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, socket.gaierror):
         return MirrorError("cannot be found (is this machine online?)")
@@ -57,7 +57,7 @@ def connection_error(error: Exception) -> MirrorError | TransferError:
 
 
 class TimedResponse(http.client.HTTPResponse):
-    """A response that cannot be read after its deadline, however steadily the server drips.
+    """A response that cannot be read after its deadline, even if the server sends a byte now and then.
 
     The timeout of a socket starts again with every byte. This deadline covers whatever http.client reads: endless
     headers, interim responses, sizes of chunks and trailers.
@@ -106,7 +106,7 @@ class TimedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects, except from https to an address that anybody on the way could answer for."""
+    """Follow redirects, except from https to http and to addresses outside the web."""
 
     def redirect_request(  # type: ignore[no-untyped-def]
         self, request, response, code, reason, headers, url
@@ -126,16 +126,16 @@ def check_address(url: str, previous: str) -> None:
 
 
 def open_url(url: str, offset: int, validator: str | None, asks: bool) -> tuple[TimedResponse, bool]:
-    """Request a file from byte `offset` on, and confirm a page that asks to (Google Drive, for large files).
+    """Request a file from byte `offset` on, and submit the confirmation page that Google Drive has for large files.
 
     Args:
         url: Address.
         offset: First byte.
-        validator: ETag or date of the file of which the first part is here.
-        asks: Whether such a page comes first, so that the offset is not meant for it.
+        validator: ETag or date of the file whose first part was received.
+        asks: Whether a confirmation page comes first; the first request then asks for the whole page.
 
     Returns:
-        The response, and whether such a page came.
+        The response, and whether a confirmation page came.
     """
     headers = {"User-Agent": "aidgn", "Accept-Encoding": "identity"}
     ranged = {"Range": f"bytes={offset}-"} if offset else {}
@@ -187,7 +187,7 @@ class Page(HTMLParser):
 
 
 def validator_of(headers: Message) -> str | None:
-    """Return what tells this version of a file from another: its strong ETag, else its date."""
+    """Return the strong ETag of a file, else its date: they differ between versions of the file."""
     tag = headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
 

@@ -28,10 +28,10 @@ OnProgress = Callable[[int, int | None], None]  # bytes received, bytes of the w
 
 CHUNK = 1 << 16
 ATTEMPTS = 5  # failures in a row without progress
-PROGRESS = 1 << 20  # bytes after which the failures are counted from the start
+PROGRESS = 1 << 20  # bytes after which failures are counted from 0 again
 LONGEST_WAIT = 60.0  # seconds, whatever the server asks for
 SPEED_WINDOW = 60.0  # seconds
-LEAST = 60_000  # bytes in SPEED_WINDOW
+MIN_BYTES = 60_000  # bytes in SPEED_WINDOW; a slower server is given up
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class File:
     limit: float = math.inf  # most bytes that are accepted if the size is not known
 
     @property
-    def most(self) -> float:
+    def max_bytes(self) -> float:
+        """The most bytes that are accepted."""
         return self.limit if self.size is None else self.size
 
 
@@ -107,9 +108,9 @@ def fetch_url(url: str, file: File, target: Path, on_progress: OnProgress | None
 
 
 def receive(url: str, file: File, part: Path, on_progress: OnProgress | None) -> bool:
-    """Bring an unfinished file to its full length; return whether it was continued rather than started.
+    """Receive the rest of a file; return whether an unfinished file was continued.
 
-    A file is continued only if the server says by ETag or date that its file is the same, or if a checksum will tell.
+    A file is continued only if ETag or date show that the server has the same file, or if a checksum will be compared.
     """
     done = size_of(part)
     state = read_state(part)
@@ -145,7 +146,7 @@ def receive(url: str, file: File, part: Path, on_progress: OnProgress | None) ->
         resumed = done > 0
         check_total(total, done, file, part)
         if not resumed:
-            discard(part)  # first the old content, so that the two never mix
+            discard(part)  # before the state changes, so that old and new content never mix
             state = {"url": url, "validator": validator_of(response.headers), "total": total, "confirmed": confirmed}
             with translate_os_errors(part):
                 open_no_link(part, "xb").close()
@@ -169,7 +170,7 @@ def check_total(total: int | None, done: int, file: File, part: Path) -> None:
             f"The disk is full: {part.parent} has {amount(free)} left and {file.name} needs "
             f"{amount(total - done)} more. Free some space or choose another --data-dir."
         )
-    if total > file.most:
+    if total > file.max_bytes:
         raise too_much(file, part)
 
 
@@ -188,7 +189,7 @@ def append_response(
     with output:
         while True:
             if done >= expected:
-                expected = done + LEAST
+                expected = done + MIN_BYTES
                 response.deadline = time.monotonic() + SPEED_WINDOW
             if on_progress:
                 on_progress(done, total)
@@ -199,7 +200,7 @@ def append_response(
             if not chunk:
                 break
             done += len(chunk)
-            if done > file.most:
+            if done > file.max_bytes:
                 raise too_much(file, part)
             with translate_os_errors(part):
                 output.write(chunk)
@@ -210,7 +211,7 @@ def append_response(
 
 def too_much(file: File, part: Path) -> MirrorError:
     discard(part)
-    return MirrorError(f"sends more than {amount(file.most)}")
+    return MirrorError(f"sends more than {amount(file.max_bytes)}")
 
 
 def find_mismatch(path: Path, file: File) -> str:

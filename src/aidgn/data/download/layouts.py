@@ -27,7 +27,7 @@ MNIST_SEED = 0
 
 @dataclass
 class Download:
-    """What a layout function needs."""
+    """The arguments of a layout function."""
 
     files: list[Path]  # the downloaded files, in the mirror's order
     folder: Path  # where the images go
