@@ -37,7 +37,7 @@ custom_algorithms_option = click.option(
     "--algorithm",
     multiple=True,
     metavar="FILE.py:CLASS",
-    help="File and class of an algorithm of your own; repeatable.",
+    help="File and class of a custom algorithm; repeatable.",
 )
 
 
@@ -51,7 +51,11 @@ SOURCE_HELP = {
 
 
 def source_options(*names: str) -> Callable[[Command], Command]:
-    """Add options that say how a table or folder is read; none stands for all."""
+    """Add options for reading a table or folder.
+
+    Args:
+        names: Keys of `SOURCE_HELP`; without names, all.
+    """
     return add_options(
         click.option(f"--{name}", metavar=SOURCE_HELP[name][0], help=SOURCE_HELP[name][1])
         for name in names or SOURCE_HELP
@@ -62,8 +66,8 @@ def run_options(*names: str, **defaults: str) -> Callable[[Command], Command]:
     """Add the options of a run, which reach the command as keyword arguments named as the fields of `RunOptions`.
 
     Args:
-        names: Fields of `RunOptions`; none stands for all.
-        defaults: Sentences for `--help` by field, where the command has a default that differs from a run's.
+        names: Fields of `RunOptions`; without names, all.
+        defaults: Defaults for `--help` by field, where the default of the command differs from that of a run.
     """
     chosen = [option for option in runs_options.run_options() if not names or option.name in names]
     return add_options(_click_option(option, defaults.get(option.name, option.default_help)) for option in chosen)
@@ -94,7 +98,7 @@ def _click_option(option: runs_options.Option, default_help: str) -> Callable[[C
 
 
 def machine_options(function: Command) -> Command:
-    """Add the options that say where runs are stored and computed, which do not change what a run is."""
+    """Add the options for the folders and devices of runs, which do not change the identity of a run."""
     return add_options(
         (
             click.option("--out", default="runs", metavar="DIR", help="Folder for the run folders."),
@@ -158,12 +162,13 @@ def launcher_options(function: Command) -> Command:
 
     @wraps(function)
     def command(*args: Any, launcher: str, **values: Any) -> Any:
-        given = {name: values.pop(name) for name in declared}
-        given = {name: value for name, value in given.items() if value not in (None, ())}
-        for name in given:
+        chosen = {name: values.pop(name) for name in declared}
+        # Options that are not given: None, no flag, no repeated value. 0 is a value.
+        chosen = {k: v for k, v in chosen.items() if v is not None and v is not False and v != ()}
+        for name in chosen:
             if launcher not in users[name]:
                 raise AidgnError(f"{declared[name].command_line} is not for --launcher {launcher}.")
-        return function(*args, launcher=LAUNCHERS[launcher](**given), **values)
+        return function(*args, launcher=LAUNCHERS[launcher](**chosen), **values)
 
     choice = click.option(
         "--launcher",
@@ -180,7 +185,7 @@ def launcher_options(function: Command) -> Command:
 
 
 def parse_settings(settings: tuple[str, ...], batch_size: int | None) -> dict[str, Any]:
-    """Return --set NAME=VALUE ... as a dictionary of texts; the hyper-parameter converts its value."""
+    """Return --set NAME=VALUE ... as a dictionary of texts; hyper-parameters convert their values."""
     values: dict[str, Any] = {}
     for setting in settings:
         name, separator, value = setting.partition("=")

@@ -1,1 +1,1 @@
-"""Many runs: planned, launched, continued."""
+"""Plan, launch and continue many runs."""

@@ -1,8 +1,8 @@
-"""Attempts at the runs of a sweep and their journal, which every process and machine of the sweep shares.
+"""Train the runs of a sweep and keep a journal of each attempt, which all processes and machines of the sweep share.
 
     SWEEP/.sweep/attempts/<key of the run>.jsonl    start, heartbeats with the step, end; lines are only appended
 
-The modification time of the file is the last heartbeat. All launchers make their attempts here.
+The modification time of the file is the last heartbeat. All launchers train by `attempt`.
 """
 
 import errno
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 BEAT = 15.0  # seconds between two heartbeats
 SILENCE = 4 * BEAT  # no heartbeat for this long: the attempt is dead
-FAILURES = ("failed", "crashed", "died", "killed")  # ends of attempts that count
-KILLS = 10  # kills of a run in a row, without a step saved between them, that do not set it aside
+FAILURES = ("failed", "crashed", "died", "killed")  # outcomes of attempts that count as failures
+KILLS = 10  # a run is set aside after more kills than this in a row, without a step saved between them
 
 
 def attempt(
@@ -47,8 +47,8 @@ def attempt(
     Args:
         spec: The resolved run.
         out: Folder of the sweep.
-        on_event: Called with "step" and the steps done, ten times a second at most; before, with the other phases of
-            `train` and (done, total).
+        on_event: Called at most ten times a second, with "step" and the steps done, and before the first step with the
+            other phases of `train` and (done, total).
         training: Further arguments of `train`.
     """
     from aidgn.runs.folder import Busy
@@ -56,29 +56,42 @@ def attempt(
     from aidgn.training.trainer import train
 
     log = _Log(spec, out)
-
-    shown = 0.0
+    last_event = 0.0
 
     def progress(phase: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
-        nonlocal shown
+        nonlocal last_event
         if phase == "train":
             log.step(done, record is not None)
         now = time.monotonic()
-        if on_event and (record is not None or done == total or now - shown > 0.1):
-            shown = now
-            on_event(*("step", done) if phase == "train" else (phase, (done, total)))
+        if on_event is None or (record is None and done < total and now - last_event <= 0.1):
+            return
+        last_event = now
+        if phase == "train":
+            on_event("step", done)
+        else:
+            on_event(phase, (done, total))
 
     try:
         log.start()
-        outcome, text = "done", str(train(spec, out, on_progress=progress, **training))
+        text = str(train(spec, out, on_progress=progress, **training))
+        outcome = "done"
     except AidgnError as error:
-        ends: dict[type, str] = {Interrupted: "interrupted", Busy: "busy", StorageError: "stop", AidgnError: "failed"}
-        ends |= dict.fromkeys((OutOfMemory, NotFinite, CustomCodeError), "crashed")
-        outcome, text = next(ends[kind] for kind in type(error).__mro__ if kind in ends), str(error)
+        text = str(error)
+        outcome = "failed"
+        if isinstance(error, Interrupted):
+            outcome = "interrupted"
+        elif isinstance(error, Busy):
+            outcome = "busy"
+        elif isinstance(error, StorageError):
+            outcome = "stop"
+        elif isinstance(error, OutOfMemory | NotFinite | CustomCodeError):
+            outcome = "crashed"
     except Exception as error:
-        outcome, text = "crashed", traceback.format_exc()
+        outcome = "crashed"
+        text = traceback.format_exc()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            outcome, text = "stop", str(storage_error(Path(out), error))
+            outcome = "stop"
+            text = str(storage_error(Path(out), error))
     except BaseException:
         log.end("interrupted", "")
         raise
@@ -94,7 +107,7 @@ def record_death(spec: "RunSpec", out: str | Path, error: str, pid: int | None =
         out: Folder of the sweep.
         error: What happened.
         pid: The process, if it is known.
-        killed: Whether something outside may have killed it, such as preemption. Such deaths are counted apart.
+        killed: Whether something outside, such as preemption, may have killed it. Such deaths are counted separately.
     """
     attempts = history(out, spec.key()).attempts
     running = [attempt for attempt in attempts if attempt.kind is None and pid in (None, attempt.pid)]
@@ -105,17 +118,17 @@ def record_death(spec: "RunSpec", out: str | Path, error: str, pid: int | None =
 
 
 def should_retry(spec: "RunSpec", out: str | Path, retries: int) -> bool:
-    """Return whether a run may be tried again, by its attempts in all calls; see `History.given_up`."""
+    """Return whether a run may be tried again, from its attempts in all calls; see `History.given_up`."""
     return not history(out, spec.key()).given_up(retries)
 
 
 def last_line(error: str) -> str:
-    """Return the last line of a traceback, or the whole of a message."""
+    """Return the last line of a traceback, or a whole message."""
     return error.strip().splitlines()[-1] if error.startswith("Traceback") else error.strip()
 
 
 def reset_failures(out: str | Path, key: str) -> None:
-    """Let a run that was set aside be tried again."""
+    """Allow further attempts at a run that was set aside."""
     _append(_path(out, key), {"id": "", "kind": "forgiven", "time": time.time()})
 
 
@@ -124,7 +137,7 @@ def reset_failures(out: str | Path, key: str) -> None:
 
 @dataclass
 class Attempt:
-    """One attempt at a run: the values that the lines with its id give, the last of each."""
+    """One attempt at a run, from the lines of the journal with its id; later values replace earlier ones."""
 
     id: str  # a random name
     host: str = ""
@@ -155,13 +168,13 @@ class History:
 
     @property
     def recent(self) -> list[Attempt]:
-        """The attempts after the last that was done or forgiven."""
+        """The attempts since the run was last done or its failures were reset."""
         resets = [number for number, attempt in enumerate(self.attempts, 1) if attempt.kind in ("forgiven", "done")]
         return self.attempts[max(resets, default=0) :]
 
     @property
     def failures(self) -> int:
-        """Attempts that failed, or deaths of processes without progress between them, whichever is more.
+        """Number of failed attempts, or of deaths in a row without progress, whichever is larger.
 
         Deaths with progress between them do not add up: a run is not broken because its processes are killed.
         """
@@ -171,12 +184,12 @@ class History:
     def _errors(self) -> list[str]:
         return [last_line(attempt.what) for attempt in self.recent if attempt.kind in ("failed", "crashed")]
 
-    def _count_without_progress(self, kind: str) -> int:
-        """Count the last attempts that ended so and began no further than those before them."""
+    def _count_without_progress(self, outcome: str) -> int:
+        """Count attempts in a row with this outcome that began no later in training than the ones before them."""
         count = 0
         furthest = -1
         for attempt in self.recent:
-            if attempt.kind == kind:
+            if attempt.kind == outcome:
                 first = attempt.first or 0
                 count = count + 1 if first <= furthest else 1
                 furthest = max(furthest, first)
@@ -188,8 +201,11 @@ class History:
         return len(self._errors) > 1 and len(set(self._errors[-2:])) == 1
 
     def given_up(self, retries: int) -> bool:
-        """Return whether the run is set aside: it failed more than `retries` times, or with the same error again, or
-        was killed more than `KILLS` times in a row without progress."""
+        """Return whether the run is set aside.
+
+        It is if it failed more than `retries` times, failed twice in a row with the same error, or was killed more than
+        `KILLS` times in a row without progress.
+        """
         return self.failures > retries or self.repeats or self._count_without_progress("killed") > KILLS
 
     @property
@@ -235,15 +251,15 @@ def _is_valid(name: str, value: Any) -> bool:
 
 
 class _Log:
-    """Writes the lines of one attempt, and heartbeats from a thread."""
+    """Write the lines of one attempt, and heartbeats from a thread."""
 
     def __init__(self, spec: "RunSpec", out: str | Path):
         self.path = _path(out, spec.key())
         self.id = token_hex(4)
         self.first: int | None = None
         self.done = 0
-        self.record: tuple[int, float] | None = None  # step and time of the first record, after which speed is steady
-        self.step_seconds: float | None = None  # from there to the latest record
+        self.record: tuple[int, float] | None = None  # step and time of the first record; speed is steady after it
+        self.step_seconds: float | None = None  # seconds per step from the first record to the latest
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.beat, daemon=True)
 
@@ -267,7 +283,7 @@ class _Log:
             self.write({"step": self.done, **speed})
 
     def write(self, values: Mapping[str, Any]) -> None:
-        with suppress(StorageError):  # writing the run's files will raise it
+        with suppress(StorageError):  # writing the run's files will raise the same error
             _append(self.path, {"id": self.id, "time": time.time(), **values})
 
     def end(self, outcome: str, text: str) -> None:

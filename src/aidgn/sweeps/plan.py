@@ -24,15 +24,14 @@ MUST_MATCH = tuple(option.name for option in run_options() if not option.may_dif
 
 @dataclass(frozen=True)
 class SweepPlan(RunOptions):
-    """What a sweep trains: every algorithm on every data set with every target, in every trial and draw.
+    """The runs of a sweep: every algorithm on every data set with every target, in every trial and draw.
 
     Args:
         datasets: Names of data sets, or folders.
-        hyper_parameters: Values by name, for the algorithms that have the hyper-parameter. A list is varied, one value
-            at a time. {algorithm: {name: value}} is for that algorithm alone.
+        hyper_parameters: Values by name, for the algorithms that have the hyper-parameter. A list gives values to try,
+            one hyper-parameter at a time. {algorithm: {name: value}} is for that algorithm alone.
         precision: Arithmetic of all runs.
-        runs: The runs one by one, in place of `targets`, `leave_one_out`, `trials` and `draws`: trial, draw and the
-            unseen domains of each.
+        runs: Trial, draw and unseen domains of each run, instead of `targets`, `leave_one_out`, `trials` and `draws`.
     """
 
     datasets: tuple[str, ...]
@@ -64,7 +63,7 @@ class SweepPlan(RunOptions):
         """Return the resolved runs in order of priority: data set, algorithm, value varied, draw, trial, target.
 
         Args:
-            load: Gives the data set of a run, by default from the disk.
+            load: Loads the data set of a run; by default from the disk.
         """
         for entry in plan_options():
             entry.convert(getattr(self, entry.name))
@@ -116,30 +115,30 @@ class SweepPlan(RunOptions):
         return [tuple(dataset.domains[number] for number in group) for group in groups]
 
     def _repeats(self, targets: list[tuple[str, ...]]) -> Iterator[tuple[int, int, list[tuple[str, ...]]]]:
-        """Yield draw, trial and groups of unseen domains; for runs listed one by one, the group at the same place."""
+        """Yield draw, trial and groups of unseen domains; for `runs`, one group each."""
         if not self.runs:
             yield from ((draw, trial, targets) for draw, trial in product(range(self.draws), range(self.trials)))
         for (trial, draw, *_), group in zip(self.runs, targets, strict=False):
             yield draw, trial, [group]
 
     def _grid(self, algorithm: str, algorithms: Sequence[str]) -> list[dict[str, Any]]:
-        """List the hyper-parameters given for an algorithm, then one variant for every value of every list."""
+        """List the fixed hyper-parameters of an algorithm, then a variant for every value of every list."""
         known = {find(name).name().casefold(): find(name) for name in algorithms}
         known |= {name.casefold(): find(name) for name in algorithms}
-        given: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
         for name, value in self.hyper_parameters.items():
             if isinstance(value, Mapping):
                 if name.casefold() not in known:
                     raise UnknownNameError("algorithm in this plan called", name, [find(n).name() for n in algorithms])
                 if known[name.casefold()] is find(algorithm):
-                    given |= value
+                    chosen |= value
             elif name in find(algorithm).search_space or not any(name in find(n).search_space for n in algorithms):
-                given.setdefault(name, value)
-        for name, value in given.items():
+                chosen.setdefault(name, value)
+        for name, value in chosen.items():
             if isinstance(value, list | tuple) and not value:
                 raise ParameterError(f"hyper_parameters: {name}", value, "values to try")
-        fixed = {name: value for name, value in given.items() if not isinstance(value, list | tuple)}
-        varied = {name: value for name, value in given.items() if name not in fixed}
+        fixed = {name: value for name, value in chosen.items() if not isinstance(value, list | tuple)}
+        varied = {name: value for name, value in chosen.items() if name not in fixed}
         return [fixed, *({**fixed, name: value} for name, values in varied.items() for value in values)]
 
     def partly_set(self) -> dict[str, list[str]]:
@@ -148,14 +147,14 @@ class SweepPlan(RunOptions):
             name: [find(algorithm).name() for algorithm in self.algorithms if name in find(algorithm).search_space]
             for name in self.hyper_parameters
         }
-        return {name: found for name, found in owners.items() if 0 < len(found) < len(self.algorithms)}
+        return {name: having for name, having in owners.items() if 0 < len(having) < len(self.algorithms)}
 
     def custom_algorithms(self) -> dict[str, str]:
-        """Return the absolute places of custom algorithms by the name of their class."""
+        """Return the absolute path/to/file.py:Class of custom algorithms by the name of their class."""
         return {file_and_class(name)[1]: _absolute_algorithm(name) for name in self.algorithms if is_custom(name)}
 
     def settled(self, specs: Sequence[RunSpec]) -> "SweepPlan":
-        """Return the plan with the settings that its runs share written out, and absolute paths."""
+        """Return the plan with the settings that all its runs share, and with absolute paths."""
         settings = {name: {getattr(spec, name) for spec in specs} for name in RUN_OPTIONS}
         common = {name: values.pop() for name, values in settings.items() if len(values) == 1}
         if common.get("weights") not in (None, "hub", "none"):
@@ -170,7 +169,7 @@ class SweepPlan(RunOptions):
         )
 
     def conflicts_with(self, other: "SweepPlan") -> bool:
-        """Whether both plans have runs on a data set with settings that a table must not mix."""
+        """Return whether both plans have runs on one data set with settings that a table must not mix."""
         return bool(set(self.datasets) & set(other.datasets)) and any(
             getattr(self, name) is not None
             and getattr(other, name) is not None
@@ -192,7 +191,7 @@ class SweepPlan(RunOptions):
 
 
 def plan_options() -> list[Option]:
-    """List the options of a plan that are no options of a run."""
+    """List the options of a plan that are not options of a run."""
     return [entry for entry in declared_options(SweepPlan) if entry.name not in RUN_OPTIONS]
 
 
@@ -203,7 +202,7 @@ def plan_runs(datasets: Sequence[str], algorithms: Sequence[str], **options: Any
 
 
 def load_as_trained(spec: RunSpec, data_dir: str | None = None) -> Dataset:
-    """Load the data set as the run will see it: draws depend on the images of a folder that can be read."""
+    """Load the data set as the run will see it, without broken images: draws depend on the number of images."""
     dataset = spec.load_dataset(data_dir)
     if spec.skip_broken and dataset.name not in DATASETS:
         return prepare(dataset, skip_broken=True).dataset
@@ -211,7 +210,7 @@ def load_as_trained(spec: RunSpec, data_dir: str | None = None) -> Dataset:
 
 
 def _check_all_sources(algorithms: Sequence[str], dataset: Dataset, targets: tuple[str, ...]) -> None:
-    """Name all algorithms that lack source domains at once, if there are several."""
+    """Raise one error for all algorithms that lack source domains, if there are several."""
     left = len(dataset.domains) - len(targets)
     lacking = [find(name).name() for name in algorithms if 0 < left < find(name).min_domains]
     if len(lacking) > 1:

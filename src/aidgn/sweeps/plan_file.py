@@ -11,7 +11,7 @@ from aidgn.errors import AidgnError, ParameterError, amount, clip, did_you_mean
 from aidgn.runs.options import MAX_NUMBER, Option, run_options, without_aliases
 from aidgn.sweeps.plan import SweepPlan, plan_options
 
-PLACES = ("out", "data_dir")  # keys that say where things are
+PLACES = ("out", "data_dir")  # keys with folders
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 EXAMPLE = "For example:\n  datasets: [PACS]\n  algorithms: [ERM, AIDGN]\n  trials: 3"
@@ -26,7 +26,7 @@ class PlanFileError(AidgnError):
 
 
 class UnusableYaml(Exception):
-    """YAML is well formed, but means nothing or too much."""
+    """YAML is well formed, but ambiguous or too large."""
 
 
 def read_plans(path: Path) -> tuple[list[SweepPlan], dict[str, str]]:
@@ -69,7 +69,7 @@ def load_yaml(text: str) -> Any:
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of nodes after aliases are replaced by what they stand for."""
+    """Return the number of nodes after every alias is replaced by its value."""
     if id(node) in known:
         if not known[id(node)]:
             raise UnusableYaml("an alias stands for something that it is part of")
@@ -109,7 +109,7 @@ def write_plans(plans: Sequence[SweepPlan], remarks: Sequence[str], data_dir: st
 
 
 def _check_entry(path: Path, entry: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the values of an entry with the types that their keys have."""
+    """Return the values of an entry, converted to the types of their keys."""
     values = {}
     for key, value in without_aliases(entry).items():
         if key not in CHECKS:

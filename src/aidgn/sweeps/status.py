@@ -1,4 +1,4 @@
-"""The status of a sweep, from its folder alone: any process on any machine that sees the folder can read it."""
+"""Read the status of a sweep from its folder alone, in any process on any machine that sees the folder."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from aidgn.sweeps.timing import Speeds, in_words
 
 @dataclass
 class Status:
-    """How a sweep stands."""
+    """The status of a sweep."""
 
     total: int  # number of runs
     counts: Counter[str]  # runs by status: done, running, failed, left
@@ -79,12 +79,12 @@ def read_status(folder: SweepFolder) -> Status:
 
 
 def _status_without_plan(folder: SweepFolder) -> Status:
-    """Return the status of runs that no sweep has planned: finished or not."""
+    """Return the status of runs that no sweep planned: they are finished or not."""
     if not folder.path.is_dir():
         raise AidgnError(f"The folder {folder.path} does not exist.")
     if RunFolder(folder.path).exists:
         raise AidgnError(f"{folder.path} is a run, not a sweep. Give the folder around it, {folder.path.parent}.")
-    # A folder without a log is a model that was kept of a run.
+    # A folder without a log is the model of a run, copied from the run's folder.
     names = [
         name
         for name in folder.run_folders()
@@ -95,14 +95,10 @@ def _status_without_plan(folder: SweepFolder) -> Status:
         planned = [path for depth in ("*", "*/*") for path in folder.path.glob(f"{depth}/.sweep/plan.json")]
         sweeps = {path.parent.parent for path in planned}
         deeper = sorted(sweeps | {run.path.parent for run in runs if run.log_file.exists()})
-        raise AidgnError(
-            f"{folder.path} has no runs and no plan of a sweep"
-            + (
-                f", but folders in it do: {some(deeper, 5)}. Give one of them."
-                if deeper
-                else ". Give the folder that `aidgn sweep` was given as --out."
-            )
-        )
+        advice = ". Give the folder that `aidgn sweep` was given as --out."
+        if deeper:
+            advice = f", but folders in it do: {some(deeper, 5)}. Give one of them."
+        raise AidgnError(f"{folder.path} has no runs and no plan of a sweep{advice}")
     done = sum(RunFolder(folder.path / name).finished for name in names)
     return Status(
         len(names),

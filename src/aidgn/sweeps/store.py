@@ -1,6 +1,6 @@
 """The files of a sweep, next to its run folders:
 
-    sweep.yaml              plans of the sweep, with which it can be continued
+    sweep.yaml              plans of the sweep; `aidgn sweep SWEEP/sweep.yaml` continues them
     .sweep/plan.json        its runs, for readers without access to the data
     .sweep/attempts/        the journal of each run, see journal.py
 
@@ -46,7 +46,7 @@ class PlannedRun(NamedTuple):
         return self.dataset, self.algorithm, tuple(self.target), self.trial, self.draw
 
     def is_valid(self) -> bool:
-        """Whether the values, which come from a file, have their types, and the key is the name of a file."""
+        """Return whether values from a file have the right types, and the key can be the name of a file."""
         typed = all(map(is_of_type, self, PLANNED_TYPES))
         numbers = self.trial, self.draw, self.steps
         return typed and not {"/", "\0"} & set(self.key) and all(0 <= number <= MAX_NUMBER for number in numbers)
@@ -96,7 +96,7 @@ class SweepFolder:
             raise AidgnError(f"{self.json} cannot be read ({error}). Remove it and start the sweep again.") from None
 
     def write(self, runs: Sequence[PlannedRun], retries: int, yaml: str) -> None:
-        """Write the plan. If only the first file is written, continuing the sweep writes the second."""
+        """Write the two files of the plan. If a crash leaves the first only, continuing the sweep writes the second."""
         write_text(self.yaml, yaml)
         write_text(self.json, json.dumps({"retries": retries, "runs": runs}) + "\n")
 
@@ -105,14 +105,14 @@ class SweepFolder:
         return FolderLock(self.json.parent / "lock")
 
     def join(self) -> bool:
-        """Mark this process as at work here, as long as this object exists. Return whether no other process is."""
+        """Mark this process as working in the folder while this object exists; return whether it is the only one."""
         self._at_work = FolderLock(self.json.parent / "at-work")
         alone = self._at_work.try_acquire()
         self._at_work.acquire(shared=True)
         return alone
 
     def statuses(self, runs: Sequence[PlannedRun], retries: int) -> list[RunStatus]:
-        """Find how each run stands, from the disk alone."""
+        """Return the status of each run, from the disk alone."""
         open_runs = [run for run in runs if run.key not in self._done]
         histories = {run.key: history(self.path, run.key) for run in open_runs}
         folders = {key: past.folder for key, past in histories.items() if past.folder}
@@ -133,7 +133,7 @@ class SweepFolder:
         return [self._done.get(run.key) or open_statuses[run.key] for run in runs]
 
     def tidy(self) -> None:
-        """Remove what killed processes left in the folders of finished runs, which no process opens again."""
+        """Remove temporary files that killed processes left in the folders of finished runs."""
         for name in self.run_folders():
             RunWriter(self.path / name).tidy()
 

@@ -1,4 +1,4 @@
-"""A sweep: plan runs, compare them with what its folder holds, train them."""
+"""A sweep: plan runs, and compare them with the runs in its folder."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -26,13 +26,13 @@ from aidgn.sweeps.plan_file import read_plans, write_plans
 from aidgn.sweeps.store import Cell, PlannedRun, RunStatus, SweepFolder, list_runs
 from aidgn.sweeps.timing import Speeds
 
-SAME_FAILURES = 5  # first runs that fail with the same error: the others would, too
+SAME_FAILURES = 5  # if so many first runs fail with the same error, the others would too
 OPTIONS = {option.name: option for option in run_options()}
 
 
 @dataclass
 class Sweep:
-    """Runs that were asked for, each once, and the folder they belong to."""
+    """The runs of one call, each once, and their folder."""
 
     folder: SweepFolder
     plans: list[SweepPlan]  # plans of the runs
@@ -43,9 +43,9 @@ class Sweep:
     # By name of the data set, the precision, images and weights that all its runs must share, where known
     shared: dict[str, dict[str, str]]
     statuses: list[RunStatus] = field(default_factory=list)  # status of each run at the last `refresh`
-    # Algorithms of runs in the folder that an earlier text of a custom algorithm's file made
+    # Custom algorithms whose files were edited after runs in the folder were made, one entry for each such run
     older: list[str] = field(default_factory=list)
-    other_runs: int = 0  # unfinished runs that were planned in the folder before and were not asked for now
+    other_runs: int = 0  # unfinished runs that earlier calls planned in the folder and this call does not
 
     @classmethod
     def prepare(
@@ -61,11 +61,11 @@ class Sweep:
         """Plan the runs and decode the images that are not decoded yet.
 
         Args:
-            plans: What to train.
+            plans: The plans.
             out: Folder of the sweep.
             data_dir: Where data sets are.
-            precision: Precision of the runs, if it is known here.
-            dry_run: Decode and write nothing, and take data sets that are not on this disk from the registry.
+            precision: Precision of the runs, if this machine decides it.
+            dry_run: Decode and write nothing, and describe data sets that are not on this disk by the registry.
             on_prepare: Called with the number of decoded images and the number of all.
         """
         loaded: dict[tuple[str, str | None, int | None, bool], Dataset] = {}
@@ -114,15 +114,15 @@ class Sweep:
         self.statuses = self.folder.statuses(self.runs, retries)
 
     def count(self, kind: str) -> int:
-        """Return the number of runs with this status."""
+        """Return the number of runs with this status, see `RunStatus`."""
         return len(self.numbers(kind))
 
     def numbers(self, *kinds: str) -> list[int]:
-        """Return the numbers of the runs with one of these statuses."""
+        """Return the numbers of the runs with one of these statuses, see `RunStatus`."""
         return [number for number, status in enumerate(self.statuses) if status.kind in kinds]
 
     def errors(self) -> list[tuple[PlannedRun, str]]:
-        """Return the runs that were set aside, with the line that says why."""
+        """Return the runs that were set aside, with the last line of their error."""
         return [(self.runs[n], last_line(self.statuses[n].history.error)) for n in self.numbers("failed")]
 
     def edited_runs(self) -> int:
@@ -134,7 +134,7 @@ class Sweep:
         return Speeds(self.runs, self.statuses).total(self.runs[number] for number in numbers)
 
     def check(self) -> None:
-        """Refuse runs that tables would mix with runs of another kind in the folder."""
+        """Raise an error if a table would mix these runs with runs of other settings in the folder."""
         specs = {self.datasets[spec.dataset].name: spec for spec in self.specs}
         by_cell: dict[Cell, RunSpec] = dict(zip((run.cell for run in self.runs), self.specs, strict=True))
         keys = {run.key for run in self.runs}
@@ -150,8 +150,8 @@ class Sweep:
             cell = tuple(identity[key] for key in ("dataset", "algorithm", "target", "trial", "draw"))
             cell = (*cell[:2], tuple(cell[2]), *cell[3:])
             key = sweep_key(identity)
-            # A run by `aidgn train` with other hyper-parameters is one more candidate for selection, a planned run
-            # is not. A run of a custom algorithm may have been planned by an earlier text of its file.
+            # A run of `aidgn train` with other hyper-parameters is one more candidate for selection; a planned run is
+            # not. A custom algorithm's run may have been planned before its file was edited.
             was_planned = key in keys_before or ("source" in identity and cell in cells_before)
             if not different and cell in by_cell and key not in keys and was_planned:
                 spec = by_cell[cell]
@@ -175,20 +175,24 @@ class Sweep:
             self._check_custom_algorithms()
 
     def _compare(self, identity: dict[str, Any], spec: RunSpec) -> dict[str, tuple[Any, Any]]:
-        """Return settings that a run in the folder must share with a new one and does not: (there, here) by name."""
+        """Return the settings of a run in the folder that must equal those of a new run and do not.
+
+        Returns:
+            The values there and here, by name of the setting.
+        """
         here = {name: getattr(spec, name) for name in MUST_MATCH if name != "weights"}
         here |= self.shared[identity["dataset"]]
         different = {}
         for name, value in here.items():
             there = identity.get(name, OPTIONS[name].default if name in OPTIONS else None)
-            # The digest of the images is known in part before they are decoded.
+            # Before the images are decoded, only the beginning of their digest is known.
             same = str(there).startswith(str(value)) if name == "data" else there == value
             if not same:
                 different["images" if name == "data" else name] = (there, value)
         return different
 
     def _check_custom_algorithms(self) -> None:
-        """Refuse other settings for an edited custom algorithm, which the plan in the folder would mix with these."""
+        """Raise an error for an edited custom algorithm with other settings than in the folder's plan."""
         places = {name: (place, plan) for plan in self.plans for name, place in plan.custom_algorithms().items()}
         for earlier in read_plans(self.folder.yaml)[0]:
             for name, place in earlier.custom_algorithms().items():
@@ -204,7 +208,7 @@ class Sweep:
                     )
 
     def save_plan(self, retries: int, data_dir: str | None) -> None:
-        """Add the plans and their runs to those in the folder, and mark this process as at work there."""
+        """Add the plans and their runs to those in the folder, and mark this process as working there."""
         with self.folder.locked():
             before, retries_before = self.folder.planned()
             keys = {run.cell: run.key for run in self.runs if not run.varied}
@@ -216,7 +220,7 @@ class Sweep:
                 )
             stored = read_plans(self.folder.yaml)[0] if self.folder.yaml.exists() else []
             new = [plan.settled([spec for spec in self.specs if spec.dataset in plan.datasets]) for plan in self.plans]
-            # `check` refuses plans that differ from finished runs, so a plan that differs has not begun.
+            # `check` refuses plans that conflict with runs in the folder, so a conflicting plan has no runs yet.
             dropped = [plan for plan in stored if any(plan.conflicts_with(other) for other in new)]
             plans = [plan for plan in stored if plan not in dropped]
             plans += [plan for plan in new if plan not in plans]
@@ -226,8 +230,8 @@ class Sweep:
             if list(runs.values()) != before or retries != retries_before or plans != stored:
                 text = write_plans(plans, self._remarks(len(runs)), data_dir)
                 self.folder.write(list(runs.values()), retries, text)
-            asked = {run.key for run in self.runs}
-            others = [run for key, run in runs.items() if key not in asked]
+            own_keys = {run.key for run in self.runs}
+            others = [run for key, run in runs.items() if key not in own_keys]
         self.other_runs = sum(status.kind != "done" for status in self.folder.statuses(others, retries))
 
     def _table_name(self, dataset: str) -> str:
@@ -248,15 +252,15 @@ class Sweep:
 
 
 def stop_if_all_fail(on_event: OnEvent) -> OnEvent:
-    """Return the callback, ending the sweep if the first runs all fail with the same error."""
+    """Return a callback that calls `on_event` and ends the sweep if the first runs all fail with the same error."""
     errors: list[str] | None = []
 
-    def checked(number: int, kind: str, value: Any) -> None:
+    def checked(number: int, event: str, value: Any) -> None:
         nonlocal errors
-        on_event(number, kind, value)
-        if kind == "done":
+        on_event(number, event, value)
+        if event == "done":
             errors = None
-        elif kind == "failed" and errors is not None:
+        elif event == "failed" and errors is not None:
             errors.append(last_line(value))
             if errors == errors[:1] * SAME_FAILURES:
                 raise AidgnError(
@@ -277,7 +281,7 @@ def outline(spec: RunSpec) -> Dataset:
 
 
 def _check_one_table(specs: Sequence[RunSpec]) -> None:
-    """Refuse plans of one file that a table would mix, as runs of another plan in the folder are refused."""
+    """Raise an error if a table would mix runs of these plans that have other settings or another algorithm."""
     names: dict[str, str] = {}
     for algorithm in dict.fromkeys(spec.algorithm for spec in specs):
         name = find(algorithm).name()

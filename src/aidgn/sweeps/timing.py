@@ -1,4 +1,4 @@
-"""Forecasts of how long runs take, from runs of the same sweep."""
+"""Forecast the time of runs from the speed of other runs of the sweep."""
 
 import socket
 import statistics
@@ -14,7 +14,7 @@ class Speeds:
     Args:
         runs: The planned runs.
         statuses: The status of each.
-        here: Whether to use runs of this machine alone.
+        here: Whether to use only runs of this machine.
     """
 
     def __init__(self, runs: Iterable[PlannedRun], statuses: Iterable[RunStatus], here: bool = True):
@@ -27,7 +27,7 @@ class Speeds:
         self.medians = {key: statistics.median(values) for key, values in seconds.items()}
 
     def seconds_per_step(self, run: PlannedRun) -> float | None:
-        """Return the time of the same algorithm on the same data set, else of other algorithms on it, if known."""
+        """Return the seconds of the run's algorithm on its data set, else of all algorithms there; None if unknown."""
         return self.medians.get((run.dataset, run.algorithm), self.medians.get((run.dataset,)))
 
     def total(self, runs: Iterable[PlannedRun]) -> float | None:

@@ -1,4 +1,4 @@
-"""The launchers by name. To add one: write its file, add its line here."""
+"""The launchers by name. To add a launcher, write its file and add its line here."""
 
 from aidgn.sweeps.launchers.base import Launcher
 from aidgn.sweeps.launchers.local import LocalLauncher

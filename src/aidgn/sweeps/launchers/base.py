@@ -1,4 +1,4 @@
-"""What launchers have in common: their interface, their options, and the queue of runs.
+"""The interface of launchers, their common options, and the queue of runs.
 
 A launcher reports events with a run's number, a kind and a value:
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
 
 RETRIES = 2  # attempts at a run after its first one failed
-BUSY_SECONDS = 20.0  # until a run that another process is training is looked at again
+BUSY_SECONDS = 20.0  # before a run that another process is training is tried again
 
 OnEvent = Callable[[int, str, Any], None]
 
 
 @dataclass
 class Launcher(ABC):
-    """Trains many runs somewhere. The fields of a launcher, a dataclass, are the options of the command line."""
+    """Train many runs. Launchers are dataclasses, whose fields are options of the command line."""
 
     workers: int | None = option(
         "Number of worker processes; more workers than GPUs share the GPUs",
@@ -43,12 +43,12 @@ class Launcher(ABC):
     )
 
     def check(self) -> None:
-        """Raise an error if the launcher cannot be used here, or its options cannot."""
+        """Raise an error if this machine lacks what the launcher needs, or an option has an invalid value."""
         for entry in declared_options(type(self)):
             entry.convert(getattr(self, entry.name))
 
     def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
-        """Return how many runs are trained at a time, as far as that is known before the start."""
+        """Return how many runs are trained at a time, or 1 if that is not known before the start."""
         return self.workers or 1
 
     def run(
@@ -100,7 +100,7 @@ class RunQueue:
     out: str | Path
     retries: int
     on_event: OnEvent
-    busy: list[tuple[float, int]] = field(default_factory=list)  # when to try runs again that other processes train
+    busy: list[tuple[float, int]] = field(default_factory=list)  # runs of other processes, with the time to try again
     failed: dict[int, str] = field(default_factory=dict)  # errors of runs that were set aside
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class RunQueue:
             self.on_event(run, "failed", error)
 
     def record(self, run: int, outcome: str, text: str) -> None:
-        """Take note of how an attempt ended; raise an error if that concerns all runs."""
+        """Handle the outcome of an attempt; raise an error if the outcome concerns all runs."""
         if outcome == "stop":
             raise AidgnError(text)
         if outcome == "done":
@@ -136,7 +136,7 @@ class RunQueue:
         return max(min(self.busy)[0] - time.monotonic(), 0) if self.busy else None
 
     def requeue_busy(self) -> None:
-        """Let busy runs that are due wait for a worker."""
+        """Move busy runs whose time has come to the waiting ones."""
         now = time.monotonic()
         self.waiting.extend(run for due, run in self.busy if due <= now)
         self.busy = [(due, run) for due, run in self.busy if due > now]

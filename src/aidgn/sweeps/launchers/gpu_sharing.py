@@ -1,4 +1,4 @@
-"""Several runs at a time on a GPU: NVIDIA's MPS, and how many runs fit."""
+"""Train several runs at a time on a GPU: start NVIDIA's MPS, and count the runs that fit."""
 
 import os
 import shutil
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 from aidgn.terminal import log
 
-MAX_RUNS = 4  # at a time on a GPU: more gain nothing, as measured in benchmarks/README.md
-CORES = 2  # of the processor for each run
-MEMORY_SHARE = 0.6  # of a GPU; later runs may have larger batches than the one that was measured
-SECONDS = 60.0  # that each of NVIDIA's commands may take
+MAX_RUNS = 4  # runs at a time on a GPU; more are not faster (benchmarks/README.md)
+CORES = 2  # cores of the processor for each run
+MEMORY_SHARE = 0.6  # share of a GPU's memory to fill; later runs may have larger batches than the measured one
+SECONDS = 60.0  # time limit of each of NVIDIA's commands
 CONTROL = "nvidia-cuda-mps-control"
 PROBE = "import torch; torch.zeros(1, device='cuda')"
 
@@ -22,7 +22,7 @@ PROBE = "import torch; torch.zeros(1, device='cuda')"
 def start_mps() -> Iterator[bool]:
     """Run NVIDIA's MPS for the processes started in the block, so that their kernels run side by side.
 
-    A server that the environment names is used and left alone. The block gets whether there is one that works.
+    A server that the environment names is used and not stopped. Yields whether a server works.
     """
     if os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
         yield True
@@ -33,7 +33,7 @@ def start_mps() -> Iterator[bool]:
         return
     with tempfile.TemporaryDirectory(prefix="aidgn-mps-") as folder:
         names = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        # A server that sees some GPUs only would number them anew for its clients.
+        # A server that sees only some GPUs would give them other numbers.
         everything = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         problem = _run([CONTROL, "-d"], everything | names)
         if problem is None:
@@ -54,7 +54,7 @@ def start_mps() -> Iterator[bool]:
 
 
 def _run(command: list[str], environment: Mapping[str, str], text: str = "") -> str | None:
-    """Run a command; return its last line of output, or the exception, if it fails."""
+    """Run a command; return None, or if it fails its last line of output or the exception."""
     try:
         result = subprocess.run(
             command,
@@ -68,12 +68,14 @@ def _run(command: list[str], environment: Mapping[str, str], text: str = "") -> 
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
+    if result.returncode == 0:
+        return None
     lines = result.stdout.strip().splitlines()
-    return None if result.returncode == 0 else (lines[-1] if lines else f"exit code {result.returncode}")
+    return lines[-1] if lines else f"exit code {result.returncode}"
 
 
 def count_runs(gpu: str, gpus: int, cores: int) -> int:
-    """Return how many runs a GPU holds at a time, by the memory that is in use while one is trained.
+    """Return how many runs a GPU can train at a time, from the memory in use while it trains one.
 
     Args:
         gpu: The number or UUID of the GPU.

@@ -1,4 +1,4 @@
-"""Train runs one after another in this process: for runs of a second or two, which a worker's start would outlast."""
+"""Train runs one after another in this process, for runs of a second or two: starting a worker would take longer."""
 
 import time
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class InProcessLauncher(Launcher):
-    """This process, which keeps images and features in memory from run to run."""
+    """Train in this process, which keeps images and features in memory from run to run."""
 
     def workers_here(self, specs: "Sequence[RunSpec]", device: str) -> int:
         return 1
 
     def train(self, queue: RunQueue, device: str, training: dict[str, Any]) -> None:
-        """Train the runs; raise `Interrupted` if a signal stopped one, which is saved."""
+        """Train the runs; raise `Interrupted` after a signal stopped and saved one."""
         while not queue.empty:
             if not queue.waiting:
                 time.sleep(queue.seconds_to_wait() or 0)

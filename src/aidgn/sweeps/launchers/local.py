@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
 
 UNGUARDED = 97  # exit code of a worker that would train while it imports the user's script
-STILLBORN = 9  # workers in a row that may die before they begin a run
+MAX_STILLBORN = 9  # workers in a row that may die before they begin a run
 GRACE = 60.0  # seconds for a worker to save its run and exit
 
 
@@ -53,11 +53,11 @@ class Worker:
     def assign(self, run: int, spec: "RunSpec") -> None:
         """Send a run to the worker."""
         self.run = run
-        with suppress(OSError):  # reading from the pipe of a dead worker will say that it died
+        with suppress(OSError):  # the worker is dead: reading from its pipe will show that
             self.pipe.send((run, spec))
 
     def stop(self, seconds: float) -> None:
-        """Wait for the process to exit. One that hangs in a driver ignores SIGTERM and would hold its GPU: SIGKILL."""
+        """Wait for the process to exit, then kill it: a process that hangs in a driver would keep its GPU."""
         self.pipe.close()
         self.process.join(max(seconds, 0))
         if self.process.is_alive():
@@ -66,7 +66,7 @@ class Worker:
 
 
 def refuse_in_import() -> None:
-    """End this process if it is a worker that still imports the user's script: the script would start workers too."""
+    """Exit if this process is a worker that is importing the user's script, which would start workers again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(UNGUARDED)
 
@@ -77,7 +77,7 @@ class WorkerPool:
 
     queue: RunQueue
     training: dict[str, Any]  # arguments of `train`
-    to_fill: set[str] = field(default_factory=set)  # GPUs that get further workers once a run tells how many fit
+    to_fill: set[str] = field(default_factory=set)  # GPUs that get more workers once a run shows how many fit
     workers: list[Worker] = field(default_factory=list)
     stillborn: int = 0  # workers in a row that died before they began a run
 
@@ -91,8 +91,8 @@ class WorkerPool:
         ours, theirs = context.Pipe()
         arguments = (theirs, str(self.queue.out), {**self.training, "device": place.device})
         process = context.Process(target=worker_main, args=arguments, daemon=True)
-        # A terminal sends Ctrl-C to all processes; workers ignore it and stop when this process says so. The start of
-        # the resource tracker would unblock the signal, so it comes first.
+        # A terminal sends Ctrl-C to all processes; workers ignore it and stop when this process tells them to. Start
+        # the resource tracker first, because its start would unblock the signal.
         resource_tracker.ensure_running()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -118,23 +118,23 @@ class WorkerPool:
         if message is None:
             self.replace_dead(worker)
             return
-        run, kind, value = message
-        if kind in ("prepare", "features", "step"):
-            self.queue.on_event(run, kind, value)
-            if kind == "step" and value > (self.queue.specs[run].eval_every or 0):
+        run, event, value = message
+        if event in ("prepare", "features", "step"):
+            self.queue.on_event(run, event, value)
+            if event == "step" and value > (self.queue.specs[run].eval_every or 0):
                 self.fill(worker.place)
             return
         worker.run = None
-        self.queue.record(run, kind, value)
-        if kind == "crashed":  # a crash may leave the process and its GPU in any state
+        self.queue.record(run, event, value)
+        if event == "crashed":  # a crash may leave the process and its GPU in any state
             worker.stop(GRACE / 6)
             self.replace(worker)
 
     def fill(self, place: WorkerDevice) -> None:
-        """Start further workers on a GPU, where one has trained and evaluated and so shows how much memory it needs."""
+        """Start more workers on a GPU after a run was trained and evaluated there: then its memory use is known."""
         if place.visible not in self.to_fill:
             return
-        from aidgn.data.row_cache import usable_cores  # with NumPy, which `aidgn sweep --help` does not need
+        from aidgn.data.row_cache import usable_cores  # imports NumPy, which `aidgn sweep --help` does not need
 
         self.to_fill.remove(place.visible)
         gpus = len({worker.place.visible for worker in self.workers})
@@ -155,13 +155,13 @@ class WorkerPool:
         error = f"its process died (exit code {worker.process.exitcode})"
         began = journal.record_death(self.queue.specs[run], self.queue.out, error, worker.process.pid)
         self.stillborn = 0 if began else self.stillborn + 1
-        if self.stillborn > STILLBORN:
+        if self.stillborn > MAX_STILLBORN:
             raise AidgnError(f"Worker processes end before they begin a run; the last: {error}.")
         self.queue.record_failure(run, error)
         self.replace(worker)
 
     def replace(self, worker: Worker) -> None:
-        """Start another worker in the place of one that is gone, if there is work."""
+        """Start another worker on the device of one that is gone, if runs are left."""
         self.workers.remove(worker)
         if not self.queue.empty:
             self.start(worker.place)
@@ -180,7 +180,7 @@ class WorkerPool:
 
 @dataclass
 class LocalLauncher(Launcher):
-    """Worker processes on this machine: one per GPU; on the CPU one per core, or one for networks on large images."""
+    """Train in worker processes on this machine: one per GPU; on the CPU one per core, or one for large images."""
 
     share_gpus: bool = option(
         "Train several runs at a time on each GPU by NVIDIA's MPS: --workers in all, or as many as the memory "
@@ -200,7 +200,7 @@ class LocalLauncher(Launcher):
             self.train_in(WorkerPool(queue, training, to_fill), places)
 
     def train_in(self, pool: WorkerPool, places: Sequence[WorkerDevice]) -> None:
-        """Train the runs of a pool, with a worker in each of these places from the start."""
+        """Train the runs of a pool; start a worker on each of these devices."""
         queue = pool.queue
         try:
             for place in places:
@@ -217,7 +217,7 @@ class LocalLauncher(Launcher):
 
 
 def choose_places(device: str, workers: int | None, specs: "Sequence[RunSpec]") -> list[WorkerDevice]:
-    """Return a place for every worker: the GPUs in turn, or the CPU, which one run of large images keeps busy."""
+    """Return the device of every worker: the GPUs in turn, or the CPU, which one run on large images keeps busy."""
     import torch
 
     from aidgn.data.registry import SMALL_SIDE
@@ -236,7 +236,7 @@ def choose_places(device: str, workers: int | None, specs: "Sequence[RunSpec]") 
 
 
 def share_gpus(numbers: Sequence[int], workers: int | None, visible: str | None) -> list[WorkerDevice]:
-    """Return a GPU for each worker, which sees no other. `numbers` count within CUDA_VISIBLE_DEVICES, if it is set."""
+    """Return the only GPU that each worker sees. `numbers` count within CUDA_VISIBLE_DEVICES, if it is set."""
     names = [name.strip() for name in visible.split(",")] if visible else []
     gpus = [names[number] if number < len(names) else str(number) for number in numbers]
     return [WorkerDevice("cuda", gpus[i % len(gpus)]) for i in range(workers or len(gpus))]
@@ -258,7 +258,7 @@ def visible_gpus(gpus: str | None) -> Iterator[None]:
 
 
 def worker_main(pipe: Connection, out: str, training: dict[str, Any]) -> None:
-    """Train the runs that the pipe brings until it closes, a run crashes or the sweep is interrupted."""
+    """Train the runs that arrive over the pipe, until it closes, a run crashes or the sweep is interrupted."""
     threading.Thread(target=watch_parent, daemon=True).start()
     log.addFilter(_OncePerWorker())
     outcome = ""
@@ -268,9 +268,9 @@ def worker_main(pipe: Connection, out: str, training: dict[str, Any]) -> None:
         except (EOFError, OSError):
             return
 
-        def send(kind: str, value: Any, number: int = number) -> None:
+        def send(event: str, value: Any, number: int = number) -> None:
             with suppress(OSError):
-                pipe.send((number, kind, value))
+                pipe.send((number, event, value))
 
         outcome, text = journal.attempt(spec, out, on_event=send, **training)
         if outcome != "interrupted":
@@ -278,7 +278,7 @@ def worker_main(pipe: Connection, out: str, training: dict[str, Any]) -> None:
 
 
 class _OncePerWorker(logging.Filter):
-    """Let a warning through once, as it is often true of many runs."""
+    """Let each warning through once: many runs often give the same one."""
 
     def __init__(self) -> None:
         super().__init__()

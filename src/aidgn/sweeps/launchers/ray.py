@@ -22,7 +22,7 @@ from aidgn.sweeps import journal
 from aidgn.sweeps.launchers.base import ClusterLauncher, RunQueue
 from aidgn.sweeps.launchers.ray_actors import ProgressActor, TrainingActor
 
-RESIZE_SECONDS = 5.0  # between two looks at the size of the cluster
+RESIZE_SECONDS = 5.0  # between two checks of the size of the cluster
 OBJECT_STORE = 80 * 2**20  # bytes, Ray's minimum: only small messages travel
 
 
@@ -31,7 +31,7 @@ class RayWorker:
     """An actor of Ray and the number of its run."""
 
     actor: Any
-    answer: Any  # to the last call: ready, or train
+    answer: Any  # reference to the result of the last call, `ready` or `train`
     node: str = ""
     run: int | None = None
     idle: bool = False
@@ -39,7 +39,7 @@ class RayWorker:
 
 @dataclass
 class RayLauncher(ClusterLauncher):
-    """Workers on a Ray cluster, as many as it has room for, now and when nodes join."""
+    """Train in workers on a Ray cluster, as many as fit; more start when nodes join."""
 
     ray_address: str | None = option(
         "Address of a Ray cluster",
@@ -83,7 +83,7 @@ class RayPool:
     ):
         self.ray = ray
         self.queue = queue
-        self.limit = limit  # of workers; None for as many as there is room for
+        self.limit = limit  # number of workers; None for as many as fit
         self.cpus = cpus
         self.gpus = gpus
         self.workers: list[RayWorker] = []
@@ -127,7 +127,7 @@ class RayPool:
                 worker.answer = worker.actor.train.remote(worker.run, self.queue.specs[worker.run])
 
     def handle_answers(self) -> None:
-        """Wait a moment for answers and handle them."""
+        """Wait a moment for results of calls and handle them."""
         pending = {worker.answer: worker for worker in self.workers if not worker.idle}
         if not pending:
             time.sleep(0.2)
@@ -136,12 +136,12 @@ class RayPool:
             self.handle_answer(pending[answer])
 
     def handle_answer(self, worker: RayWorker) -> None:
-        """Handle the answer of a worker, or its loss."""
+        """Handle the result of a worker's call, or the loss of the worker."""
         try:
             outcome, text = self.ray.get(worker.answer)
         except (self.ray.exceptions.RayTaskError, self.ray.exceptions.RaySystemError) as error:
             raise AidgnError(f"A Ray worker could not start; is aidgn installed on every node?\n{error}") from None
-        except self.ray.exceptions.RayError as error:  # it died, ran out of memory, or its node did
+        except self.ray.exceptions.RayError as error:  # the worker died or ran out of memory, or its node did
             self.replace_lost(worker, error)
             return
         run = worker.run
@@ -159,7 +159,7 @@ class RayPool:
             worker.idle = False
 
     def replace_lost(self, worker: RayWorker, error: Any) -> None:
-        """Queue the run of a lost worker, which Ray restarts where there is room."""
+        """Queue the run of a lost worker. Ray restarts the worker where there is room."""
         run = worker.run
         worker.run = None
         worker.idle = False
@@ -182,12 +182,12 @@ class RayPool:
             self.queue.on_event(run, "retry", "its node was lost")
 
     def report_progress(self) -> None:
-        """Pass the events that workers left on."""
+        """Pass on the events that workers sent since the last call."""
         runs = {worker.run for worker in self.working}
         with suppress(self.ray.exceptions.RayError):
-            for run, kind, value in self.ray.get(self.progress.take.remote(), timeout=10):
+            for run, event, value in self.ray.get(self.progress.take.remote(), timeout=10):
                 if run in runs:
-                    self.queue.on_event(run, kind, value)
+                    self.queue.on_event(run, event, value)
 
     def stop(self) -> None:
         """Let all workers save their runs, and end them."""

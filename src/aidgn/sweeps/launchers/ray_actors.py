@@ -1,4 +1,4 @@
-"""The processes that Ray keeps for a sweep: one trains run after run, another passes events between nodes."""
+"""The actors of a sweep on Ray: some train run after run, one passes events to the launcher."""
 
 import os
 import signal
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class ProgressActor:
-    """Collects events of workers and tells them when to stop. If it is lost, only the display suffers."""
+    """Collect events of workers, and tell workers when to stop. If this actor is lost, only the display suffers."""
 
     def __init__(self) -> None:
         self.events: dict[int, tuple[str, Any]] = {}
         self.stopped = False
 
-    def tell(self, run: int, kind: str, value: Any) -> bool:
+    def tell(self, run: int, event: str, value: Any) -> bool:
         """Store the last event of a run; return whether to stop."""
-        self.events[run] = (kind, value)
+        self.events[run] = (event, value)
         return self.stopped
 
     def take(self) -> list[tuple[int, str, Any]]:

@@ -1,7 +1,7 @@
 """Train runs as jobs of a SLURM cluster, in job arrays with one job per run, submitted by submitit.
 
-The launcher submits and watches. It may be stopped and started again: jobs go on without it, and runs with a job in the
-queue are not submitted twice.
+The launcher submits jobs and watches them. It may be stopped and started again: jobs go on without it, and runs with a
+job in the queue are not submitted twice.
 
     SWEEP/.sweep/slurm/<name>.json    the runs of an array in the order of its indices, written before it is submitted
     SWEEP/.sweep/slurm/<name>/        submitit's files and the logs of the jobs
@@ -33,16 +33,16 @@ from aidgn.sweeps.launchers.base import BUSY_SECONDS, ClusterLauncher, RunQueue
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
 
-POLL = 10.0  # seconds between two looks at the queue
+POLL = 10.0  # seconds between two checks of the queue
 TIME_LIMIT = "1-00:00:00"
-WARNING = 120  # seconds before its time is up that a job is told to save and queue again
+WARNING = 120  # seconds before the end of its time limit, a job is told to save and queue again
 
 
 @dataclass
 class SlurmLauncher(ClusterLauncher):
-    """Jobs of a SLURM cluster, at most `workers` of an array at a time.
+    """Train in jobs of a SLURM cluster, at most `workers` of an array at a time.
 
-    A job that is preempted or whose time is up saves its run, is queued again and continues.
+    A job that is preempted or reaches its time limit saves its run, is queued again and continues.
     """
 
     partition: str | None = option("Partition of the jobs.", metavar="NAME")
@@ -65,7 +65,11 @@ class SlurmLauncher(ClusterLauncher):
             raise AidgnError("--launcher slurm needs submitit, which is not installed: pip install 'aidgn[slurm]'.")
 
     def parameters(self, gpus: float) -> dict[str, Any]:
-        """Return the parameters of submitit for jobs with so many GPUs by default."""
+        """Return the parameters of submitit.
+
+        Args:
+            gpus: GPUs of a job if `gpus_per_run` is not set.
+        """
         gpus = gpus if self.gpus_per_run is None else self.gpus_per_run
         if gpus % 1:
             raise ParameterError("gpus_per_run", gpus, "a whole number: jobs of SLURM do not share GPUs")
@@ -83,7 +87,7 @@ class SlurmLauncher(ClusterLauncher):
         return parameters
 
     def train(self, queue: RunQueue, device: str, training: dict[str, Any]) -> None:
-        """Train the runs: submit their jobs and watch these."""
+        """Train the runs: submit their jobs and watch them."""
         parameters = self.parameters(0 if device.startswith("cpu") else 1)
         out = Path(queue.out).resolve()
         training = {**training, "device": "cuda" if "gpus_per_node" in parameters else "cpu"}
@@ -107,19 +111,19 @@ class SlurmLauncher(ClusterLauncher):
 
 
 class JobWatch:
-    """The runs of one call and what became of their jobs."""
+    """Watch the jobs of the runs of one call."""
 
     def __init__(self, queue: RunQueue, jobs: "JobQueue"):
         self.queue = queue
         self.jobs = jobs
         self.keys = [spec.key() for spec in queue.specs]
         self.left = set(range(len(queue.specs)))
-        self.attempts_before: dict[int, int] = {}  # of runs with a job: attempts that had ended before the job
+        self.attempts_before: dict[int, int] = {}  # for each run with a job, attempts that had ended before the job
         self.missed: dict[int, int] = {}  # how often a run's job was not found in the queue
         self.lost: dict[int, int] = {}  # jobs that ended without progress
 
     def update(self) -> list[int]:
-        """Look at the queue and the disk; return the runs to submit."""
+        """Read the queue and the journals; return the runs to submit."""
         from aidgn.runs.folder import RunFolder
 
         live = self.jobs.live()
@@ -151,7 +155,7 @@ class JobWatch:
         return to_submit
 
     def should_resubmit(self, run: int, history: journal.History) -> bool:
-        """Record how a job ended that left its run unfinished; return whether to submit the run again."""
+        """Record the end of a job that left its run unfinished; return whether to submit the run again."""
         queue = self.queue
         is_new = len(history.attempts) > self.attempts_before[run]
         last = history.attempts[-1] if is_new else None
@@ -175,14 +179,15 @@ class JobQueue:
     """The job arrays of a sweep, of this call and of earlier ones."""
 
     def __init__(self, folder: Path, parameters: Mapping[str, Any]):
-        self.folder, self.parameters = folder, parameters
+        self.folder = folder
+        self.parameters = parameters
         self.arrays: dict[str, list[str]] = {}  # keys of the runs, by name of the array
         for path in sorted(folder.glob("aidgn-*.json"), key=lambda path: path.stat().st_mtime):
             self.arrays[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-        self.queued: set[str] | None = None  # names of arrays in the queue at the last look
+        self.queued: set[str] | None = None  # names of arrays that were in the queue at the last check
 
     def live(self) -> set[str] | None:
-        """Return the keys of runs with a job in the queue, None while SLURM does not answer."""
+        """Return the keys of runs with a job in the queue; None while SLURM does not answer."""
         answer = subprocess.run(
             ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%j|%K"],
             capture_output=True,
@@ -241,10 +246,14 @@ def _max_array_size() -> int:
 
 
 def _minutes(limit: str) -> int:
-    """Convert a time as sbatch takes it: minutes, m:s, h:m:s, days-h, days-h:m or days-h:m:s; round up."""
+    """Convert a time in one of sbatch's forms (minutes, m:s, h:m:s, days-h, days-h:m, days-h:m:s); round up."""
     days, dash, rest = limit.strip().rpartition("-")
     parts = [int(part) if part.isdecimal() else -1 for part in (*([days] if dash else []), *rest.split(":"))]
-    units = (1440, 60, 1, 1 / 60) if dash else (60, 1, 1 / 60) if len(parts) == 3 else (1, 1 / 60)
+    units: tuple[float, ...] = (1, 1 / 60)
+    if dash:
+        units = (1440, 60, 1, 1 / 60)
+    elif len(parts) == 3:
+        units = (60, 1, 1 / 60)
     minutes = math.ceil(sum(part * unit for part, unit in zip(parts, units, strict=False)))
     if min(parts) < 0 or len(parts) > len(units) or minutes < 1:
         raise ParameterError("time_limit", limit, "minutes, hours:minutes:seconds or days-hours, such as 1-12")
@@ -260,7 +269,7 @@ def _name_and_value(setting: str) -> tuple[str, str | bool]:
 
 @dataclass
 class Task:
-    """The work of a job."""
+    """A run as a job: a call trains the run."""
 
     spec: "RunSpec"
     out: str
@@ -288,7 +297,7 @@ class Task:
         return outcome
 
     def checkpoint(self) -> Any:
-        """Return what submitit runs when the job is queued again. The state is in the run's folder."""
+        """Return the task for submitit to run when the job is queued again. The state is in the run's folder."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
