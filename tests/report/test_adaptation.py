@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aidgn.errors import AidgnError, UnknownNameError
-from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, load_adaptation, write_lines
+from aidgn.report.adaptation import adaptation_tables, choose_runs, keep_comparable, load_adaptation, write_lines
 from aidgn.report.paper import paper, paper_ablation
 from aidgn.report.table import tables
 from aidgn.report.table_formats import FORMATS, Table
@@ -223,22 +223,22 @@ def test_holes_are_told_and_marked(tmp_path: Path) -> None:
         "AIDGN": ["80.0 (1)", "X", "X", "X", "X"],
     }
     assert "X: no result" in table.footnotes[0] and table.footnotes[-len(notes) :] == notes
-    compared = comparable(lines)  # what all three rows have
+    compared = keep_comparable(lines)  # what all three rows have
     assert {(line["target"][0], line["trial"]) for line in compared} == {("art_painting", 0)} and len(compared) == 3
-    assert comparable([line for line in lines if line["method"] == "none" and line["algorithm"] == "ERM"]) == []
+    assert keep_comparable([line for line in lines if line["method"] == "none" and line["algorithm"] == "ERM"]) == []
 
 
 def test_of_several_draws_the_one_that_validation_chooses(tmp_path: Path) -> None:
     write_run(tmp_path, "ERM", 0, 0, {"none": 0.9, "T3A": 0.9}, draw=0, validation=0.7)
     best = write_run(tmp_path, "ERM", 0, 0, {"none": 0.5, "T3A": 0.6}, draw=1, validation=0.8, lr=0.2)
     write_run(tmp_path, "ERM", 0, 0, {"none": 0.1}, draw=2, validation=0.6, lr=0.3)
-    assert chosen_runs([tmp_path])[0] == [best]
+    assert choose_runs([tmp_path])[0] == [best]
     (table,) = adaptation_tables(load_adaptation([tmp_path])[0])
     assert texts(table)["ERM + T3A"][0] == "60.0"
     given = sorted(tmp_path.glob("*"))[0]
-    assert chosen_runs([given]) == ([given], [])  # a run is taken as it is
+    assert choose_runs([given]) == ([given], [])  # a run is taken as it is
     with pytest.raises(AidgnError, match=r"-0-0-0 and .*-0-1-1"):
-        chosen_runs(sorted(tmp_path.glob("*")))
+        choose_runs(sorted(tmp_path.glob("*")))
 
 
 def test_what_was_measured_is_shown_without_the_model(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_nothing_to_show(tmp_path: Path) -> None:
             load_adaptation([tmp_path])
     (run / "model.safetensors").unlink()
     with pytest.raises(AidgnError, match="no model"):
-        chosen_runs([tmp_path])
+        choose_runs([tmp_path])
 
 
 def test_all_lines_in_a_file(tmp_path: Path) -> None:

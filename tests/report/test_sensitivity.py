@@ -8,7 +8,7 @@ import pytest
 
 from aidgn.errors import AidgnError
 from aidgn.report.figures import save
-from aidgn.report.sensitivity import curves, sensitivity
+from aidgn.report.sensitivity import collect_curves, sensitivity
 
 DOMAINS = ["a", "b", "c"]
 
@@ -47,7 +47,7 @@ POINTS = [{}, {"kappa": 5}, {"kappa": 40}, {"mu_star": 5}]
 
 
 def test_values_vary_one_at_a_time_at_selected_steps() -> None:
-    found, base = curves(records(POINTS))
+    found, base = collect_curves(records(POINTS))
     assert base == {"lr": 0.1, "kappa": 10, "mu_star": 20}
     assert {name: list(values) for name, values in found.items()} == {"kappa": [5, 10, 40], "mu_star": [5, 20]}
     for value in (5, 10, 40):
@@ -80,7 +80,7 @@ def test_the_figure_shows_means_and_standard_deviations(tmp_path: Path) -> None:
 
 
 def test_other_settings_that_differ_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    curves(records(POINTS))
+    collect_curves(records(POINTS))
     assert caplog.messages == []
     mixed = records(POINTS)
     for one in mixed:
@@ -88,7 +88,7 @@ def test_other_settings_that_differ_are_told(caplog: pytest.LogCaptureFixture) -
             one["args"]["precision"] = "bfloat16"
         else:
             one["args"]["precision"] = "float32"
-    curves(mixed)
+    collect_curves(mixed)
     (told,) = caplog.messages
     assert "precision: bfloat16 (6 runs); float32 (18 runs)" in told
 
@@ -99,4 +99,4 @@ def test_nothing_varied_or_several_algorithms_are_mistakes() -> None:
     mixed = records([{}])
     mixed[0]["args"]["algorithm"] = "ERM"
     with pytest.raises(AidgnError, match="one algorithm on one data set"):
-        curves(mixed)
+        collect_curves(mixed)

@@ -1,1 +1,1 @@
-"""What a trained run has learnt: its features, and what they say about the two assumptions of the paper."""
+"""Analyse trained runs: features, predictions, doubtful labels, the paper's two assumptions, comparisons."""

@@ -1,8 +1,8 @@
 """Paired comparisons of algorithms: differences with intervals, permutation tests, and average ranks.
 
 Two algorithms are compared on the results that both have: a pair is the same unseen domain of the same trial. Under the
-hypothesis that both have the same accuracy on these domains, the sign of every difference is as likely as its opposite.
-The tests say nothing of other domains than these.
+hypothesis that both have the same accuracy on these domains, both signs of every difference are equally likely. The
+tests say nothing about other domains.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from aidgn.runs.differences import count_choices
 from aidgn.runs.records import Record, as_records
 from aidgn.selection import select
 
-MIN_TRIALS = 3  # fewer show differences, but are never called a result
+MIN_TRIALS = 3  # with fewer trials, differences are shown without a test
 RESAMPLES = 2**16  # permutations; up to 16 pairs have no more, so that their test is exact
 
 
@@ -44,8 +44,8 @@ class Difference:
     wins: int  # pairs in which the first is better
     losses: int  # pairs in which the second is better
     targets: dict[tuple[str, int], float]  # mean difference by (data set, target)
-    # Runs, draws or values of hyper-parameters, that results of the first and of the second were chosen from, in the
-    # pair where these numbers differ most
+    # Number of runs (draws or values of hyper-parameters) that the results of the first and of the second were chosen
+    # from, in the pair where the two numbers differ most
     draws: tuple[int, int]
 
     @property
@@ -78,7 +78,7 @@ class Comparison:
 
     dataset: str | None  # name of the data set; None for several
     metric: str  # a key of `aidgn.metrics.METRICS`
-    differences: list[Difference]  # every two algorithms; those with the largest difference first
+    differences: list[Difference]  # one for every two algorithms, the largest first
     ranks: Ranks | None  # average ranks; None if there are fewer than two algorithms with enough trials
     left_out: dict[str, int]  # algorithms with too few trials for a test, with the number
 
@@ -164,16 +164,17 @@ def compare_values(
     enough = [name for name in values if trials[name] >= MIN_TRIALS]
     names = enough if len(enough) > 1 else list(values)
     higher = METRICS[metric].higher_is_better
-    found = [
+    differences = [
         _difference(first, second, values, everywhere, choices, higher) for first, second in combinations(names, 2)
     ]
-    tests = [number for number, difference in enumerate(found) if difference.p is not None]
-    corrected = dict(zip(tests, holm([found[number].p for number in tests]), strict=True))  # type: ignore[misc]
-    found = [replace(difference, p_holm=corrected.get(number)) for number, difference in enumerate(found)]
-    found.sort(key=lambda difference: -abs(np.nan_to_num(difference.mean)))
+    tested = [number for number, difference in enumerate(differences) if difference.p is not None]
+    p_values = holm([differences[number].p for number in tested])  # type: ignore[misc]
+    corrected = dict(zip(tested, p_values, strict=True))
+    differences = [replace(difference, p_holm=corrected.get(number)) for number, difference in enumerate(differences)]
+    differences.sort(key=lambda difference: -abs(np.nan_to_num(difference.mean)))
     left_out = {name: trials[name] for name in values if name not in names}
     ranks = rank({name: values[name] for name in enough}, everywhere, higher, choices) if len(enough) > 1 else None
-    return Comparison(dataset, metric, found, ranks, left_out)
+    return Comparison(dataset, metric, differences, ranks, left_out)
 
 
 def _fewest(trials: Mapping[str, Sequence[int]]) -> int:
@@ -188,7 +189,7 @@ def _difference(
     choices: Choices,
     higher_is_better: bool,
 ) -> Difference:
-    """Compare two algorithms in the trials that both have on every target, so that no target counts more."""
+    """Compare two algorithms in the trials that both have on every target, so that all targets have the same weight."""
     complete = complete_trials([values[first], values[second]], everywhere)
     pairs = [Pair(dataset, target, trial) for dataset, target in sorted(everywhere) for trial in complete[dataset]]
     gaps = np.array([values[first][pair] - values[second][pair] for pair in pairs])

@@ -22,9 +22,9 @@ from aidgn.theory import vmf_concentration
 Integers = NDArray[np.integer]
 Floats = NDArray[np.floating]
 
-MINIMUM = 5  # images of a class in a domain; fewer are neither described nor compared
+MINIMUM = 5  # classes with fewer images in a domain are neither described nor compared there
 GRAM = 2_000  # images of a domain in the comparison of its classes
-FITS = 199  # samples of a family drawn to judge a fit
+FITS = 199  # samples drawn from a family of distributions to test a fit
 
 
 def class_angles(

@@ -1,25 +1,27 @@
-"""Do the paper's two assumptions hold in the features of a run? Angular invariance: within a class, directions z/|z|
-are distributed alike in every domain. Norm shift: norms |z| are not.
+"""Test the paper's two assumptions on the features of a run.
 
-Both are measured by energy distances between domains within each class, target against sources and sources among
-themselves, with a permutation test (domain labels permuted within classes, Holm's correction over the tests). With many
-images every difference is beyond chance, so the verdict rests on an effect that does not depend on their number:
+Angular invariance: within a class, directions z/|z| have the same distribution in every domain. Norm shift: norms |z|
+have not.
+
+Both are measured by energy distances between domains within each class, target against sources and sources among each
+other, with a permutation test (domain labels permuted within classes, Holm's correction over the tests). With many
+images every difference is significant, so the verdict rests on an effect that does not depend on their number:
 
     angular invariance   sqrt(E / E between two classes of one domain): how far a class moves with the domain, in units
                          of the distance between classes; at 0.5 it is half way to another class, where borders lie
     norm shift           sqrt(2 E / mean difference of two norms of one class and domain): for a shift of normal
                          distributions Cohen's d, the shift in standard deviations; sees other changes too
 
-An effect below 0.25 is small, from 0.5 on large. Where there is nothing to measure by, as classes of the sources are
-not apart or norms are all the same, there is none. Sources are represented by the images set aside (`out`), because on
-images it was trained on a network behaves otherwise; the target by all of its images.
+An effect below 0.25 is small, from 0.5 on large. There is none without a unit: if the sources' classes are not apart,
+or all norms are the same. Sources are represented by their validation images (`out`), because a network behaves
+differently on images that it was trained on; the target by all of its images.
 
-On synthetic features of 4 classes and 4 domains, 20 images each, with both assumptions true, one or none, 300 times
-each: angular invariance was denied in 0 of 600 cases where it holds and in all 600 where classes turn by 0.8 of their
-distance; norm shift was seen in 0.7 % of 600 cases without one and in 99.7 % of those with a shift of one standard
-deviation; p was up to 0.05 in 4.2 % (directions) and 4.0 % (norms) of the cases without a difference; the 90 %
-intervals held the true effect in 95 and 91 of 100 cases. `python -m pytest tests/analysis/test_diagnosis.py -m slow`
-makes these numbers.
+The tests were tried on synthetic features of 4 classes and 4 domains, 20 images each, with both assumptions true, one
+or none, 300 times each. Angular invariance was denied in 0 of 600 cases where it holds and in all 600 where classes
+turn by 0.8 of their distance. Norm shift was found in 0.7 % of 600 cases without one and in 99.7 % of those with a
+shift of one standard deviation. p was at most 0.05 in 4.2 % (directions) and 4.0 % (norms) of the cases without a
+difference. The 90 % intervals held the true effect in 95 and 91 of 100 cases. `python -m pytest
+tests/analysis/test_diagnosis.py -m slow` computes these numbers.
 """
 
 import json
@@ -45,8 +47,8 @@ from aidgn.errors import AidgnError
 from aidgn.files import for_json, parse_json, write_text
 
 CELL, TOTAL = 250, 20_000  # images of a class in a domain, and of all, that are compared at most
-LEAST_APART = 1.01  # times as wide as the angle within a class must that between classes be, to measure by it
-LEAST_SPREAD = 1e-5  # of norms, in mean norms, below which they are the same but for rounding
+LEAST_APART = 1.01  # classes are apart if the angle between classes is at least so many times the angle within one
+LEAST_SPREAD = 1e-5  # a smaller spread of norms, relative to the mean norm, is rounding
 TESTS = ("angular", "angular_sources", "norm", "norm_sources")
 
 ANGULAR_VERDICTS = {
@@ -106,13 +108,13 @@ class Diagnosis:
 
     @classmethod
     def load(cls, path: Path) -> "Diagnosis":
-        """Read what `save` wrote; raise ValueError, KeyError, TypeError or AttributeError for another file."""
+        """Read a file of `save`; raise ValueError, KeyError, TypeError or AttributeError for another file."""
         found: dict[str, Any] = {
             key: None if key in TESTS and value is None else _with_nan(value)
             for key, value in parse_json(path.read_bytes()).items()
             if key != "verdicts"
         }
-        for fit in found["von_mises_fisher"]:  # a kappa that is no number was infinite: all directions were one
+        for fit in found["von_mises_fisher"]:  # JSON has no infinity: a kappa of null was infinite
             fit["kappa"] = float("inf") if np.isnan(fit["kappa"]) else fit["kappa"]
         for name in TESTS:
             if found[name] is not None:
@@ -151,7 +153,7 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
     number_of_classes, number_of_domains = len(features.class_names), len(features.domain_names)
     most = int(np.clip(TOTAL // (number_of_classes * number_of_domains), 20, CELL))
 
-    between, domain_values = {}, {}  # distance between classes, and what there is to say, per domain
+    between, domain_values = {}, {}  # by domain: the distance between classes, and the described values
     for domain, name in enumerate(features.domain_names):
         where = np.flatnonzero(domains == domain)
         between[domain], within_angle, between_angle = class_angles(
@@ -202,14 +204,10 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
     mean_between = np.nanmean([domain_values[name]["between_classes"] for name in names])
     separation, spread = float(np.mean(distances)), float(np.nanmean(spreads))
     tests: dict[str, Shift | None] = {}
-    for name, classes, unit in (
-        (
-            "angular",
-            angles,
-            separation if separation > 0 and mean_between > LEAST_APART * mean_within else float("nan"),
-        ),
-        ("norm", lengths, spread / 2 if spread > LEAST_SPREAD * norms.mean() else float("nan")),
-    ):
+    classes_are_apart = separation > 0 and mean_between > LEAST_APART * mean_within
+    angular_unit = separation if classes_are_apart else float("nan")
+    norm_unit = spread / 2 if spread > LEAST_SPREAD * norms.mean() else float("nan")
+    for name, classes, unit in (("angular", angles, angular_unit), ("norm", lengths, norm_unit)):
         tests[name] = shift(classes, from_sources, unit, permutations, rng)
         tests[f"{name}_sources"] = shift(only_sources(classes), among_sources, unit, permutations, rng)
     corrected = iter(holm([test.p for test in tests.values() if test]))
@@ -238,7 +236,7 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
 
 
 def check_domains(features: Features) -> None:
-    """Refuse features without a source, a target and two classes to compare."""
+    """Raise an error if the features have no source, no target or fewer than two classes to compare."""
     where = f"{features.algorithm} on {features.dataset}"
     if len(features.domain_names) < 2:
         raise AidgnError(

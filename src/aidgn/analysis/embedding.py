@@ -1,4 +1,4 @@
-"""The latent space in two dimensions by t-SNE, and a choice of images to show when there are many."""
+"""Embed the latent space in two dimensions by t-SNE, and choose images to show when there are many."""
 
 import hashlib
 import threading
@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from aidgn.errors import AidgnError
 
 COMPONENTS = 50  # principal components in which t-SNE looks for neighbours
-ITERATIONS, ITERATIONS_OF_FEW, FEW = 750, 500, 3_000  # up to 3,000 points settle sooner
-KEPT = 8  # results; runs may share a frozen network, and another thread may compute ahead
-THREADS = 1  # several would wait for each other on a busy machine, 40 times slower, and add in another order
+FEW = 3_000  # up to so many points converge in fewer iterations
+ITERATIONS = 750
+ITERATIONS_OF_FEW = 500
+KEPT = 8  # results in memory: runs may share a frozen network, and another thread may compute ahead
+THREADS = 1  # on a busy machine, several threads are up to 40 times slower; they also add in another order
 
 _lock = threading.Lock()
 _latest: dict[str, Future[NDArray[np.float32]]] = {}  # positions of the last vectors, the oldest first
@@ -21,8 +23,8 @@ _latest: dict[str, Future[NDArray[np.float32]]] = {}  # positions of the last ve
 def tsne(values: NDArray[np.floating], *, seed: int = 0) -> NDArray[np.float32]:
     """Compute positions [N, 2] of feature vectors [N, n] by t-SNE from their first two principal components.
 
-    t-SNE is that of van der Maaten (2014), Barnes-Hut, with perplexity 30. The same seed gives the same positions. The
-    last results are kept; a thread that asks for the same vectors meanwhile waits for them.
+    This is Barnes-Hut t-SNE (van der Maaten, 2014) with perplexity 30. The same seed gives the same positions. The last
+    results are kept. A second thread with the same vectors waits for the result of the first.
     """
     values = np.asarray(values, dtype=np.float32)
     if values.ndim != 2 or len(values) < 4 or not np.isfinite(values).all():
@@ -60,22 +62,22 @@ def _compute(values: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
     with threadpool_limits(THREADS):
         components = min(COMPONENTS, *values.shape)
         reduced = PCA(components, svd_solver="randomized", random_state=seed).fit_transform(values)
-        found: NDArray[np.floating] = TSNE(
+        positions: NDArray[np.floating] = TSNE(
             perplexity=min(30.0, (len(values) - 1) / 3),
             init="pca",
             random_state=seed,
             max_iter=ITERATIONS_OF_FEW if len(values) <= FEW else ITERATIONS,
         ).fit_transform(reduced)
-    return found.astype(np.float32)
+    return positions.astype(np.float32)
 
 
 def choose_images(domains: NDArray[np.integer], labels: NDArray[np.integer], n: int, seed: int = 0) -> NDArray[np.intp]:
-    """Choose n images (all, if there are fewer), of each domain and class as large a share as of all.
+    """Choose n images (all if there are fewer), with the same share of every domain and class.
 
-    There is at least one of each, as far as n goes.
+    Every domain and class has at least one image if n allows.
 
     Returns:
-        Numbers of images, rising.
+        Numbers of images in ascending order.
     """
     if n >= len(labels):
         return np.arange(len(labels))
@@ -84,7 +86,7 @@ def choose_images(domains: NDArray[np.integer], labels: NDArray[np.integer], n: 
     cell = (domains * (labels.max() + 1) + labels)[order]
     by_cell = np.argsort(cell, kind="stable")
     _, starts, sizes = np.unique(cell[by_cell], return_index=True, return_counts=True)
-    # The k-th of m images of a cell comes at k/m: the first ones of all cells before any second.
+    # The k-th of m images of a cell has the turn k/m, so that every cell's first image comes before any second one.
     turn = np.empty(len(order))
     turn[by_cell] = (np.arange(len(order)) - np.repeat(starts, sizes)) / np.repeat(sizes, sizes)
     return np.sort(order[np.argsort(turn, kind="stable")[:n]])

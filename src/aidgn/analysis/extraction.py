@@ -1,4 +1,4 @@
-"""From a trained run to its features: find the run's images, compute, keep the result in the run's folder."""
+"""Compute the features of a trained run: find the run's images, compute, keep the result in the run's folder."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -44,7 +44,7 @@ def extract_features(
 ) -> Features:
     """Compute the features of RUN/model.safetensors for all images of all domains, as the run's evaluation does.
 
-    The features are kept in RUN/features.npz and read from there while they are of this model.
+    The features are kept in RUN/features.npz and read from there as long as the model is the same.
 
     Args:
         run: Folder of a finished run.
@@ -53,7 +53,7 @@ def extract_features(
         device: "auto", "cpu", "cuda" or "cuda:N".
         algorithm: FILE.py:CLASS of a custom algorithm, or several of which one is the run's.
         must_keep: Raise an error if the features cannot be written to the run's folder.
-        on_progress: Called with the part of the work, what is done and the total.
+        on_progress: Called with the part of the work, the number done and the total.
     """
     report = on_progress or (lambda *_: None)
     folder = open_run(run)
@@ -75,7 +75,7 @@ def extract_features(
     features = _compute_all(model, batches, folder.identity, digest, report)
     try:
         features.save(folder.features)
-    except AidgnError as error:  # a folder of someone else's, or a full disk
+    except AidgnError as error:  # somebody else's folder, or a full disk
         if must_keep:
             raise
         log.warning("%s The features are not kept.", error)
@@ -94,7 +94,7 @@ def _compute_all(model: Model, images: BatchStore, identity: dict[str, Any], dig
     logits = np.empty((len(dataset), len(dataset.classes)), np.float32)
     done = 0
     rows = index_batches(parts, model.network, images.device)
-    # Training computes such short passes on one thread, too.
+    # Training also computes such short passes on one thread.
     short_passes = dataset.small or isinstance(images, FeatureStore)
     with single_thread() if short_passes else nullcontext():
         for indices, z, batch_logits in compute_features(model, images, rows):
@@ -169,7 +169,7 @@ def open_images(
     device: str,
     on_progress: Progress,
 ) -> DeviceImageStore:
-    """Load the images that a run was trained on to the device; refuse other images."""
+    """Load the images that a run was trained on to the device; an error if the images have changed."""
     dataset = find_dataset(metadata, data, data_dir)
     decoded = prepare(
         dataset,

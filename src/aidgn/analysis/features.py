@@ -1,4 +1,4 @@
-"""The features of a trained run, and the open files that keep them."""
+"""The features of a trained run, and their files in open formats."""
 
 import base64
 import json
@@ -71,7 +71,7 @@ class Features:
         return shuffled[~self.validation[shuffled]], shuffled[self.validation[shuffled]]
 
     def representative(self) -> dict[str, np.ndarray]:
-        """Return the indices of the images that stand for each domain: a source's validation images, else all images.
+        """Return the indices of the images that represent each domain: a source's validation images, else all images.
 
         A network treats images that it was trained on differently.
         """
@@ -153,14 +153,14 @@ class Features:
 
 
 def write_npz(path: Path, values: Mapping[str, Any]) -> None:
-    """Write arrays, texts, lists of texts and numbers by name, for `read_npz`; None is left out."""
+    """Write arrays, texts, lists of texts and numbers by name, for `read_npz`; leave out None."""
     arrays: dict[str, Any] = {name: np.asarray(value) for name, value in values.items() if value is not None}
     with path.open("wb") as file:
         np.savez(file, **arrays)
 
 
 def read_npz(path: str | Path, arrays: Collection[str]) -> dict[str, Any]:
-    """Read what `write_npz` wrote; all but the named `arrays` become texts, lists of texts and numbers."""
+    """Read a file of `write_npz`; values not named in `arrays` become texts, lists of texts and numbers."""
     with np.load(path, allow_pickle=False) as file:
         values: dict[str, Any] = {name: file[name] for name in file.files}
     for name in values.keys() - set(arrays):
@@ -170,7 +170,7 @@ def read_npz(path: str | Path, arrays: Collection[str]) -> dict[str, Any]:
 
 
 def check_numbers(numbers: np.ndarray, names: Sequence[str]) -> None:
-    """Raise ValueError unless each number stands for one of the names."""
+    """Raise ValueError unless each number is an index into the names."""
     if not np.isin(numbers, np.arange(len(names))).all():
         raise ValueError(f"classes or domains are not all from 0 to {len(names) - 1}, of {len(names)} names")
 

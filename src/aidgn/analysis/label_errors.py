@@ -1,4 +1,4 @@
-"""Pictures whose label looks wrong, ranked by predictions of networks that never saw their site.
+"""Find pictures whose label looks wrong, by predictions of networks that never saw their site.
 
 Confident learning (Northcutt, Jiang & Chuang, "Confident learning: estimating uncertainty in dataset labels", JAIR
 2021) with the sites as folds. The threshold of a class is the mean probability of the class over the pictures that
@@ -22,10 +22,10 @@ class DoubtfulLabel:
 
     file: str  # its path relative to the data set's folder
     site: str
-    label: str  # its class, as labelled
-    suggestion: str  # the class that it looks like
-    label_probability: float  # calibrated probability of the class as labelled
-    suggestion_probability: float  # calibrated probability of the class that it looks like
+    label: str  # class by its label
+    suggestion: str  # class that it looks like
+    label_probability: float  # calibrated probability of the label
+    suggestion_probability: float  # calibrated probability of the suggestion
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,8 @@ def find_doubtful_labels(pictures: OutOfSite) -> list[DoubtfulLabel]:
     """Find the pictures whose label looks wrong, the most doubtful first."""
     probabilities, labels, classes = pictures.probabilities, pictures.labels, pictures.class_names
     suggestions = suggest(probabilities, labels)
-    given, suggested = (np.take_along_axis(probabilities, c[:, None], 1)[:, 0] for c in (labels, suggestions))
+    labelled = np.take_along_axis(probabilities, labels[:, None], 1)[:, 0]
+    suggested = np.take_along_axis(probabilities, suggestions[:, None], 1)[:, 0]
     doubtful = np.flatnonzero(suggestions != labels)
     return [
         DoubtfulLabel(
@@ -91,10 +92,10 @@ def find_doubtful_labels(pictures: OutOfSite) -> list[DoubtfulLabel]:
             pictures.site_names[pictures.sites[i]],
             classes[labels[i]],
             classes[suggestions[i]],
-            float(given[i]),
+            float(labelled[i]),
             float(suggested[i]),
         )
-        for i in doubtful[np.lexsort((given[doubtful], given[doubtful] - suggested[doubtful]))]
+        for i in doubtful[np.lexsort((labelled[doubtful], labelled[doubtful] - suggested[doubtful]))]
     ]
 
 

@@ -1,9 +1,9 @@
-"""Pictures of one site that are resized, recompressed or cropped copies of pictures of another.
+"""Find pictures of one site that are resized, recompressed or cropped copies of pictures of another.
 
-Copies across sites make an estimate too high, because the site that a run never saw is then partly known to it. Each
-picture is compared with the pictures of other sites whose features are nearest. Features alone do not tell copies
-from other pictures of one object, so pixels decide: the smaller picture of a pair is slid over the larger one, at
-several scales, and the highest normalised cross-correlation is their similarity: 1 for equal pictures, whatever their
+Copies across sites make an estimate too high, because the run has then seen some pictures of the unseen site. Each
+picture is compared with the pictures of other sites whose features are nearest. Features alone cannot distinguish
+copies from other pictures of one object, so pixels decide: one picture of a pair is slid over the other at several
+scales, and the highest normalised cross-correlation is their similarity, 1 for equal pictures, whatever their
 brightness and contrast. Turned and mirrored copies are not found.
 """
 
@@ -24,8 +24,8 @@ SIDE = 32  # pixels of the pictures that are compared
 LEAST_CROP = 0.7  # side of the smallest crop that is looked for, as a share of the whole
 PROMISING = 0.85  # similarity at half the side, below which pairs are not compared further
 ALIKE = 0.94  # similarity of copies; docs/own-data.md has the distribution behind it
-MOST_IMAGES = 50_000  # above, comparing all pairs of features would take longer than minutes
-CHUNK = 1024  # images or pairs at a time
+MOST_IMAGES = 50_000  # with more, comparing all pairs of features would take too long
+CHUNK = 1024  # images or pairs that are computed at a time
 BLOCK = 128  # pictures that are compared with all others at a time
 FLAT = 4.0  # standard deviation of grey levels, of 255, below which a picture shows nothing to compare
 
@@ -49,7 +49,7 @@ def find_near_copies(
     Args:
         decoded: The pictures.
         features: Their features [N, n], in the same order.
-        on_progress: Called with the part of the work, what is done and the total.
+        on_progress: Called with the part of the work, the number done and the total.
     """
     report = on_progress or (lambda *_: None)
     if len(decoded.dataset) > MOST_IMAGES or len(decoded.dataset.domains) < 2:
@@ -70,8 +70,8 @@ def find_near_copies(
             continue
         numbers, places = np.unique(part, return_inverse=True)
         thumbnails = np.stack([make_thumbnail(decoded, number) for number in numbers])
-        found = similarities(thumbnails, places.reshape(part.shape))
-        for (i, j), similarity in zip(part.tolist(), found.tolist(), strict=True):
+        similarity_of = similarities(thumbnails, places.reshape(part.shape))
+        for (i, j), similarity in zip(part.tolist(), similarity_of.tolist(), strict=True):
             same_pixels = np.array_equal(picture(decoded, i), picture(decoded, j))  # `inspect` reports these
             if similarity >= ALIKE and not same_pixels:
                 copies.append(NearCopy(decoded.dataset.files[i], decoded.dataset.files[j], similarity))
@@ -137,12 +137,12 @@ def similarities(thumbnails: NDArray[np.float32], pairs: NDArray[np.int64]) -> N
         return np.empty(0)
     first, second = (torch.from_numpy(thumbnails[pairs[:, place]]) for place in (0, 1))
     whole = thumbnails.shape[-1]
-    found = [
+    highest = [
         correlations(large, small, side).amax(dim=(1, 2))
         for large, small in ((first, second), (second, first))
         for side in range(whole, round(LEAST_CROP * whole), -1)
     ]
-    return torch.stack(found).amax(dim=0).clamp(-1, 1).double().numpy()
+    return torch.stack(highest).amax(dim=0).clamp(-1, 1).double().numpy()
 
 
 def correlations(images: Tensor, crops: Tensor, side: int) -> Tensor:

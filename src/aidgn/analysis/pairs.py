@@ -1,11 +1,11 @@
-"""What algorithms are compared on: results of the same unseen domain in the same trial."""
+"""Pair the results of algorithms: results of the same unseen domain in the same trial."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 
 class Pair(NamedTuple):
-    """What a result of one algorithm is paired with: that of another with the same values."""
+    """The key of a result. Results of two algorithms with the same key are compared."""
 
     dataset: str
     target: int

@@ -1,8 +1,8 @@
 """The predictions of a trained run for images that it was not trained on, and the file that keeps them.
 
 RUN/predictions.npz has a row for every image of the domains that the run never saw, and for every validation image of
-the domains that it was trained on. Over the runs of a fit, which leave out each domain once, every image has one
-prediction by a network that never saw its domain. The zip archive holds a CRC-32 of each array, and no objects.
+the domains that it was trained on. The runs of a fit leave out each domain once, so together they have one prediction
+of every image by a network that never saw its domain. The zip archive holds a CRC-32 of each array, and no objects.
 """
 
 import zipfile
@@ -61,7 +61,7 @@ class Predictions:
         return self.scores[:, self.score_names.index(name)]
 
     def where(self, mask: np.ndarray) -> "Predictions":
-        """Return the predictions for some of the images."""
+        """Return the predictions for the images of a mask, bool [N]."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["files"] = [file for file, kept in zip(self.files, mask, strict=True) if kept]
         values |= {name: values[name][mask] for name in ARRAYS}
@@ -110,7 +110,7 @@ class Predictions:
 
     @classmethod
     def load(cls, path: str | Path) -> "Predictions":
-        """Read a file that `save` wrote; refuse a damaged one."""
+        """Read a file of `save`; an error if it is damaged."""
         try:
             values = read_npz(path, ARRAYS)
             if int(values.pop("version")) > VERSION:
@@ -141,7 +141,7 @@ def load_predictions(run: str | Path, **options: Any) -> Predictions:
 
     Args:
         run: Folder of a finished run.
-        options: Arguments of `extract_features`, for the case that predictions must be computed.
+        options: Arguments of `extract_features`, in case predictions must be computed.
     """
     folder = open_run(run)
     if folder.predictions.exists():

@@ -9,7 +9,7 @@ from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
 from aidgn.analysis.pairs import Choices, Pair, Values, complete_trials
 
-LEVEL = 0.05  # of significance
+LEVEL = 0.05  # level of significance
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Ranks:
         for start, name in enumerate(names):
             limit = self.averages[name] + self.critical_difference
             group = [other for other in names[start:] if self.averages[other] <= limit]
-            if len(group) > 1 and not any(set(group) <= set(found) for found in groups):
+            if len(group) > 1 and not any(set(group) <= set(larger) for larger in groups):
                 groups.append(group)
         return groups
 

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating]
 Pairs = set[tuple[int, int]]  # pairs of domains to compare, each in one order
 
-LEVEL = 0.05  # of significance; intervals hold 1 - 2 LEVEL, so that each end is a test at this level
+LEVEL = 0.05  # level of significance; intervals cover 1 - 2 LEVEL, so that each end is a test at this level
 SMALL, LARGE = 0.25, 0.5  # bounds of effects that are called small and large
 BOOTSTRAPS = 200
 
 
 @dataclass(frozen=True)
 class Shift:
-    """How far domains are apart within classes."""
+    """The distance between domains within classes."""
 
     effect: float
     low: float  # lower end of its 90 % interval

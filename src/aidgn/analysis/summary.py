@@ -1,4 +1,4 @@
-"""A diagnosis in sentences, and several diagnoses in a table."""
+"""Describe a diagnosis in sentences, and several diagnoses in a table."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -63,14 +63,14 @@ def meaning(diagnosis: Diagnosis) -> str:
 
 
 def describe_fixed_norm(backbone: str, image_size: int) -> str:
-    """Say what a network whose last layer fixes norms leaves of AIDGN, "" for other networks."""
-    kind = feature_norm(backbone, image_size)
-    if kind == "fixed":
+    """Say what becomes of AIDGN with a network whose last layer fixes norms; "" for other networks."""
+    norm = feature_norm(backbone, image_size)
+    if norm == "fixed":
         return (
             f"{backbone} ends in a layer norm, which gives all features about the same norm, whatever the domain: of "
             "AIDGN's margin a constant angle is left, and norms say nothing about domains (docs/backbones.md)."
         )
-    if kind == "averaged":
+    if norm == "averaged":
         return (
             f"{backbone} averages over the image after a layer norm: the norm of a feature tells how alike the places "
             "of an image are, and has an upper limit (docs/backbones.md)."

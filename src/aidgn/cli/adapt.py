@@ -52,12 +52,12 @@ def adapt(
     from aidgn.adaptation.evaluate import adapt as adapt_run
     from aidgn.adaptation.methods import DEFAULT
     from aidgn.progress import RunDisplay
-    from aidgn.report.adaptation import adaptation_tables, chosen_runs, comparable, read_lines
+    from aidgn.report.adaptation import adaptation_tables, choose_runs, keep_comparable, read_lines
     from aidgn.report.table_formats import to_terminal
     from aidgn.runs.folder import RunFolder
 
     names = list(dict.fromkeys(NAMES[method] for method in methods)) or list(DEFAULT)
-    runs, notes = chosen_runs(folders)
+    runs, notes = choose_runs(folders)
     if features is not None and len(runs) != 1:
         raise AidgnError(f"--features {features} is of one model, but there are {len(runs)} runs to adapt.")
     lines: list[dict[str, Any]] = []
@@ -93,7 +93,7 @@ def adapt(
         sweep = next((Path(folder) for folder in folders if not RunFolder(folder).exists), None)
         tables = adaptation_tables(lines, notes=notes) if sweep or len(runs) > 1 else []
         click.echo("\n\n".join(to_terminal(table) for table in tables) or _one_run(lines))
-        if sweep is not None and (compared := comparable(lines)):
+        if sweep is not None and (compared := keep_comparable(lines)):
             from aidgn.report.figures import save
             from aidgn.report.run_figures import adaptation_bars
 

@@ -18,7 +18,7 @@ from aidgn.runs.reader import ADAPTED, read_adaptation, read_runs
 from aidgn.runs.records import Records, RunRecords
 from aidgn.selection import select_runs
 
-Line = dict[str, Any]  # of adaptation.jsonl, with the names of the data set's domains as "domains"
+Line = dict[str, Any]  # a line of adaptation.jsonl, and "domains": the names of the data set's domains
 
 
 def adaptation_tables(
@@ -27,7 +27,7 @@ def adaptation_tables(
     """Tabulate the accuracies of the settings that source validation data selected.
 
     Args:
-        lines: Lines that `load_adaptation` gives.
+        lines: Lines from `load_adaptation`.
         spread: Number after the plus-minus: "sd" (standard deviation) or "se" (standard error).
         paper: Add the paper's numbers and the difference below each row.
         notes: Notes for every table.
@@ -62,10 +62,10 @@ def adaptation_tables(
     return tables
 
 
-def comparable(lines: Iterable[Line]) -> list[Line]:
-    """Keep the selected settings for (data set, target, trial) that every algorithm and method has.
+def keep_comparable(lines: Iterable[Line]) -> list[Line]:
+    """Keep the selected settings of each (data set, target, trial) that every algorithm and method has.
 
-    Averages over the result compare like with like. [] if there is only one algorithm and method.
+    So averages of all algorithms and methods are over the same runs. [] if there is only one algorithm and method.
     """
     by_row: dict[RowName, dict[tuple[str, str, int], Line]] = {}
     for line in lines:
@@ -82,8 +82,8 @@ def comparable(lines: Iterable[Line]) -> list[Line]:
 
 
 def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str]]:
-    """Read the adaptation results of the runs that `chosen_runs` gives, and notes on what is missing."""
-    runs, notes = chosen_runs(folders, adapted=True)
+    """Read the adaptation results of the runs from `choose_runs`; also return notes on missing results."""
+    runs, notes = choose_runs(folders, adapted=True)
     results = {run: read_lines(run) for run in runs}
     lines = [line for members in results.values() for line in members]
     missing = [run for run, members in results.items() if not members]
@@ -98,7 +98,7 @@ def load_adaptation(folders: Sequence[str | Path]) -> tuple[list[Line], list[str
 
 
 def read_lines(run: Path) -> list[Line]:
-    """Read what was measured with the run's present weights, or with any weights if the run has none."""
+    """Read the adaptation results of a run that were measured with its present weights, or all if it has no weights."""
     folder = RunFolder(run)
     model = folder.model_digest if folder.model.is_file() else None
     if not folder.adaptation.is_file():
@@ -117,16 +117,16 @@ def write_lines(lines: Sequence[Line], path: Path) -> None:
     write_rows(path, [*keys, *(f"settings.{key}" for key in settings)], rows)
 
 
-def chosen_runs(folders: Sequence[str | Path], adapted: bool = False) -> tuple[list[Path], list[str]]:
-    """Find the runs to adapt or to tabulate.
+def choose_runs(folders: Sequence[str | Path], adapted: bool = False) -> tuple[list[Path], list[str]]:
+    """Choose the runs to adapt or to tabulate.
 
     Args:
-        folders: Folders of runs, which are taken as they are, and of sweeps. In a sweep, training-domain validation
-            selects a run for each (data set, algorithm, target, trial).
+        folders: Folders of runs and of sweeps. All runs are taken; in a sweep, training-domain validation selects a run
+            for each (data set, algorithm, target, trial).
         adapted: Also take runs that have adaptation results but no model.
 
     Returns:
-        Folders of runs, and notes on what is missing.
+        Folders of runs, and notes on missing runs.
     """
     runs = [Path(folder) for folder in folders if RunFolder(folder).exists]
     sweeps = [folder for folder in folders if Path(folder) not in runs]
@@ -155,7 +155,7 @@ def chosen_runs(folders: Sequence[str | Path], adapted: bool = False) -> tuple[l
 
 
 def _select_runs(records: Records, adapted: bool) -> tuple[list[RunRecords], list[str]]:
-    """Select a run for each (data set, algorithm, target, trial) of a sweep; and notes on what is missing."""
+    """Select a run for each (data set, algorithm, target, trial) of a sweep; also return notes on missing runs."""
     notes = []
     if records.unfinished:
         notes.append(
@@ -172,7 +172,10 @@ def _select_runs(records: Records, adapted: bool) -> tuple[list[RunRecords], lis
         if run.path is not None:
             folder = RunFolder(run.path.parent)
             has_results = adapted and folder.adaptation.is_file()
-            (selected if folder.model.is_file() or has_results else without_model).append(run)
+            if folder.model.is_file() or has_results:
+                selected.append(run)
+            else:
+                without_model.append(run)
     if without_model:
         notes.append(
             f"{len(without_model)} runs have records but no model, so they cannot be adapted: {some(without_model)}."

@@ -34,15 +34,15 @@ def comparison_tables(records: Iterable[Record], method: str = "training", metri
 
 
 def format_comparisons(comparisons: Sequence[Comparison], records: Records, method: str) -> list[Table]:
-    """Make the tables of comparisons: for each the differences and, of two and more algorithms, the ranks."""
-    made = []
+    """Make the tables of each comparison: differences and, if there are some, ranks."""
+    tables = []
     title = find_method(method).title
     for comparison in comparisons:
         if comparison.differences:
-            made.append(_differences_table(comparison, records, title))
+            tables.append(_differences_table(comparison, records, title))
         if comparison.ranks:
-            made.append(_ranks_table(comparison, comparison.ranks, title))
-    return made
+            tables.append(_ranks_table(comparison, comparison.ranks, title))
+    return tables
 
 
 def target_names(records: Records, dataset: str) -> list[str]:

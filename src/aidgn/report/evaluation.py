@@ -1,4 +1,4 @@
-"""The page of `aidgn evaluate`: one HTML file that needs no network and no other file."""
+"""Write the page of `aidgn evaluate`: one HTML file that needs no network and no other file."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -11,7 +11,7 @@ from aidgn.files import write_text
 from aidgn.new_site.interval import percent
 from aidgn.report.overview import shade_rows
 
-SIDE = 300  # of the reliability diagram
+SIDE = 300  # side of the reliability diagram in pixels
 
 
 def write_evaluation(results: Sequence[Evaluation], path: Path) -> Path:

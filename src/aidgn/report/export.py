@@ -1,4 +1,4 @@
-"""All records, or the metrics of all runs, in one CSV or Parquet file, for any other analysis."""
+"""Write all records, or the metrics of all runs, to one CSV or Parquet file."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ TEXTS = ("dataset", "algorithm", "target", "run", "file", "site", "label", "pred
 
 
 def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
-    """Write a line per record: what was run, step, accuracies, loss terms and hyper-parameters.
+    """Write a line per record: run, step, accuracies, loss terms and hyper-parameters.
 
     Args:
         records: Records of runs.
@@ -44,12 +44,12 @@ def all_records_csv(records: Iterable[Record], path: str | Path) -> None:
 
 
 def write_tidy(records: Iterable[Record], method: str, path: str | Path) -> int:
-    """Write a line per finished run and metric, on the unseen domain at the step that the validation images select.
+    """Write a line per finished run and metric, with the value on the unseen domain at the selected step.
 
     Args:
         records: Records of runs.
-        method: Selection method, a name in `aidgn.selection.METHODS`. `selected` says whether it chose the run, which
-            then is shown at the step that it chose.
+        method: Selection method, a name in `aidgn.selection.METHODS`. The column `selected` says whether the method
+            chose the run. A chosen run has the step that the method chose, others that of training-domain validation.
         path: File to write; Parquet if the name ends in .parquet, else CSV.
 
     Returns:

@@ -32,7 +32,8 @@ Space = tuple[Features, NDArray[np.integer], NDArray[np.floating]]  # features, 
 def latent_space(spaces: Sequence[Space]) -> Figure:
     """Draw the paper's figures 1 and 2: t-SNE of each run in a column, by domain above and by class below.
 
-    Images of the unseen domain have a dark edge."""
+    Images of the unseen domain have a dark edge.
+    """
     listed = len(spaces[-1][0].class_names) + 1
     longest = max(len(shorten(name)) for features, _, _ in spaces for name in features.domain_names)
     room = max(1.3, 0.7 + 0.06 * longest)  # for the legends
@@ -111,7 +112,8 @@ def angle_distributions(features: Features) -> Figure:
     """Draw the angle between an image's features and its class's mean direction over the sources, per domain and class.
 
     Bars reach from quartile to quartile with the median, lines from the 5 to the 95 % quantile. The figure has as many
-    classes as a page holds, those with most images."""
+    classes as a page holds, those with most images.
+    """
     shown_images = features.representative()
     colours = domain_colours(features)
     angles = angles_to_class(features, np.concatenate([shown_images[name] for name in features.source_names]))
@@ -122,7 +124,7 @@ def angle_distributions(features: Features) -> Figure:
     figure, axes = grid(1, 1, WIDTH, max(2.4, 0.9 + 0.13 * len(classes) * number_of_domains))
     axis = axes[0, 0]
     for number, (name, where) in enumerate(shown_images.items()):
-        known = where[~np.isnan(angles[where])]  # a class that no source has, has no direction
+        known = where[~np.isnan(angles[where])]  # without images of a source, a class has no direction
         samples = [angles[known[features.labels[known] == c]] for c in classes]
         quantiles = np.array(
             [np.quantile(sample, (0.05, 0.25, 0.5, 0.75, 0.95)) if len(sample) else [np.nan] * 5 for sample in samples]
@@ -212,7 +214,8 @@ def domain_colours(features: Features) -> dict[str, str]:
 def angles_to_class(features: Features, sources: NDArray[np.intp]) -> NDArray[np.floating]:
     """Measure degrees between each image's features and the mean direction of its class over the images `sources`.
 
-    An image does not count for its own mean, as it would be nearer than a new image. NaN if there is no direction."""
+    The mean leaves out the image itself, which would otherwise be nearer than a new image. NaN without a direction.
+    """
     norms = np.linalg.norm(features.features, axis=1, keepdims=True)
     units = features.features / np.where(norms > 0, norms, np.nan)
     counted = sources[norms[sources, 0] > 0]

@@ -58,6 +58,8 @@ P = ParamSpec("P")
 
 
 def styled(function: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Decorate a function so that it draws with `STYLE`."""
+
     @wraps(function)
     def draw(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with rc_context(STYLE):
@@ -77,7 +79,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
             target = folder / f"{name}.{suffix}"
             with atomic_write(target) as temporary:
                 figure.savefig(temporary, format=suffix, metadata=metadata)
-                figure.set_layout_engine("none")  # the second file keeps the places that the first took time to find
+                figure.set_layout_engine("none")  # the second file reuses the slow layout of the first
                 if suffix == "svg":  # XML has no control characters, names may
                     temporary.write_text(for_terminal(temporary.read_text(encoding="utf-8")), encoding="utf-8")
             written.append(target)
@@ -87,14 +89,14 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 def grid(
     rows: int, columns: int, width: float, height: float, widths: Sequence[float] | None = None
 ) -> tuple[Figure, NDArray[Any]]:
-    """Make a figure with axes, without the global state of pyplot."""
+    """Create a figure with a grid of axes, without the global state of pyplot."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
 
 
 def legend(axis: Axes, entries: Sequence[tuple[str, str, str, bool]], inside: bool = False) -> None:
-    """Add a legend right of the axis, or in it, with entries (label, colour, marker, whether it has a dark edge)."""
+    """Add a legend inside the axis or right of it, with entries (label, colour, marker, whether it has a dark edge)."""
     handles = [
         Line2D(
             [],

@@ -1,4 +1,4 @@
-"""Fonts of figures: names of classes and domains may be in scripts that matplotlib's own font lacks."""
+"""Choose fonts for figures: names of classes and domains may be in scripts that matplotlib's font lacks."""
 
 from contextlib import suppress
 from functools import cache
@@ -10,17 +10,16 @@ from matplotlib.text import Text
 
 from aidgn.terminal import log
 
-BOXES = "Last Resort"  # matplotlib's font that has a box for every character
-warned_of: set[str] = set()  # characters of the warning, which appears once
+BOXES = "Last Resort"  # matplotlib's font that draws a box for every character
+warned_of: set[str] = set()  # characters in the warning; there is one warning per process
 
 
 def fit_fonts(figure: Figure) -> None:
     """Let the figure's text fall back to installed fonts for missing characters; warn if none has them."""
     texts = figure.findobj(Text)
     usual = FontProperties()
-    lacking = {character for text in texts for character in text.get_text() if character.isprintable()} - has(
-        findfont(usual)
-    )
+    used = {character for text in texts for character in text.get_text() if character.isprintable()}
+    lacking = used - list_characters(findfont(usual))
     if not lacking:
         return
     families, missing = fonts_with(frozenset(lacking))
@@ -38,7 +37,7 @@ def fit_fonts(figure: Figure) -> None:
 
 @cache
 def fonts_with(characters: frozenset[str]) -> tuple[list[str], set[str]]:
-    """Choose few installed families that have the characters; also return the characters that none has."""
+    """Choose few installed font families with the characters; also return the characters that no family has."""
     known = {Path(entry.fname) for entry in fontManager.ttflist}
     for path in findSystemFonts():  # matplotlib lists fonts at its first use; some were installed later
         if Path(path) not in known:
@@ -53,7 +52,7 @@ def fonts_with(characters: frozenset[str]) -> tuple[list[str], set[str]]:
             and not entry.name.startswith(BOXES)
         ):
             with suppress(Exception):
-                families[entry.name] = characters & has(entry.fname)
+                families[entry.name] = characters & list_characters(entry.fname)
     chosen, missing = [], set(characters)
     while missing:
         best = max(families, key=lambda name: (len(families[name] & missing), "Serif" not in name), default="")
@@ -64,5 +63,6 @@ def fonts_with(characters: frozenset[str]) -> tuple[list[str], set[str]]:
     return chosen, missing
 
 
-def has(font: str) -> set[str]:
+def list_characters(font: str) -> set[str]:
+    """Return the characters that a font file has."""
     return {chr(code) for code in get_font(font).get_charmap()}

@@ -1,4 +1,4 @@
-"""The latent space of trained runs on the report page: points, thumbnails, norms, angles, confusions, diagnosis."""
+"""Collect the latent space of trained runs for the report page: points, thumbnails, norms, angles, confusions."""
 
 import base64
 import hashlib
@@ -33,10 +33,10 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import find_dataset
 
 SHEET = 16  # thumbnails per row and column of a sheet; the browser decodes a sheet when one of them is shown
-MOST_WORKERS = 4  # runs that are looked into at a time
+MOST_WORKERS = 4  # threads that embed and diagnose runs
 SIDES = (80, 56, 40, 32)  # pixels of a thumbnail, by the number of data sets on the page
 FULL_MATRIX = 20  # with more classes, the most frequent confusions are listed instead of the matrix
-# There is no diagnosis yet, or it was edited, or another version wrote it.
+# Errors of a stored diagnosis that is missing, was edited, or comes from another version.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 
 
@@ -48,7 +48,7 @@ class Latent:
     views: list[dict[str, Any]] = field(default_factory=list)  # one per run
     diagnoses: list[dict[str, Any]] = field(default_factory=list)  # stored diagnoses of runs without features
     sheets: list[str] = field(default_factory=list)  # thumbnails, data: URIs
-    notes: list[str] = field(default_factory=list)  # what is missing, and why
+    notes: list[str] = field(default_factory=list)  # which parts are missing, and why
 
 
 def look_inside(
@@ -69,7 +69,10 @@ def look_inside(
     runs: list[RunFolder] = []
     absent: list[RunFolder] = []
     for run in map(RunFolder, folders):
-        (runs if run.model.exists() or run.features.exists() else absent).append(run)
+        if run.model.exists() or run.features.exists():
+            runs.append(run)
+        else:
+            absent.append(run)
     if absent:
         latent.notes.append(
             "Features need the weights of a trained model or stored features, and there is neither in "
@@ -125,7 +128,7 @@ def look_inside(
 def _take_finished(
     pending: deque[Future[dict[str, Any]]], most: int, report: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """Wait until at most so many of the futures are unfinished; take those from the front that are finished.
+    """Wait until at most `most` futures are unfinished, then take the finished ones from the front.
 
     Args:
         pending: The futures in order.
@@ -142,7 +145,7 @@ def _take_finished(
 
 
 def _shorten_paths(folder: Path, error: AidgnError) -> str:
-    """Return the error without the folders above the run: the page goes to other people."""
+    """Return the error without the folders above the run, because other people may read the page."""
     return f"{folder.name}: {str(error).replace(str(folder), folder.name)}"
 
 
@@ -231,7 +234,7 @@ def _words(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _diagnosis(folder: Path, features: Features, permutations: int, notes: list[str]) -> dict[str, Any]:
-    """Describe the stored diagnosis of this model if it has enough permutations; otherwise make and store one."""
+    """Describe the stored diagnosis of this model if it has enough permutations; otherwise compute and store one."""
     path = RunFolder(folder).diagnosis
     with suppress(*UNREADABLE):
         known = Diagnosis.load(path)
@@ -256,7 +259,7 @@ def _thumbnails(dataset: Dataset, files: Sequence[str], side: int, report: Progr
         sheet = Image.new("RGB", (SHEET * side, -(-len(part) // SHEET) * side), "white")
         for place, file in enumerate(part):
             report("making thumbnails", start + place, len(files))
-            if file not in numbers:  # anybody may have made the file of features: show no other picture
+            if file not in numbers:  # the file of features may come from others: never open a path from it
                 raise AidgnError(f"{dataset.name} has no image {file}.")
             image = read_picture(dataset, numbers[file], side)
             fitted = image if image.size == (side, side) else ImageOps.fit(image, (side, side))

@@ -1,4 +1,4 @@
-"""The opening of fit's report: what to expect at a new site, and which pictures to look at."""
+"""The first section of fit's report: what to expect at a new site, and which pictures to look at."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ SIDE = 112  # pixels of a thumbnail
 
 @dataclass(frozen=True)
 class Overview:
-    """What the page of a fit says first."""
+    """The content of the first section of a fit's page."""
 
     dataset: Dataset  # the pictures
     sentences: Sequence[str]  # what to expect, a sentence each
@@ -35,9 +35,9 @@ class Overview:
     predictions: Sequence[Predictions] = ()  # predictions of runs with one site unseen
     doubtful: Sequence[DoubtfulLabel] = ()  # pictures whose label looks wrong
     copies: Sequence[NearCopy] = ()  # copies across sites
-    # Where doubtful pictures speak for the class that they look like, by file
+    # Heatmaps of doubtful pictures for the suggested class, by file
     heatmaps: Mapping[str, Image.Image] = field(default_factory=dict)
-    findings: Sequence[str] = ()  # what was found in the pictures, a sentence each
+    findings: Sequence[str] = ()  # facts about the pictures, a sentence each
     # The pictures that are shown as data: URIs, by file; from `load_thumbnails`
     thumbnails: dict[str, str] = field(default_factory=dict)
     heat: dict[str, str] = field(default_factory=dict)  # the same for heatmaps
@@ -53,14 +53,16 @@ class Overview:
     @property
     def classes(self) -> list[tuple[str, SiteAccuracies]]:
         """The classes that have pictures at unseen sites with their accuracies, the weakest first."""
-        known = self.expectations.classes.items() if self.expectations else ()
-        return sorted(((name, found) for name, found in known if found.accuracies), key=lambda entry: entry[1].mean)
+        if self.expectations is None:
+            return []
+        known = [entry for entry in self.expectations.classes.items() if entry[1].accuracies]
+        return sorted(known, key=lambda entry: entry[1].mean)
 
     @property
     def confusion(self) -> np.ndarray:
         """Pictures of unseen sites by class and predicted class, all sites together, int64 [C, C].
 
-        Of several trials the first counts. The pictures are those that the accuracies count.
+        Only the first trial counts, and only the pictures that the accuracies count.
         """
         size = len(self.dataset.classes)
         counts = np.zeros((size, size), np.int64)
@@ -77,13 +79,13 @@ class Overview:
 
     @property
     def mistakes(self) -> list[tuple[str, str, int, int]]:
-        """The most frequent confusions: class, taken for, pictures, pictures of the class."""
+        """The most frequent confusions: true class, predicted class, such pictures, pictures of the true class."""
         names = self.dataset.classes
-        found = list_mistakes(self.confusion, SHOWN_CONFUSIONS)
-        return [(names[i], names[j], wrong, total) for i, j, wrong, total in found]
+        mistakes = list_mistakes(self.confusion, SHOWN_CONFUSIONS)
+        return [(names[i], names[j], wrong, total) for i, j, wrong, total in mistakes]
 
     def load_thumbnails(self) -> None:
-        """Read the pictures that are shown."""
+        """Read the pictures that the page shows."""
         files = [doubt.file for doubt in self.shown_labels]
         files += [file for copy in self.shown_copies for file in (copy.first, copy.second)]
         numbers = {name: number for number, name in enumerate(self.dataset.files)}
@@ -103,7 +105,7 @@ def shade_rows(confusion: np.ndarray) -> list[list[tuple[int, int]]]:
 
 
 def read_picture(dataset: Dataset, number: int, at_least: int) -> Image.Image:
-    """Read a picture of a data set; a file may be decoded smaller, with sides of at least so many pixels."""
+    """Read a picture of a data set; a large file may be decoded smaller, with sides of at least `at_least` pixels."""
     if dataset.pixels is not None:
         return Image.fromarray(dataset.pixels[number])
     image, _ = read_image(Path(str(dataset.root), dataset.files[number]), at_least=at_least)

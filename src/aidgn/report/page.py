@@ -1,4 +1,4 @@
-"""The report: one HTML file with everything about runs, that needs no network and no other file."""
+"""Write the report: one HTML file with everything about runs, which needs no network and no other file."""
 
 import base64
 import hashlib
@@ -26,9 +26,9 @@ from aidgn.report.page_data import (
     bars,
     curves,
     datasets_of,
+    list_search,
     names_of,
     representatives,
-    search,
 )
 from aidgn.report.page_results import Result, make_results
 from aidgn.report.paper import dataset_order, paper_order
@@ -43,7 +43,7 @@ from aidgn.terminal import log
 
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
-POINTS = 2000  # images in the latent space, of `aidgn report` too
+POINTS = 2000  # images in the latent space; the default of `aidgn report`
 
 Progress = Callable[[str, int, int], None]  # part of the work, done, total
 
@@ -58,14 +58,14 @@ def write_report(
     on_progress: Progress | None = None,
     **extraction: Any,
 ) -> Path:
-    """Write the report of the runs below the folders to the file `out`. The page says what it cannot show.
+    """Write the report of the runs below the folders to the file `out`. The page names missing parts.
 
     Args:
         folders: Folders of runs, or folders around them.
         out: The HTML file.
         points: Images of each data set in the latent space, which shows one run per algorithm and target.
         permutations: Permutations behind the diagnosis of the latent space.
-        overview: What the page says first, for runs of `fit`.
+        overview: The first section, for runs of `fit`.
         on_progress: Called with the part of the work, the number done and the total.
         extraction: Arguments of `extract_features`: where images are, where to compute, custom algorithms.
     """
@@ -103,11 +103,11 @@ def write_report(
     chosen = {result.method: select_runs(finished, result.method) for result in results}
     adapted, adaptation_notes = adaptation(finished)
     places: dict[str, list[Path]] = {}
-    given: dict[str, None] = {}  # the folders that the commands on the page make
+    made_folders: dict[str, None] = {}  # the folders that the commands on the page make
     for folder in map(Path, folders):
         name = _place_name(folder)
         places.setdefault(name, []).append(folder)
-        given[str(Path(name, reproduce.folder(folder)))] = None
+        made_folders[str(Path(name, reproduce.name_folder(folder)))] = None
     payload = {
         "datasets": datasets_of(records),
         "letters": _letters(results),
@@ -118,7 +118,7 @@ def write_report(
             for result in results
         },
         "runs": curves(records, chosen),
-        "search": search(finished),
+        "search": list_search(finished),
         "adaptation": [bars(table, finished, {}) for table in adapted],
         "points": latent.points,
         "views": latent.views,
@@ -150,7 +150,7 @@ def write_report(
                 name,
             )
         ],
-        again=_again(list(given), adapted, extraction.get("algorithm"), points),
+        again=_again(list(made_folders), adapted, extraction.get("algorithm"), points),
         versions=reproduce.versions(records.runs),
         hyper_parameters=reproduce.hyper_parameters(records.runs),
         unfinished=_unfinished(records),
@@ -208,7 +208,7 @@ def _show_control(value: Any) -> Any:
 
 
 def _place_name(folder: str | Path) -> str:
-    """Return the folder around runs as the user gave it; only the last part of an absolute path, which is private."""
+    """Return the folder around runs as the user gave it; of an absolute path, which is private, only the last part."""
     path = Path(folder)
     if path.is_file():
         path = path.with_suffix("") if path.suffix == PACKED else path.parent
@@ -237,7 +237,7 @@ def _again(
 
 
 def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
-    """Return, by data set, the domains that letters stand for in its table."""
+    """Return the domain of each letter in the tables, by data set."""
     return {
         name: dict(zip(entry.letters, entry.domains, strict=True))
         for name, entry in DATASETS.items()

@@ -1,4 +1,4 @@
-"""The numbers behind the report's tables and charts, as plain values."""
+"""Collect the numbers of the report's tables and charts as plain values."""
 
 import json
 import math
@@ -40,8 +40,10 @@ def datasets_of(records: Records) -> list[dict[str, Any]]:
 
 
 def for_page(tables: list[Table], records: Records) -> list[Table]:
-    """Prepare tables with the paper's numbers for the page: drop columns of domains that no run targets, as in a report
-    of one run, and the note that the paper has no numbers."""
+    """Prepare tables with the paper's numbers for the page.
+
+    Drop columns of domains that no run targets, as in a report of one run, and the note that the paper has no numbers.
+    """
     for table in tables:
         tried = targets_of(records, table.dataset) if table.dataset else []
         if tried and len(tried) < len(table.columns) - 1:
@@ -103,7 +105,7 @@ def representatives(finished: Records) -> list[RunRecords]:
 
 
 def curves(records: Records, chosen: Mapping[str, Sequence[Selected]]) -> list[dict[str, Any]]:
-    """Collect accuracies per domain and loss terms of every run; of selected runs only if there are many."""
+    """Collect accuracies per domain and loss terms of every run, or of selected runs only if there are many runs."""
     twins: dict[tuple[Any, ...], list[RunRecords]] = {}  # runs that differ only in settings
     for run in records.runs:
         twins.setdefault(key_of(run), []).append(run)
@@ -160,13 +162,13 @@ def _rounded(value: Any, digits: int | None) -> float | None:
     return round(value, digits) if digits else float(f"{value:.7g}")  # digits of a float32
 
 
-def search(finished: Records) -> list[dict[str, Any]]:
+def list_search(finished: Records) -> list[dict[str, Any]]:
     """List hyper-parameters, validation and target accuracy of every run where more than one draw was tried."""
     groups: dict[tuple[str, str], list[RunRecords]] = {}
     for run in finished.runs:
         if len(run.targets) == 1:
             groups.setdefault((run.args["dataset"], run.args["algorithm"]), []).append(run)
-    found = []
+    searches = []
     for (dataset, algorithm), runs in groups.items():
         varied = [name for name in runs[0].hparams if len({json.dumps(run.hparams.get(name)) for run in runs}) > 1]
         if len({run.args["hparams_seed"] for run in runs}) < 2 or not varied:
@@ -186,8 +188,8 @@ def search(finished: Records) -> list[dict[str, Any]]:
                         *(run.hparams.get(name) for name in varied),
                     ]
                 )
-        found.append({"dataset": dataset, "algorithm": algorithm, "names": varied, "runs": rows})
-    return found
+        searches.append({"dataset": dataset, "algorithm": algorithm, "names": varied, "runs": rows})
+    return searches
 
 
 # Adaptation -----------------------------------------------------------------------------------------------------------

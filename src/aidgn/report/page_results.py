@@ -1,4 +1,4 @@
-"""The results of runs on the report page: tables, answers, metrics and accuracies per class, by selection method."""
+"""Make the results of the report page by selection method: tables, answers, metrics and accuracies per class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Answer:
 
 
 def make_answer(
-    table: Table, domains: Sequence[str], trials: Mapping[RowName, Trials], found: Comparison
+    table: Table, domains: Sequence[str], trials: Mapping[RowName, Trials], comparison: Comparison
 ) -> Answer | None:
     """Find the best algorithm of a data set's table and its comparison with the next; None if there is no average."""
     means = {row.head: row.cells[-1].mean for row in table.ours if row.cells[-1] is not None}
@@ -59,14 +59,14 @@ def make_answer(
         {domains[target]: 100 * float(np.mean(list(values.values()))) for target, values in sorted(of_best.items())},
         len(next(iter(of_best.values()))) if have_same_trials(of_best) else None,
         second,
-        next((pair for pair in found.differences if {pair.first, pair.second} == {best, second}), None),
+        next((pair for pair in comparison.differences if {pair.first, pair.second} == {best, second}), None),
         [row.head for row in table.ours if row.head not in means],
     )
 
 
 @dataclass
 class Result:
-    """The tables by one way of selecting, and the accuracies behind them."""
+    """The tables of one selection method, and the accuracies in them."""
 
     method: str
     tables: list[Table]
@@ -91,7 +91,7 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
             shown = tables(finished, method, paper=True)
             rows = select(finished, method)
         except AidgnError as error:
-            if method == "training":  # what the others need, most sweeps are not made for
+            if method == "training":  # most sweeps lack the runs that other methods need
                 notes.append(str(error))
             continue
         accuracies: dict[str, dict[RowName, Trials]] = {}
@@ -105,7 +105,7 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
             for table in tables(finished, method, metric=metric)
         ]
         comparisons = compare(finished, method)
-        figures = [(found.dataset or "", draw_ranks(found)) for found in comparisons]
+        figures = [(comparison.dataset or "", draw_ranks(comparison)) for comparison in comparisons]
         result = Result(
             method,
             for_page(shown, records),
@@ -119,7 +119,7 @@ def make_results(records: Records, finished: Records) -> tuple[list[Result], lis
                 if figure
             },
         )
-        by_name = {found.dataset: found for found in comparisons}
+        by_name = {comparison.dataset: comparison for comparison in comparisons}
         domains = {entry["name"]: entry["domains"] for entry in datasets_of(finished)}
         for table in shown:
             if name := table.dataset:
@@ -144,7 +144,7 @@ def average_classes(rows: Sequence[Record], names: Mapping[str, Sequence[str]]) 
     for dataset, by_algorithm in groups.items():
         sizes = {len(values) for runs in by_algorithm.values() for values in runs}
         if len(sizes) > 1:
-            continue  # runs on other classes do not compare
+            continue  # runs with other classes cannot be compared
         labels = names.get(dataset, ())
         labels = labels if len(labels) in sizes else [str(number) for number in range(sizes.pop())]
         columns = [_means(np.array(runs, float)) for runs in by_algorithm.values()]

@@ -1,4 +1,4 @@
-"""The paper's numbers, to compare with ours."""
+"""Add the paper's numbers to tables, for comparison with ours."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from aidgn.report.table_formats import Cell, Row, RowName, Table
 
-# Rows of the paper's tables for an algorithm of ours that has another name there.
+# Rows of the paper's tables for algorithms with other names in this package.
 PAPER_ROWS = {
     "ERM": ["ERM", "ERM (reproduced)"],
     "AIDGN-noRD": ["AIDGN w/o RD"],

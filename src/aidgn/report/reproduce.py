@@ -1,4 +1,4 @@
-"""What it takes to repeat runs: plans and commands, versions, hyper-parameters, data."""
+"""Describe how to repeat runs: plans and commands, versions, hyper-parameters, data."""
 
 import json
 import shlex
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from aidgn.sweeps.plan import SweepPlan
 
 
-def folder(path: Path) -> str:
-    """Return the name that training gives the folder of this run; '' if the path is not the folder of one run."""
+def name_folder(path: Path) -> str:
+    """Return the name that training gives to the folder of this run; '' if the path is not the folder of a run."""
     run = RunFolder(path.parent if path.is_file() else path)
     return folder_name(run.identity) if run.exists and run.metadata.is_described else ""
 
@@ -56,7 +56,7 @@ def commands(runs: Iterable[RunRecords], out: str) -> list[str]:
 
 
 def _plans(runs: Sequence[RunMetadata]) -> "list[SweepPlan]":
-    """Return a plan for all runs that differ in nothing but the algorithm, the unseen domains, trial and draw."""
+    """Return a plan for each group of runs that differ only in algorithm, unseen domains, trial and draw."""
     from aidgn.sweeps.plan import SweepPlan
 
     groups: dict[tuple[str, str, str, str], set[tuple[Any, ...]]] = {}  # data set, algorithm, options, settings
@@ -65,9 +65,9 @@ def _plans(runs: Sequence[RunMetadata]) -> "list[SweepPlan]":
         key = str(identity["dataset"]).removeprefix("own-"), _name(run), json.dumps(_options(run))
         settings = json.dumps(_settings(identity, key[1]) if identity["draw"] == 0 else {})
         if identity["draw"]:  # settings replace the values of every draw, also of the first
-            given = identity["hyper_parameters"]
+            values_of_run = identity["hyper_parameters"]
             known = [other for *group, other in groups if tuple(group) == key]
-            known = [other for other in known if json.loads(other).items() <= given.items()]
+            known = [other for other in known if json.loads(other).items() <= values_of_run.items()]
             settings = max(known, key=len, default=settings)
         place = int(identity["trial"]), int(identity["draw"]), *identity["target"]
         groups.setdefault((*key, settings), set()).add(place)
@@ -82,7 +82,7 @@ def _plans(runs: Sequence[RunMetadata]) -> "list[SweepPlan]":
 
 
 def _grid(places: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """Return targets, trials and draws if the runs are all of their combinations; otherwise the runs one by one."""
+    """Return targets, trials and draws if the runs are all their combinations; otherwise list each run."""
     targets = tuple(dict.fromkeys(names for _, _, *names in places for names in names))
     trials, draws = (1 + max(place[part] for place in places) for part in (0, 1))
     if all(len(place) == 3 for place in places) and len(places) == len(targets) * trials * draws:
@@ -103,29 +103,30 @@ def _weights(identity: Mapping[str, Any]) -> str:
 
 
 def _options(metadata: RunMetadata) -> dict[str, Any]:
-    """Return the options of a run, and its precision, as a plan has them."""
+    """Return the options of a run and its precision, in the form of a plan."""
     values = {**metadata.identity, "skip_broken": bool(metadata.skipped)}
     if values.get("weights"):
         values["weights"] = _weights(metadata.identity)
-    given = {
+    changed = {
         option.name: values[option.name]
         for option in run_options()
         if values.get(option.name) not in (None, option.default)
     }
-    return {**given, "precision": values.get("precision") or "auto"}
+    return {**changed, "precision": values.get("precision") or "auto"}
 
 
 def _settings(identity: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """Return the hyper-parameters of draw 0 that differ from the defaults; all of a custom algorithm."""
     from aidgn.algorithms import ALGORITHMS
 
-    given, defaults = identity["hyper_parameters"], {}
+    values = identity["hyper_parameters"]
+    defaults = {}
     if algorithm in ALGORITHMS:
         small = identity["image_size"] <= SMALL_SIDE if identity.get("image_size") else None
         head = identity.get("train_only") == HEAD
         trial = int(identity["trial"])
         defaults = ALGORITHMS[algorithm].sample(identity["dataset"], trial, 0, small=small, head=head)
-    return {name: value for name, value in sorted(given.items()) if name not in defaults or defaults[name] != value}
+    return {name: value for name, value in sorted(values.items()) if name not in defaults or defaults[name] != value}
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Figures of runs: training curves, accuracies under test-time adaptation, and the figure files of a diagnosis."""
+"""Draw figures of runs: training curves, accuracies under test-time adaptation, and those of a diagnosis."""
 
 import re
 import threading
@@ -15,7 +15,7 @@ from aidgn.adaptation.methods import ORDER
 from aidgn.analysis.embedding import KEPT, choose_images, tsne
 from aidgn.analysis.features import Features
 from aidgn.errors import AidgnError
-from aidgn.report.adaptation import comparable
+from aidgn.report.adaptation import keep_comparable
 from aidgn.report.feature_figures import (
     Space,
     angle_distributions,
@@ -116,7 +116,8 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the paper's figure 3: accuracy on unseen domains under each adaptation method, from selected settings.
 
     Targets are averaged within a trial and data set, then data sets. A bar is the mean over trials, its whisker their
-    standard deviation. Algorithms are one below the other; bars have numbers if they are high enough."""
+    standard deviation. Algorithms are one below the other; bars have numbers if they are high enough.
+    """
     chosen: dict[tuple[str, str], dict[int, dict[str, list[float]]]] = {}
     for row in rows:
         if row["selected"]:
@@ -170,9 +171,9 @@ def adaptation_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def embed_ahead(runs: Sequence[Features], seed: int = 0) -> threading.Thread:
-    """Start a thread that computes the positions of `draw_diagnosed`, which `tsne` keeps, and return the thread.
+    """Start a thread that computes t-SNE for `draw_diagnosed`, and return the thread.
 
-    What fails there fails again in the main thread, which then tells the reason.
+    `tsne` keeps the positions. If the thread fails, the main thread computes them again and reports the error.
     """
 
     def embed() -> None:
@@ -197,7 +198,7 @@ def draw_diagnosed(
     Args:
         runs: Folders and the features of their runs.
         seed: Seed of samples and of t-SNE.
-        on_message: Called before work that takes long.
+        on_message: Called with a text before work that takes long.
 
     Returns:
         The PNG files.
@@ -214,7 +215,7 @@ def draw_diagnosed(
             *draw_curves(folder),
         ]
         adapted += read_adaptation(folder, features.model)
-    for folder, features in runs:  # last, as another thread may still compute t-SNE
+    for folder, features in runs:  # last, because another thread may still compute t-SNE
         images = choose_images(features.domains, features.labels, MAX_POINTS, seed)
         on_message(f"t-SNE of {len(images)} images")
         spaces.append((features, images, tsne(features.features[images], seed=seed)))
@@ -224,7 +225,7 @@ def draw_diagnosed(
     if len(spaces) > 1 and alike:
         name = "latent-space-" + "-".join(features.algorithm for _, features in runs)
         written.append(save(latent_space(spaces), first, name)[0])
-    if compared := comparable(adapted):
+    if compared := keep_comparable(adapted):
         written.append(save(adaptation_bars(compared), first, "adaptation")[0])
     return written
 

@@ -1,4 +1,4 @@
-"""Accuracy against each hyper-parameter that a sweep varied alone, like the paper's search of kappa, gamma, mu_star."""
+"""Draw accuracy against each hyper-parameter that a sweep varied, like the paper's search of kappa, gamma, mu_star."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -20,19 +20,18 @@ from aidgn.terminal import log
 Curves = dict[str, dict[Any, Trials]]  # name -> value -> accuracies
 
 
-def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
-    """Collect accuracies of the runs of one algorithm on one data set.
+def collect_curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
+    """Collect accuracies of the runs of one algorithm on one data set, at the steps that validation selects.
 
     Returns:
-        Accuracies by hyper-parameter, value, target and trial, of the steps that training-domain validation selects;
-        and the value of each hyper-parameter while others vary.
+        Accuracies by hyper-parameter, value, target and trial; and the value of each hyper-parameter while others vary.
     """
     runs = [run for run in as_records(records).runs if run.args["hparams_seed"] == 0 and len(run.targets) == 1]
-    kinds = {(run.args["dataset"], run.args["algorithm"]) for run in runs}
-    if len(kinds) != 1:
+    subjects = {(run.args["dataset"], run.args["algorithm"]) for run in runs}
+    if len(subjects) != 1:
         raise AidgnError(
             "Sensitivity is of one algorithm on one data set; the records are of "
-            f"{', '.join(' '.join(kind) for kind in sorted(kinds)) or 'none with one unseen domain'}."
+            f"{', '.join(' '.join(subject) for subject in sorted(subjects)) or 'none with one unseen domain'}."
         )
     check_same_images(runs)
     for difference in differences(runs):
@@ -40,7 +39,7 @@ def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
             log.warning("%s", difference)
     counts = {name: Counter(run.hparams.get(name) for run in runs) for name in runs[0].hparams}
     base = {name: counted.most_common(1)[0][0] for name, counted in counts.items()}
-    found: Curves = {}
+    curves: Curves = {}
     for name, counted in counts.items():
         if len(counted) == 1:
             continue
@@ -49,13 +48,13 @@ def curves(records: Iterable[Record]) -> tuple[Curves, dict[str, Any]]:
         for run in runs:
             if all(run.hparams.get(other) == value for other, value in others.items()):
                 by_value[run.hparams[name]].append(run)
-        found[name] = {}
+        curves[name] = {}
         for value in sorted(by_value, key=lambda value: (isinstance(value, str), value)):
             accuracies: Trials = defaultdict(dict)
             for row in select(Records(by_value[value]), "training"):
                 accuracies[row.get("target_name", str(row["target"]))][row["trial"]] = row["accuracy"]
-            found[name][value] = dict(accuracies)
-    return found, base
+            curves[name][value] = dict(accuracies)
+    return curves, base
 
 
 @styled
@@ -66,16 +65,16 @@ def sensitivity(records: Iterable[Record]) -> Figure:
     hyper-parameters, a dotted line marks the value that each has while others vary.
     """
     records = as_records(records)
-    found, base = curves(records)
-    if not found:
+    curves, base = collect_curves(records)
+    if not curves:
         raise AidgnError(
             "No hyper-parameter takes several values in these runs. Give a list of values in the plan, for "
             "example hyper_parameters: {kappa: [50, 110, 200]}."
         )
-    targets = sorted({target for values in found.values() for by_target in values.values() for target in by_target})
+    targets = sorted({target for values in curves.values() for by_target in values.values() for target in by_target})
     colours = dict(zip(targets, (SOURCE_COLOURS + TARGET_COLOURS) * (1 + len(targets) // 7), strict=False))
-    figure, axes = grid(1, len(found), max(WIDTH * min(len(found), 3) / 3, 4.6), 2.6)
-    for number, (axis, (name, values)) in enumerate(zip(axes[0], found.items(), strict=True)):
+    figure, axes = grid(1, len(curves), max(WIDTH * min(len(curves), 3) / 3, 4.6), 2.6)
+    for number, (axis, (name, values)) in enumerate(zip(axes[0], curves.items(), strict=True)):
         for target in targets:
             line = [
                 (value, 100 * mean(by_target[target].values()))
@@ -108,7 +107,7 @@ def sensitivity(records: Iterable[Record]) -> Figure:
                 axis.set_xscale("log")
             axis.set_xticks(numbers, [f"{value:g}" for value in numbers])
             axis.minorticks_off()
-            if len(found) > 1:
+            if len(curves) > 1:
                 axis.axvline(base[name], color="0.6", linestyle=":", linewidth=0.8, zorder=0)
         axis.set_xlabel(name)
         axis.grid(axis="y", color="0.92")
@@ -128,16 +127,16 @@ def sensitivity(records: Iterable[Record]) -> Figure:
 
 def write_sensitivity(folder: str | Path) -> list[Path]:
     """Write FOLDER/sensitivity.png and .svg; if there are several, their names say data set and algorithm."""
-    kinds = defaultdict(list)
+    by_subject = defaultdict(list)
     for run in read_runs(folder).finished().runs:
-        kinds[run.args["dataset"], run.args["algorithm"]].append(run)
+        by_subject[run.args["dataset"], run.args["algorithm"]].append(run)
     varied = {
-        kind: Records(runs)
-        for kind, runs in kinds.items()
+        subject: Records(runs)
+        for subject, runs in by_subject.items()
         if len({tuple(sorted(run.hparams.items(), key=repr)) for run in runs if run.args["hparams_seed"] == 0}) > 1
     }
     paths = []
-    for kind, records in varied.items():
-        suffix = "" if len(varied) == 1 else "-" + "-".join(kind)
+    for subject, records in varied.items():
+        suffix = "" if len(varied) == 1 else "-" + "-".join(subject)
         paths += save(sensitivity(records), Path(folder), f"sensitivity{suffix}")
     return paths

@@ -35,7 +35,7 @@ def tables(
     paper: bool = False,
     metric: str | None = None,
 ) -> list[Table]:
-    """Tabulate the results that a selection method selects, by accuracy whatever the metric.
+    """Tabulate the results that a selection method selects. Selection is by accuracy, whatever the metric.
 
     Args:
         records: Records of runs. Unfinished runs are left out.
@@ -214,7 +214,7 @@ def average_over_targets(trials: Trials, targets: Sequence[Any]) -> dict[int, fl
 
 
 def have_same_trials(*results: Trials) -> bool:
-    """Whether every target of every algorithm has the same trials."""
+    """Return whether every target of every algorithm has the same trials."""
     return len({frozenset(trials) for targets in results for trials in targets.values()}) < 2
 
 
@@ -282,7 +282,7 @@ def _explain_empty(records: Records, finished: Records, method: str) -> str:
 
 
 def missing_runs(runs: Iterable[RunRecords]) -> list[str]:
-    """Name the places (algorithm, target, trial) of each data set that no finished run fills."""
+    """List each (algorithm, target, trial) of a data set without a finished run."""
     places: dict[str, set[tuple[str, int, int]]] = {}
     names: dict[str, list[str]] = {}
     for run in runs:
@@ -304,7 +304,7 @@ def missing_runs(runs: Iterable[RunRecords]) -> list[str]:
 
 
 def _metric_notes(dataset: str, metric: str, class_images: Sequence[int]) -> list[str]:
-    """Say of a data set with uneven classes why its table shows the accuracy or the macro-F1."""
+    """Explain why the table of a data set with uneven classes shows the accuracy or the macro-F1."""
     if not are_uneven(class_images):
         return []
     sizes = f"The largest class of {dataset} has {max(class_images)} images, the smallest {min(class_images)}"
@@ -337,7 +337,7 @@ def _reading_notes(records: Records) -> list[str]:
 
 
 def _mixture_notes(runs: Sequence[RunRecords]) -> list[str]:
-    """Name the settings in which runs differ that one row averages over, or that rows compare."""
+    """Name the settings that differ between runs which a row averages or rows compare."""
     tabulated = [run for run in runs if run.targets]
     notes = [str(difference) for difference in (*differences(tabulated), *search_differences(tabulated))]
     versions = {str(run.label) for run in runs if run.label.version}

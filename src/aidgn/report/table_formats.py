@@ -41,7 +41,7 @@ class CellText(NamedTuple):
 
 
 class RowName(NamedTuple):
-    """The subject of a row of ours: an algorithm, as trained or adapted at test time."""
+    """The name of a row with our results: an algorithm, as trained or adapted at test time."""
 
     algorithm: str
     adaptation: str = "none"  # a name in `aidgn.adaptation.methods.METHODS`
@@ -52,16 +52,17 @@ class RowName(NamedTuple):
 
 @dataclass
 class Row:
+    """A row of a table: our results, the paper's, or the difference of both."""
+
     head: str
     cells: list[Cell | None]  # None: missing
     kind: Literal["ours", "paper", "difference"] = "ours"
-    name: RowName | None = None  # of a row of ours
+    name: RowName | None = None  # for rows with our results
 
 
 @dataclass
 class Table:
-    """Rows of cells. `notes` follow the caption, which says what the numbers are; `paper_notes`, about the paper's
-    numbers, come last."""
+    """Rows of cells, with a caption that explains the numbers, then `notes`, then notes on the paper's numbers."""
 
     title: str
     columns: list[str]
@@ -120,7 +121,7 @@ class Table:
         return CellText(f"{cell.mean:.{digits}f}", spread, trials, mark)
 
     def marks(self) -> list[list[Mark]]:
-        """Mark the best and the second of every column among our rows; equal as printed is equal."""
+        """Mark the best and the second of every column among our rows; numbers that print alike are equal."""
         metric = METRICS[self.metric]
         marks: list[list[Mark]] = [["" for _ in row.cells] for row in self.rows]
         for column in range(len(self.columns)):
@@ -150,7 +151,7 @@ class Table:
 
 
 def to_terminal(table: Table) -> str:
-    """Format with the terminal's codes for bold and underlined; as wide as needed if the output is no terminal."""
+    """Format with the terminal's codes for bold and underlined; in files and pipes lines may be of any length."""
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
