@@ -1,4 +1,4 @@
-"""What a report needs of frozen features, computed by one core while another trains classifiers on them."""
+"""Compute parts of the report from frozen features, on one core while another trains classifiers on them."""
 
 import threading
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from aidgn.training.setup import latest_features
 class ReportAhead(threading.Thread):
     """A thread that finds copies and computes the map of points, which `tsne` keeps.
 
-    What fails here is left to the main thread, which then tells the reason.
+    If a part fails, the main thread computes it again and reports the error.
     """
 
     def __init__(self, features: FeatureStore, points: int):

@@ -32,7 +32,7 @@ class Estimate:
 
     algorithm: str  # its name in tables
     accuracies: dict[str, float]  # accuracy by domain, the mean over trials
-    balanced_accuracy: dict[str, float] = field(default_factory=dict)  # mean accuracy of the classes by domain
+    balanced_accuracy: dict[str, float] = field(default_factory=dict)  # mean accuracy of the classes, by domain
     macro_f1: dict[str, float] = field(default_factory=dict)  # macro-F1 by domain
 
     def values(self, metric: str) -> dict[str, float]:
@@ -96,7 +96,7 @@ def choose_algorithm(estimates: Sequence[Estimate], preferred: str, metric: str 
 
 
 def is_clear_difference(first: Estimate, second: Estimate, metric: str = ACCURACY) -> bool:
-    """Whether the means differ by more than a point, and a paired t test over domains finds that at 5 %."""
+    """Return whether the means differ by more than a point and by a paired t test over domains at 5 %."""
     others = second.values(metric)
     gaps = [value - others[domain] for domain, value in first.values(metric).items()]
     if len(gaps) < 3:
@@ -106,7 +106,7 @@ def is_clear_difference(first: Estimate, second: Estimate, metric: str = ACCURAC
 
 
 def compare(estimates: Sequence[Estimate], chosen: str, metric: str = ACCURACY) -> str:
-    """Say how the algorithms compare and which of them the final model uses."""
+    """Describe how the algorithms compare and which of them the final model uses."""
     first, second, *others = sorted(
         estimates, key=lambda estimate: (estimate.algorithm != chosen, -estimate.score(metric))
     )
@@ -125,14 +125,14 @@ def summarize(
     metric: str = ACCURACY,
     accuracies: SiteAccuracies | None = None,
 ) -> list[str]:
-    """Say what to expect of the final model, a sentence or two each.
+    """Describe what to expect of the final model, a sentence or two each.
 
     Args:
         estimates: Estimates of one algorithm or several; none if there is only one domain.
         chosen: The algorithm of the final model.
         seen_accuracy: Its accuracy on validation images of the domains it has seen.
         classes: Number of classes.
-        metric: What the algorithm was chosen by, a name of `CHOICES`.
+        metric: The metric that chose the algorithm, a name of `CHOICES`.
         accuracies: Its accuracies at the sites left out, for an interval; None if they are not known.
     """
     sentences = []

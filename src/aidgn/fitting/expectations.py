@@ -1,4 +1,4 @@
-"""From the runs of a fit to what its model is expected to do at a new site."""
+"""Measure what to expect of the model of a fit at a new site, from its runs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -36,21 +36,21 @@ def measure_expectations(
     for run in runs:
         predictions = load_predictions(run, **options)
         (target,) = predictions.targets
-        # Of the unseen site, the pictures that the table of results counts.
+        # The pictures of the unseen site that the table of results counts.
         unseen = predictions.where(predictions.unseen & ~predictions.validation)
-        sites.append(UnseenSite(target, predictions.trial, outputs_of(unseen), outputs_of(predictions.in_site)))
+        sites.append(UnseenSite(target, predictions.trial, to_outputs(unseen), to_outputs(predictions.in_site)))
         distances[target].append(measure_distance(extract_features(run, **options)))
     if len({site.site for site in sites}) < 2:
         return None
     features = extract_features(final, **options)
     mean_distances = {name: float(np.mean(values)) for name, values in distances.items()}
     reference = make_reference(features, features.validation, mean_distances)
-    seen = outputs_of(load_predictions(final, **options).in_site)
+    seen = to_outputs(load_predictions(final, **options).in_site)
     references = sample_references(features.features[~features.validation])
     return measure(sites, seen, features.class_names, reference, adaptation, references)
 
 
-def outputs_of(predictions: Predictions) -> Outputs:
+def to_outputs(predictions: Predictions) -> Outputs:
     """Return predictions with the scores that do not depend on the logits."""
     names = [name for name in predictions.score_names if name not in LOGIT_SCORES]
     return Outputs(predictions.logits, predictions.labels, {name: predictions.score(name) for name in names})
@@ -80,7 +80,7 @@ def make_reference(
 
 
 def describe_expectations(expectations: Expectations) -> list[str]:
-    """Say what to expect of probabilities, trust, warnings and adaptation at a new site, a sentence or two each."""
+    """Describe what to expect of probabilities, trust, warnings and adaptation at a new site."""
     before, after = expectations.mean("ece_before"), expectations.mean("ece_after")
     nll_before, nll_after = expectations.mean("nll_before"), expectations.mean("nll_after")
     assert before is not None and after is not None

@@ -1,4 +1,4 @@
-"""What a user should know about a folder of images before a model is trained on it."""
+"""Describe a folder of images and its problems before a model is trained on it."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from aidgn.errors import AidgnError, plural, some
 from aidgn.fitting.estimate import ACCURACY
 
 FEW_IMAGES = 10  # a class with fewer images is hardly learnt
-OTHER_SHARE = 5  # times the share that a class has in another domain
+OTHER_SHARE = 5  # a class is reported if its share in one domain is so many times its share in another
 
 
 def inspect(decoded: DecodedDataset) -> list[str]:
@@ -76,7 +76,7 @@ def describe_metric(dataset: Dataset, metric: str, tries_balance: bool) -> list[
     Args:
         dataset: The images that can be read.
         metric: The metric of the data set, a name of `CHOICES`.
-        tries_balance: Whether balanced samples are compared with the samples as they come.
+        tries_balance: Whether `fit` also trains on balanced samples.
     """
     if metric == ACCURACY or len(dataset.domains) < 2:
         return []
@@ -121,18 +121,18 @@ def _describe_missing_classes(inspection: Inspection) -> list[str]:
 
 
 def _describe_shares(inspection: Inspection) -> list[str]:
-    """Name the classes that are much more frequent in one domain than in another, which hides in even totals."""
-    domains, counts = inspection.dataset.domains, inspection.counts
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    found = []
-    for name, column, of_class in zip(inspection.dataset.classes, shares.T, counts.T, strict=True):
+    """Name the classes that are much more frequent in one domain than in another; totals do not show them."""
+    domains = inspection.dataset.domains
+    shares = inspection.counts / np.maximum(inspection.counts.sum(1, keepdims=True), 1)
+    uneven = []
+    for name, column, counts in zip(inspection.dataset.classes, shares.T, inspection.counts.T, strict=True):
         most, least = int(column.argmax()), int(column.argmin())
-        if of_class[most] >= FEW_IMAGES and 0 < OTHER_SHARE * column[least] <= column[most]:
-            found.append(f"{name} ({column[most]:.0%} of {domains[most]}, {column[least]:.0%} of {domains[least]})")
-    if not found:
+        if counts[most] >= FEW_IMAGES and 0 < OTHER_SHARE * column[least] <= column[most]:
+            uneven.append(f"{name} ({column[most]:.0%} of {domains[most]}, {column[least]:.0%} of {domains[least]})")
+    if not uneven:
         return []
     return [
-        f"Shares of classes differ between domains: {some(found)}. A model may take the domain for a hint at the "
+        f"Shares of classes differ between domains: {some(uneven)}. A model may take the domain for a hint at the "
         "class. --balance sampling draws the classes of every domain equally often."
     ]
 

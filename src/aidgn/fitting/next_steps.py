@@ -1,4 +1,4 @@
-"""What a practitioner can do to get a better model, or a better estimate, after a fit."""
+"""Advise a practitioner how to get a better model, or a better estimate, after a fit."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from aidgn.new_site.expectations import Expectations
 from aidgn.new_site.interval import percent
 
 MANY_SITES = 8  # from here on, more sites narrow the interval little
-UNEVEN = 3  # times the pictures that the smallest class has
+UNEVEN = 3  # classes are uneven if the largest has so many times the pictures of the smallest
 
 
 def advise(
@@ -22,7 +22,7 @@ def advise(
         dataset: The pictures that could be read.
         expectations: What to expect at a new site.
         pictures: Pictures to look at.
-        metric: What the algorithm was chosen by, a name of `CHOICES`.
+        metric: The metric that chose the algorithm, a name of `CHOICES`.
         model: Folder of the model, for commands.
     """
     steps = []
@@ -70,7 +70,7 @@ def _advise_by_results(expectations: Expectations) -> list[str]:
             f"Look at the pictures of {worst}: {percent(means[worst])} right while it was unseen, {percent(others)} at "
             "the others. Sites like it are where the model fails."
         )
-    classes = {name: found.mean for name, found in expectations.classes.items() if found.accuracies}
+    classes = {name: measured.mean for name, measured in expectations.classes.items() if measured.accuracies}
     weakest = min(classes, key=classes.__getitem__)
     if expectations.accuracies.mean - classes[weakest] > 0.1:
         steps.append(

@@ -1,4 +1,4 @@
-"""Pictures that spoil an estimate: labels that look wrong, and copies across sites."""
+"""Find pictures that spoil an estimate: labels that look wrong, and copies across sites."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class DoubtfulPictures:
     out_of_site: OutOfSite | None = None  # predictions for all pictures; None with a single site
 
     def sentences(self) -> list[str]:
-        """Describe the pictures, a sentence or two for each kind."""
+        """Describe the doubtful labels and the copies, a sentence or two for each."""
         sentences = []
         if self.labels:
             total = f" of {len(self.out_of_site.files)}" if self.out_of_site else ""
@@ -53,7 +53,7 @@ class DoubtfulPictures:
 def explain_doubts(
     doubts: Sequence[DoubtfulLabel], runs: Mapping[str, str], decoded: DecodedDataset, device: str, algorithm: str
 ) -> dict[str, Image.Image]:
-    """Show where pictures speak for the class that they look like: a heatmap for each file.
+    """Return heatmaps by file that show where a picture looks like the suggested class.
 
     Args:
         doubts: Pictures whose label looks wrong.
@@ -88,7 +88,7 @@ def check_pictures(
 
     Args:
         runs: Predictions of runs with one site unseen.
-        final: Folder of the run on all sites, whose features find copies.
+        final: Folder of the run on all sites; copies are found by its features.
         decoded: The pictures.
         copies: Copies across sites, if they are known.
         options: Arguments of `extract_features`.

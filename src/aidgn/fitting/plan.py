@@ -1,4 +1,4 @@
-"""The runs of a fit: settings chosen by the number and size of the images and by the device."""
+"""Plan the runs of a fit, with settings chosen by the number and size of the images and by the device."""
 
 import math
 import os
@@ -22,8 +22,8 @@ BASELINE = "ERM"
 CPU_BACKBONE = "resnet18.tv_in1k"  # a fifth of the work of ResNet-50
 SAMPLED_IMAGES = 200  # images whose headers are read for their size
 QUICK_CPU_SIZE = 128  # pixels
-HEAD_STEPS = 500  # more change a classifier on frozen features little (docs/results)
-UNEVEN = 1.5  # times the images of the rarest class, from which balanced samples are tried
+HEAD_STEPS = 500  # more steps change a classifier on frozen features little (docs/results)
+UNEVEN = 1.5  # balanced samples are tried if the largest class has so many times the images of the smallest
 SHARED_HYPER_PARAMETERS = ("batch_size", "resnet_dropout")  # every algorithm has them
 
 
@@ -36,7 +36,7 @@ class FitPlan:
 
     @property
     def preferred(self) -> str:
-        """The algorithm that was asked for."""
+        """The algorithm that the caller chose."""
         return next(iter(self.finals))
 
     @property
@@ -96,27 +96,27 @@ def plan_fit(
 
     Args:
         dataset: The images that can be read, at the size of the network's input.
-        folder: Where they are, or the name of a data set.
+        folder: Folder of the images, or the name of a data set.
         algorithm: The algorithm to compare with ERM.
         quick: Train fewer steps and only the last stage of a pretrained network.
         trials: How often each domain is left out, with another seed each time.
         device: Where the runs will be trained.
         hyper_parameters: Values for the algorithm.
-        metric: What chooses between the algorithms and between the steps of a run, a name of `CHOICES`.
-        options: Options of a run that replace the choices made here. None stands for a choice; average="none" turns
-            averaging off.
+        metric: The metric that chooses the algorithm and the step of a run, a name of `CHOICES`.
+        options: Options of a run that replace the choices of this function. None leaves the choice; average="none"
+            turns averaging off.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     values = dict(hyper_parameters or {})
     on_cpu = choose_device(device).type == "cpu"
-    backbone = given.get("backbone", _choose_backbone(dataset, on_cpu))
-    weights = given.get("weights", "none" if backbone == backbones.SMALL else "hub")
-    train_only = given.pop("train_only", _choose_part(find(algorithm), weights, quick, on_cpu, given))
+    backbone = chosen.get("backbone", _choose_backbone(dataset, on_cpu))
+    weights = chosen.get("weights", "none" if backbone == backbones.SMALL else "hub")
+    train_only = chosen.pop("train_only", _choose_part(find(algorithm), weights, quick, on_cpu, chosen))
     if quick and on_cpu and not dataset.small and train_only != HEAD:
         values.setdefault("batch_size", 16)
-    steps = given.get("steps", HEAD_STEPS if train_only == HEAD else _choose_steps(dataset, quick))
+    steps = chosen.get("steps", HEAD_STEPS if train_only == HEAD else _choose_steps(dataset, quick))
     no_average = quick or weights == "none" or train_only == HEAD or steps < 2 * SMA.start
-    average = given.pop("average", "none" if no_average else "sma")
+    average = chosen.pop("average", "none" if no_average else "sma")
     settings = {
         "select_by": metric,
         "backbone": backbone,
@@ -124,7 +124,7 @@ def plan_fit(
         "steps": steps,
         "eval_every": max(steps // (5 if train_only == HEAD else 15), 20),
         "train_only": train_only,
-        **given,
+        **chosen,
         "image_size": dataset.image_size,
         "average": None if average == "none" else average,
         "skip_broken": True,
@@ -134,7 +134,7 @@ def plan_fit(
         shared = {name: value for name, value in values.items() if name in SHARED_HYPER_PARAMETERS}
         specs.append(replace(specs[0], algorithm=BASELINE, hyper_parameters=shared))
     counts = dataset.count_images().sum(0)
-    if metric != ACCURACY and "balance" not in given and counts.max() >= UNEVEN * counts.min():
+    if metric != ACCURACY and "balance" not in chosen and counts.max() >= UNEVEN * counts.min():
         specs += [replace(spec, balance=SAMPLING) for spec in specs]
     if trials < 1:
         raise ParameterError("trials", trials, "a whole number of at least 1")
@@ -186,12 +186,12 @@ def _choose_backbone(dataset: Dataset, on_cpu: bool) -> str:
 
 
 def _choose_part(
-    algorithm: type[Algorithm], weights: str, quick: bool, on_cpu: bool, given: Mapping[str, Any]
+    algorithm: type[Algorithm], weights: str, quick: bool, on_cpu: bool, options: Mapping[str, Any]
 ) -> str | None:
     """Choose which part of the network to train; None for all."""
     if weights == "none":
         return None
-    if on_cpu and algorithm.trains_on_features and not given.get("warm_start"):
+    if on_cpu and algorithm.trains_on_features and not options.get("warm_start"):
         return HEAD
     return LAST_STAGE if quick else None
 

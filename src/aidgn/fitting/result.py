@@ -1,4 +1,4 @@
-"""What `fit` returns."""
+"""The result of `fit`."""
 
 import shlex
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ class FitResult:
         folder: Folder with `model`, `REPORT.md`, `summary.json` and the runs.
         estimates: Accuracies on unseen domains of the algorithm and of ERM; none if there is only one domain.
         seen_accuracy: Accuracy of the model on validation images of the domains it has seen.
-        findings: What was found in the images, a sentence each.
+        findings: Facts about the images, a sentence each.
         summary: What to expect of the model, a sentence each.
         final: The run that made the model.
-        predictions: What the runs of the final model's algorithm predict for images they were not trained on, by run;
-            `out_of_site` selects the images of domains that a run never saw.
+        predictions: Predictions of the runs of the final model's algorithm for images they were not trained on, one
+            entry for each run; `out_of_site` selects the images of domains that a run never saw.
         page: The report page, if there is one.
         expectations: What to expect at a new site, with an interval; None with fewer than two domains.
         pictures: Pictures whose label looks wrong, and copies across domains.
@@ -74,21 +74,21 @@ class FitResult:
         )
 
     def save_predictions(self, path: str | Path) -> None:
-        """Write what runs that never saw a picture's site predict for it, a row for each, as CSV or .parquet.
+        """Write a row for each picture with the prediction of a run that never saw its site, as CSV or .parquet.
 
         The columns are file, site, label, predicted, confidence, and p_CLASS for each class.
         """
         if self.pictures.out_of_site is None:
-            raise AidgnError("There are no such predictions: they take two domains or more.")
+            raise AidgnError("There are no out-of-site predictions: they need two domains or more.")
         write_rows(path, self.pictures.out_of_site.header, self.pictures.out_of_site.rows())
 
     @property
     def predict_command(self) -> str:
         """The command that classifies new images."""
         command = f"aidgn predict {shlex.quote(str(self.model_folder))} NEW_PICTURES/"
-        return command + (
-            f" --algorithm {shlex.quote(self.final.algorithm)}" if is_custom(self.final.algorithm) else ""
-        )
+        if is_custom(self.final.algorithm):
+            command += f" --algorithm {shlex.quote(self.final.algorithm)}"
+        return command
 
     def __repr__(self) -> str:
         return "\n".join([f"<Model in {self.model_folder}>", *self.summary])

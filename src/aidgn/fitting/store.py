@@ -52,7 +52,7 @@ class FitFolder:
         return summary if isinstance(summary, dict) else {}
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse a folder with the model of other images whose folder has the same name."""
+        """Raise an error if the folder has a model of other images, whose folder has the same name."""
         earlier = self.read_summary()
         moved = earlier.get("root", dataset.location) != dataset.location
         if moved and (earlier.get("domains"), earlier.get("classes")) != (dataset.domains, dataset.classes):
@@ -77,12 +77,12 @@ class FitFolder:
         """Link or copy the files of a run that prediction needs to `model`, and write what to expect of it."""
         folder = RunFolder(run)
         kept = RunFolder(self.model)
-        kept.expectations.unlink(missing_ok=True)  # of an earlier model
+        kept.expectations.unlink(missing_ok=True)  # those of an earlier model
         for file in (folder.backbone, folder.model, folder.novelty, folder.metadata_file):
             if file.exists():
                 link_or_copy(file, self.model / file.name)
             else:
-                (self.model / file.name).unlink(missing_ok=True)  # of an earlier model
+                (self.model / file.name).unlink(missing_ok=True)  # the file of an earlier model
         if expectations:
             write_values(kept.expectations, expectations.to_dict())
 
@@ -99,11 +99,12 @@ class FitFolder:
 
         Args:
             dataset: The images that could be read.
-            result: What `fit` returns.
+            result: The result of the fit.
             findings: Findings and plan, a sentence each.
             next_steps: What to do next, a sentence each.
             class_metrics: Metrics by class at all left-out sites together.
-            mistakes: Most frequent confusions there: class, taken for, pictures, pictures of the class.
+            mistakes: Most frequent confusions there: true class, predicted class, number of such pictures, number of
+                pictures of the true class.
         """
         by_class = class_metrics or {}
         counts = dataset.count_images()
@@ -148,7 +149,7 @@ class FitFolder:
         write_text(self.report, report + "\n")
 
     def _write_pictures(self, pictures: DoubtfulPictures) -> None:
-        """Write a CSV file of all predictions and one for each kind of doubtful pictures, and remove earlier ones."""
+        """Write CSV files of all predictions, of doubtful labels and of copies; remove those of an earlier fit."""
         self.out_of_site.unlink(missing_ok=True)
         if pictures.out_of_site:
             write_rows(self.out_of_site, pictures.out_of_site.header, pictures.out_of_site.rows())
@@ -160,7 +161,7 @@ class FitFolder:
 
 
 def describe_new_site(expectations: Expectations) -> dict[str, Any]:
-    """Return what to expect at a new site for programs: all but the features that pictures are compared with."""
+    """Return the expectations for summary.json, without the features that pictures are compared with."""
     interval = expectations.accuracies.interval()
     values = {key: value for key, value in expectations.to_dict().items() if key not in ("reference", "references")}
     distances = expectations.reference.distances if expectations.reference else {}

@@ -1,4 +1,4 @@
-"""`fit`: inspect the images, estimate the accuracy on an unseen domain, train a model on all domains."""
+"""Inspect images, estimate the accuracy on an unseen domain, and train a model on all domains."""
 
 import shlex
 import statistics
@@ -98,16 +98,16 @@ def fit(
             image is left to measure them on.
         trials: How often each domain is left out, with another seed each time.
         adapt: Whether to measure adaptation to unlabelled images of the domains left out, for `predict --adapt`.
-        metric: What chooses the algorithm, on the domains left out, and the step of each run, on validation images of
-            the domains it trains on: accuracy, balanced (the mean accuracy of the classes) or macro-f1; by default
-            accuracy, but macro-f1 if the largest class has ten times the images of the smallest. With the last two, and
-            uneven classes, balanced samples are compared too, unless the option `balance` says what to do.
-        out: Where model, report and runs go; by default runs/fit-NAME.
+        metric: The metric that chooses the algorithm, on the domains left out, and the step of each run, on validation
+            images of the domains it trains on: accuracy, balanced (the mean accuracy of the classes) or macro-f1. By
+            default accuracy, but macro-f1 if the largest class has ten times the images of the smallest. With balanced
+            or macro-f1 and uneven classes, balanced samples are compared too, unless the option `balance` is set.
+        out: Folder of model, report and runs; by default runs/fit-NAME.
         hyper_parameters: Values for the algorithm by name; they may be keyword arguments as well.
-        data_dir: Where data sets are, if `folder` is the name of one.
+        data_dir: Folder of data sets, if `folder` is the name of one.
         device: cuda, cuda:1, mps or cpu.
         precision: Arithmetic of the network: bfloat16, tf32 or float32.
-        workers: Runs that are trained at a time.
+        workers: Number of runs that are trained at a time.
         report: Whether to write the report page, which takes some time.
         progress: Whether to show progress.
         on_message: Called with each sentence about the images, the plan and the result.
@@ -129,7 +129,7 @@ def fit(
     find(algorithm)
     choose_device(device)
     if refit and adapt:
-        raise AidgnError("A model of refit keeps no measurements, so adapt would be in vain: leave out one of them.")
+        raise AidgnError("A model of refit keeps no measurements of adapt: leave out one of them.")
     if metric not in (None, *CHOICES):
         raise ParameterError("metric", metric, " or ".join(CHOICES))
     settings, values = split_options(options, RunOptions, [algorithm])
@@ -143,8 +143,8 @@ def fit(
     place = FitFolder(out or f"runs/fit-{dataset.name}")
     check_outside(dataset, place.path)
     place.check(dataset)
-    given: dict[str, Any] = {name: settings.get(name) for name in ("backbone", "weights", "image_size")}
-    network = RunSpec(str(source), **given)
+    network_options: dict[str, Any] = {name: settings.get(name) for name in ("backbone", "weights", "image_size")}
+    network = RunSpec(str(source), **network_options)
     image_size = network.choose_image_size(choose_image_size(dataset, quick=quick, device=device))
     network.try_network(image_size)
     dataset = dataset.with_image_size(image_size)
@@ -220,7 +220,8 @@ def fit(
     if refit:
         selected = [RunResult(Path(run)).best for run in unseen_runs]
         final = plan_refit(final, [evaluation.step for evaluation in selected])
-    compared = [folders[i] for i, spec in enumerate(plan.estimates) if spec.balance == final.balance]  # by the page
+    # The page compares runs with the same balance.
+    compared = [folders[i] for i, spec in enumerate(plan.estimates) if spec.balance == final.balance]
     folders += train_all([final], len(folders))
     if ahead:
         ahead.join()
@@ -246,14 +247,14 @@ def fit(
     ]
     overview = Overview(dataset, summary, next_steps, expectations, predictions, pictures.labels, pictures.copies)
     if report:
-        by_site = {found.targets[0]: run for found, run in zip(predictions, unseen_runs, strict=True)}
+        by_site = {of_run.targets[0]: run for of_run, run in zip(predictions, unseen_runs, strict=True)}
         heatmaps = explain_doubts(overview.shown_labels, by_site, decoded, device, algorithm)
         overview = replace(overview, heatmaps=heatmaps, findings=findings)
     summary = [*summary, *pictures.sentences()]
     result = FitResult(
         place.path, estimates, seen_accuracy, findings, summary, final, predictions, None, expectations, pictures
     )
-    place.page.unlink(missing_ok=True)  # of an earlier fit
+    place.page.unlink(missing_ok=True)  # the page of an earlier fit
     known = (overview.class_metrics, overview.mistakes) if predictions else ()
     place.write(dataset, result, [*findings, str(plan)], next_steps, *known)
     for sentence in summary:
@@ -264,7 +265,7 @@ def fit(
 
 
 def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
-    """Refuse to compare runs on other images than those of this identity: the folder changed during training."""
+    """Raise an error if the runs used other images than those of this identity: the folder changed during training."""
     for folder in folders:
         if RunFolder(folder).identity["data"] != identity["data"]:
             raise AidgnError(
@@ -276,7 +277,7 @@ def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]
 def _write_page(
     place: FitFolder, runs: Sequence[str], overview: Overview, progress: bool, **extraction: Any
 ) -> Path | None:
-    """Write the report page of these runs; a model is there even if the page fails."""
+    """Write the report page of these runs; if that fails, warn, because the model is finished."""
     from aidgn.report.page import write_report  # imports matplotlib and scikit-learn
 
     try:

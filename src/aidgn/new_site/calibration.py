@@ -1,4 +1,4 @@
-"""Probabilities that hold at sites a model never saw: logits are divided by a temperature before the softmax.
+"""Calibrate probabilities for sites that a model never saw: divide logits by a temperature before the softmax.
 
 The temperature is fitted to predictions for sites that the predicting model never saw. Guo, Pleiss, Sun & Weinberger,
 "On calibration of modern neural networks", ICML 2017, fit it to images like the training images, which are too easy.
@@ -19,28 +19,27 @@ LOWEST, HIGHEST = 0.02, 100.0  # temperatures
 
 
 def choose_temperature(sites: Mapping[str, Sequence[Predicted]]) -> float:
-    """Return the median over sites of the temperature that suits a site; 1 if it does not help at left-out sites.
+    """Return the median of the best temperatures of the sites; 1 if that does not help at left-out sites.
 
-    The median, because one site where a run fails altogether asks for an endless temperature. Whether it helps is
-    measured by the negative log-likelihood at each site with the temperature of the others; with one site it is taken
-    as it is.
+    It is the median because a site where a run fails has an unlimited temperature. The temperature helps if the median
+    of the other sites lowers the mean negative log-likelihood of a site; with one site this is not tested.
 
     Args:
         sites: For each site, logits and labels in one or several trials, by models that never saw the site.
     """
-    suited = {
+    log_temperatures = {
         name: float(np.mean([np.log(fit_temperature(*predicted)) for predicted in trials]))
         for name, trials in sites.items()
     }
     if len(sites) > 1:
         before, after = [], []
         for name, trials in sites.items():
-            others = np.exp(np.median([value for other, value in suited.items() if other != name]))
+            others = np.exp(np.median([value for other, value in log_temperatures.items() if other != name]))
             before += [nll(*predicted) for predicted in trials]
             after += [nll(*predicted, temperature=float(others)) for predicted in trials]
         if np.mean(after) >= np.mean(before):
             return 1.0
-    return float(f"{np.exp(np.median(list(suited.values()))):.4g}")
+    return float(f"{np.exp(np.median(list(log_temperatures.values()))):.4g}")
 
 
 def fit_temperature(logits: Floats, labels: Integers) -> float:

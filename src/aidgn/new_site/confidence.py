@@ -1,9 +1,9 @@
 """How far to trust a prediction at a site the model never saw: the chance that its label is right.
 
-Of the scores in `aidgn.trust`, the one that best ranks right predictions above wrong ones on left-out sites is turned
-into a chance. The highest calibrated probability is a chance already. Another score s is first compared with validation
-images of the sites that the model has seen, because its scale differs from model to model, and then fitted on left-out
-sites: chance = sigmoid(slope (s - mean) / deviation + intercept), logistic regression with every site counting alike.
+The chance comes from the score of `aidgn.trust` that best ranks right predictions above wrong ones on left-out sites.
+The highest calibrated probability is a chance already. The scale of another score s differs from model to model, so s
+is first standardised by validation images of the sites that the model has seen. Logistic regression on left-out sites,
+all with the same weight, then gives chance = sigmoid(slope (s - mean) / deviation + intercept).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ DISTANCE = "distance"
 
 # From the simplest to the least simple. The last one needs a sample of training features with the model.
 CANDIDATES = ("probability", "margin", "energy", "norm", "negative-aware norm", "angle", DISTANCE)
-TIE = 0.02  # of the area under the ROC curve; below, the simpler score is chosen
+TIE = 0.02  # of the area under the ROC curve; among scores closer than this, the simplest is chosen
 UNSURE = 0.5  # a prediction that is more likely wrong than right gets a warning
 RIDGE = 1e-4  # keeps the slope finite where a score separates right from wrong without error
 
@@ -65,7 +65,7 @@ class UnseenSite:
 class Confidence:
     """A model's probabilities at a new site, and the chance that a label is right."""
 
-    temperature: float  # what logits are divided by
+    temperature: float  # divides the logits
     score: str = "probability"  # name of the score in `aidgn.trust.SCORES`
     slope: float = 0.0  # slope of the logistic regression; 0 for the probability, which needs none
     intercept: float = 0.0
@@ -83,7 +83,7 @@ class Confidence:
         return self.chances(outputs.score(self.score, self.temperature))
 
     def for_model(self, seen: Outputs) -> "Confidence":
-        """Return the same for another model with these predictions for validation images of sites it has seen."""
+        """Return the confidence of another model, given its predictions for validation images of sites it has seen."""
         if self.score == "probability":
             return self
         mean, deviation = describe_scale(seen.score(self.score, self.temperature))
@@ -114,7 +114,7 @@ def fit_confidence(sites: Sequence[UnseenSite]) -> Confidence:
 
 
 def candidates(sites: Sequence[UnseenSite]) -> list[str]:
-    """Return the scores that all predictions have."""
+    """Return the names of the scores that all predictions have."""
     from_logits = ("probability", "margin", "energy")
     return [name for name in CANDIDATES if name in from_logits or all(name in site.unseen.scores for site in sites)]
 
@@ -143,7 +143,7 @@ def describe_scale(scores: Floats) -> tuple[float, float]:
 
 
 def fit_logistic(values: Sequence[Floats], right: Sequence[NDArray[np.bool_]]) -> tuple[float, float]:
-    """Fit slope and intercept of P(right) = sigmoid(slope x + intercept); every site counts alike."""
+    """Fit slope and intercept of P(right) = sigmoid(slope x + intercept); every site has the same weight."""
     from sklearn.linear_model import LogisticRegression  # takes a while to import
 
     weights = np.concatenate([np.full(len(x), 1 / len(x) / len(values)) for x in values])
@@ -153,7 +153,7 @@ def fit_logistic(values: Sequence[Floats], right: Sequence[NDArray[np.bool_]]) -
 
 
 def surest_accuracy(trust: Floats, right: NDArray[np.bool_], share: float) -> float:
-    """Return the accuracy on this share of the pictures, those of highest trust; equal trust counts as in any order."""
+    """Return the accuracy on the share of pictures with the highest trust, averaged over orders of equal trust."""
     kept = max(1, round(share * len(trust)))
     border = np.sort(trust)[::-1][kept - 1]
     above, at = trust > border, trust == border

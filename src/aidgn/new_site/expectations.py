@@ -1,7 +1,7 @@
-"""What a model is expected to do at a site it never saw, measured on the sites that other runs left out.
+"""Figures to expect of a model at a site it never saw, measured on the sites that other runs left out.
 
-`measure` makes it from the runs of a fit; expectations.json keeps it in the folder of the model. Wherever a figure
-describes a site, everything it depends on was fitted to the other sites.
+`measure` computes them from the runs of a fit; expectations.json in the folder of the model holds them. For the figures
+of a site, everything was fitted to the other sites.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ from aidgn.new_site.shift import SiteReference
 from aidgn.trust import Floats, decode_references, encode_references
 
 VERSION = 1
-SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the pictures, the surest first
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of the pictures, those with the highest trust
 
-# How the accuracy at a new site is predicted without labels.
+# Methods to predict the accuracy at a new site without labels.
 METHODS = {
     "average confidence": "the mean chance that a label is right",
     "difference of confidences": "the accuracy on seen sites less the drop of the mean chance (Guillory et al., 2021)",
@@ -39,7 +39,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class SiteResult:
-    """How the predictions for a site went, with temperature, score and chances fitted to the other sites."""
+    """Figures of the predictions for a site, with temperature, score and chances fitted to the other sites."""
 
     images: int  # number of pictures
     accuracy: float  # share of right labels
@@ -47,7 +47,7 @@ class SiteResult:
     nll_after: float  # the same with the temperature
     ece_before: float  # expected calibration error without temperature
     ece_after: float  # the same with the temperature
-    score: str  # the score of trust that the other sites chose
+    score: str  # name of the score of trust, chosen on the other sites
     # Chance that a right prediction has more trust than a wrong one; None if all are right, or wrong
     auroc: float | None
     surest: list[float]  # accuracy on the surest pictures by their share, in the order of `SHARES`
@@ -59,7 +59,7 @@ class SiteResult:
 
 @dataclass(frozen=True, eq=False)
 class Expectations:
-    """What a model is expected to do at a site it never saw."""
+    """Figures to expect of a model at a site it never saw."""
 
     accuracies: SiteAccuracies  # accuracies at the sites that were left out
     # The same for the pictures of each class; sites without pictures of the class are left out
@@ -68,7 +68,7 @@ class Expectations:
     results: Mapping[str, SiteResult]  # results at each site, averaged over trials
     seen_accuracy: float  # accuracy on validation images of the sites the model has seen
     seen_confidence: float  # mean chance on the same images
-    reference: SiteReference | None = None  # what new pictures are compared with
+    reference: SiteReference | None = None  # the training sites, for comparison with new pictures
     # Accuracy at each left-out site by method of adaptation; "none" is the model as trained
     adaptation: Mapping[str, Any] = field(default_factory=dict)
     # Features of training images, from `sample_references`; None unless trust is their distance
@@ -88,7 +88,7 @@ class Expectations:
 
     @property
     def method(self) -> str:
-        """The method to predict accuracies with: the first, unless another was closer at every left-out site."""
+        """The method that predicts accuracies: the first, unless another was closer at every left-out site."""
         first, *others = METHODS
         results = self.results.values()
         errors = {name: [abs(result.predicted[name] - result.accuracy) for result in results] for name in METHODS}
@@ -159,7 +159,7 @@ def measure(
         sites: Predictions of the runs that left out a site, one or more for each of two or more sites.
         seen: Predictions of the model in use for validation images of the sites that it has seen.
         class_names: Names of the classes.
-        reference: What new pictures are compared with.
+        reference: The training sites, for comparison with new pictures.
         adaptation: Accuracies with methods of adaptation.
         references: Features of training images of the model in use; needed if predictions have distances to them.
     """
@@ -169,8 +169,8 @@ def measure(
         by_site.setdefault(site.site, []).append(site)
     results = {}
     for name, trials in by_site.items():
-        without = fit_confidence([site for site in sites if site.site != name])
-        results[name] = _average([_measure_site(site, without) for site in trials])
+        fitted = fit_confidence([site for site in sites if site.site != name])
+        results[name] = _average([_measure_site(site, fitted) for site in trials])
     return Expectations(
         SiteAccuracies(
             {name: [float(trial.unseen.right.mean()) for trial in trials] for name, trials in by_site.items()},

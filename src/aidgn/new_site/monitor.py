@@ -1,4 +1,4 @@
-"""Watch the pictures of a new site: whether they differ from the training sites, and what accuracy to expect."""
+"""Watch the pictures of a new site: compare them with the training sites and predict the accuracy."""
 
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -16,13 +16,13 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class SiteReport:
-    """What the unlabelled pictures of a new site tell."""
+    """Results from the unlabelled pictures of a new site."""
 
     pictures: int  # number of pictures
-    comparison: SiteComparison | None  # how they compare with the training sites; None for too few pictures
+    comparison: SiteComparison | None  # comparison with the training sites; None for too few pictures
     mean_chance: float  # mean chance that a label is right
     predicted: float  # accuracy that is predicted without labels
-    method: str  # how it was predicted, one of `aidgn.new_site.expectations.METHODS`
+    method: str  # method of the prediction, a key of `aidgn.new_site.expectations.METHODS`
     error: float  # mean absolute error of such predictions for the sites that were left out
     promised: float  # mean accuracy at the sites that were left out
 
@@ -82,7 +82,7 @@ class SiteMonitor:
     """Collect the pictures of a new site.
 
     Args:
-        expectations: Of the model.
+        expectations: Expectations of the model.
         vectors: Class vectors of the classifier [n, C], if it has them.
         most: Number of pictures to remember, the latest; by default all.
     """
@@ -109,8 +109,8 @@ class SiteMonitor:
             self._pictures.append((None if described is None else described[number], label, chance))
 
     def report(self) -> SiteReport | None:
-        """Return what the pictures tell; None without pictures."""
-        pictures = list(self._pictures)  # a server adds others meanwhile
+        """Return the results for the pictures so far; None without pictures."""
+        pictures = list(self._pictures)  # a copy, because a server adds others meanwhile
         if not pictures:
             return None
         reference = self.expectations.reference

@@ -1,4 +1,4 @@
-"""How far the pictures of a new site are from those of the sites a model was trained on.
+"""Measure how far the pictures of a new site are from those of the sites that a model was trained on.
 
 A picture is described by the logarithm of its feature's norm, the angle to the predicted class's vector and the largest
 variations of features (principal components), each in units of its standard deviation over validation images of the
@@ -6,14 +6,14 @@ training sites. The distance between two sets X and Y of pictures is the energy 
 
     D^2 = 2 E|X - Y| - E|X - X'| - E|Y - Y'|,
 
-estimated without bias. The distance of a site is the one to the nearest training site. Its scale are the distances of
-sites that were left out of a training: a new site that is farther than all n of them is farther than expected, which
-happens by chance to one of n + 1 sites that are alike.
+estimated without bias. The distance of a site is its distance to the nearest training site. It is compared with the
+distances of the n sites that runs left out: an alarm needs a larger distance than all of them, which happens by chance
+to one of n + 1 sites that are alike.
 
-The permutation test asks less: whether the pictures may be drawn from one of the training sites, or from all of them.
+The permutation test is weaker: it asks whether the pictures may come from one of the training sites, or from all.
 
-Pictures of one class alone are far from every site that has many, also if they come from one of these. So a site must
-also be farther from training pictures that are weighted to have the classes which the model sees in the new ones.
+Pictures of one class are far from every site with several classes, even if they come from one of these. So an alarm
+also needs a larger distance to training pictures that are weighted to have the predicted classes of the new pictures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,18 +28,18 @@ from aidgn.novelty import norms_and_angles
 Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
 
-COMPONENTS = 8
+COMPONENTS = 8  # principal components in a description
 SAMPLE = 200  # pictures that stand for a training site
 MOST_NEW = 500  # pictures of a new site that are compared
 FEWEST_NEW = 20
 PERMUTATIONS = 999
 FALSE_ALARM_RATE = 0.01
-LEAST_MATCHED = 0.5  # share of the new pictures whose class a training site must have to be compared class by class
+LEAST_MATCHED = 0.5  # a training site is compared class by class if it has the classes of this share of new pictures
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What describes pictures, from the features of validation images of the training sites."""
+    """The coordinates that describe pictures, fitted to features of validation images of the training sites."""
 
     center: Floats  # mean feature [n]
     components: Floats  # principal components [n, K]
@@ -81,7 +81,7 @@ def _describe(values: Floats, logits: Floats, vectors: Floats | None, center: Fl
 
 @dataclass(frozen=True)
 class SiteComparison:
-    """How the pictures of a new site compare with the training sites."""
+    """The pictures of a new site compared with the training sites."""
 
     pictures: int  # number of pictures that were compared
     distance: float  # energy distance to the nearest training site
@@ -106,7 +106,7 @@ class SiteComparison:
 
     @property
     def is_far(self) -> bool:
-        """Whether the distance is larger than that of any site that was left out, for whatever reason."""
+        """Whether the distance is larger than that of every site that was left out, for any reason."""
         return self.ratio is not None and self.farthest is not None and self.differs and self.ratio > self.farthest
 
     @property
@@ -119,9 +119,9 @@ class SiteComparison:
 
 @dataclass(frozen=True, eq=False)
 class SiteReference:
-    """What a model needs to compare new pictures with its training sites."""
+    """Samples of a model's training sites, for comparison with new pictures."""
 
-    space: Space  # how pictures are described
+    space: Space  # coordinates that describe pictures
     samples: Mapping[str, Floats]  # descriptions of validation images of each training site
     distances: Mapping[str, float]  # distance of each site to the nearest other one, by a model that never saw it
     # Predicted class of each of these images, by site; files of earlier versions do not have it
@@ -166,9 +166,9 @@ class SiteReference:
         return distances[nearest], nearest
 
     def match_classes(self, described: Floats, predicted: Integers) -> float | None:
-        """Return the distance to the nearest training site, its pictures weighted to have the classes of the new ones.
+        """Return the distance to the nearest training site after its pictures are weighted to have the same classes.
 
-        None if no training site has at least half of these classes' pictures.
+        None if every training site lacks the classes of more than half of the new pictures.
         """
         shares = np.bincount(predicted) / len(predicted)
         distances = []
@@ -185,8 +185,8 @@ class SiteReference:
         """Compare the pictures of a new site; None for fewer than 20.
 
         Args:
-            described: What `space` says of them [N, D].
-            predicted: The class that the model sees in each of them [N].
+            described: Their descriptions by `space` [N, D].
+            predicted: Their classes as the model predicts them [N].
         """
         if len(described) < FEWEST_NEW:
             return None
@@ -238,9 +238,9 @@ def energy_distance(x: Floats, y: Floats) -> float:
 
 
 def weighted_energy_distance(x: Floats, y: Floats, weights: Floats) -> float:
-    """Return D of two samples [N, D] and [M, D]; the images of the second one count by their weights [M].
+    """Return D of two samples [N, D] and [M, D], where the images of the second have weights [M].
 
-    If the weights leave one or two of these, they tell little of how much they vary: then it is taken from the first.
+    If only one or two weights are positive, the mean distance within the second sample is taken from the first.
     """
     from scipy.spatial.distance import cdist
 
@@ -286,7 +286,7 @@ def pairwise_distances(x: Floats) -> Floats:
 
 
 def subsample(values: NDArray[Any], most: int, seed: int = 0) -> NDArray[Any]:
-    """Choose at most so many rows at random, the same ones of all arrays of a length."""
+    """Choose at most `most` rows at random, the same rows for all arrays of one length."""
     if len(values) <= most:
         return values
     return values[np.sort(np.random.default_rng(seed).permutation(len(values))[:most])]
