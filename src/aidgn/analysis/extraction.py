@@ -23,6 +23,7 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.options import HEAD
+from aidgn.runs.run_id import identify_images
 from aidgn.terminal import log
 from aidgn.training.evaluation import compute_outputs, index_batches
 from aidgn.training.featurizer import Featurizer
@@ -176,7 +177,7 @@ def open_images(
         skip_broken=bool(metadata.skipped),
         on_progress=lambda done, total: on_progress("decoding images", done, total),
     )
-    if metadata.identity["data"] != f"{decoded.dataset.fingerprint[:32]}-{decoded.content}":
+    if metadata.identity["data"] != identify_images(decoded.dataset.fingerprint, decoded.content):
         raise AidgnError(
             f"The images in {dataset.root or dataset.name} are not those that {metadata.path.parent} was trained on: "
             "files were added, removed or changed. Give the right folder with --data DIR."

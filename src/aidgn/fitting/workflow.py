@@ -39,6 +39,7 @@ from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.launchers.base import Launcher
 from aidgn.sweeps.launchers.in_process import InProcessLauncher
 from aidgn.sweeps.launchers.local import LocalLauncher, refuse_in_import
+from aidgn.sweeps.store import SweepFolder
 from aidgn.terminal import log
 
 REPORT_POINTS = 1000  # images in the report's maps of features
@@ -202,8 +203,8 @@ def fit(
             )
         if failures:
             raise AidgnError(
-                f"{len(failures)} of {plural(len(specs), 'run')} failed; {place.runs / '.sweep'} has the errors. "
-                f"The first: {last_line(next(iter(failures.values())))}"
+                f"{len(failures)} of {plural(len(specs), 'run')} failed; {SweepFolder(place.runs).attempts} has the "
+                f"errors. The first: {last_line(next(iter(failures.values())))}"
             )
         folders = [sweep_display.folders[number] for number in range(len(specs))]
         check_same_images(plan.final.identity(dataset, decoded.content), folders)

@@ -18,6 +18,7 @@ from aidgn.runs.checkpoints import read_model, read_values, read_weights, write_
 from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import choose_custom_algorithm, find_dataset, open_run
 from aidgn.runs.metadata import RunMetadata
+from aidgn.runs.run_id import identify_images
 
 # Values of run.json in the exported file. Paths and file names of the training data stay private.
 EXPORTED_METADATA = (
@@ -157,7 +158,7 @@ def export_ensemble(
 
 
 def find_images_if_any(metadata: RunMetadata, data: str | Path | None) -> Dataset | None:
-    """Do `find_training_images`; return None for images that are not available, unless `data` names them."""
+    """Call `find_training_images`; return None if it fails, unless `data` names the folder."""
     try:
         return find_training_images(metadata, data)
     except AidgnError:
@@ -182,8 +183,9 @@ def find_training_images(
     dataset = find_dataset(metadata, data)
     if metadata.skipped:
         dataset = dataset.without(i for i, file in enumerate(dataset.files) if file in metadata.skipped)
-    known_names, _, known_content = metadata.identity["data"].partition("-")
-    if known_names != dataset.fingerprint[:32] or known_content != content_of(dataset, on_progress):
+    known = str(metadata.identity["data"])
+    same_names = known.startswith(identify_images(dataset.fingerprint, ""))  # quick, so it is compared first
+    if not same_names or known != identify_images(dataset.fingerprint, content_of(dataset, on_progress)):
         raise AidgnError(
             f"The images in {dataset.root or dataset.name} are not those that {metadata.path.parent} was trained on. "
             "Name the folder of the right images with --data DIR."
@@ -192,7 +194,7 @@ def find_training_images(
 
 
 def write_safetensors(run: RunFolder, path: Path) -> Path:
-    """Write the weights of the selected step and all that `load_model` needs into one file."""
+    """Write the weights of the selected step, and everything else that `load_model` needs, to one file."""
     tensors, metadata = read_model(run.model)
     values = run.metadata.to_dict()
     metadata["run"] = {key: values[key] for key in EXPORTED_METADATA}

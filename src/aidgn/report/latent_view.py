@@ -89,7 +89,7 @@ def look_inside(
     pending: deque[Future[dict[str, Any]]] = deque()
 
     def report_views(taken: int, finished: int) -> None:
-        report("looking inside", taken + finished, len(runs))
+        report("analysing features", taken + finished, len(runs))
 
     report_views(0, 0)
     with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
@@ -111,7 +111,7 @@ def look_inside(
             pending.append(pool.submit(_view, run.path, features, indices, which, permutations, latent.notes))
             latent.views += _take_finished(pending, workers, partial(report_views, len(latent.views)))
         latent.views += _take_finished(pending, 0, partial(report_views, len(latent.views)))
-    report("looking inside", len(runs), len(runs))
+    report("analysing features", len(runs), len(runs))
     for entry, (_, folder, features, indices) in zip(latent.points, chosen.values(), strict=True):
         try:
             places = extraction.get("data"), extraction.get("data_dir")
@@ -214,7 +214,7 @@ def _confusions(features: Features, predicted: np.ndarray, target: np.ndarray) -
 
 def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndarray:
     """Compute t-SNE [n, 2] of the images, or read that of an earlier report from the run's folder."""
-    stored = folder / "embedding.npz"
+    stored = RunFolder(folder).embedding
     key = hashlib.sha256(features.model.encode() + indices.astype("<i8").tobytes()).hexdigest()
     try:
         with np.load(stored, allow_pickle=False) as file:

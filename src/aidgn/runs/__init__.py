@@ -1,1 +1,1 @@
-"""The runs on disk: what a run is, the files of its folder, its records."""
+"""Runs on disk: their options and identity, the files of their folders, their records."""

@@ -1,4 +1,4 @@
-"""Read and write the files of a run that hold numbers, each with a checksum that every reader compares.
+"""Read and write the files with the numbers of a run, each with a checksum that every reader compares.
 
     model.safetensors, last.safetensors    sha256 of metadata and tensors, as `sha256` in the file's own metadata
     backbone.safetensors                   the same
@@ -85,7 +85,7 @@ def write_weights(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping
 
 
 def read_model(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-    """Read the weights of a whole model, with those of its frozen network, which lie in a file next to it."""
+    """Read the weights of a whole model, including its frozen network in the file next to it."""
     tensors, metadata = read_weights(path)
     digest = metadata.pop("backbone", None)
     if digest is not None:
@@ -98,11 +98,11 @@ def read_model(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
 
 
 def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-    """Read the tensors of a safetensors file and its metadata; refuse a damaged file, and NaN or infinite weights."""
+    """Read the tensors and metadata of a safetensors file; an error if it is damaged or weights are not finite."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        path.open("rb").close()  # says what is wrong; safe_open reports any fault as a missing file
+        path.open("rb").close()  # raises the exact error; safe_open reports any fault as a missing file
         with safe_open(path, framework="pt") as file:
             entries = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
@@ -184,7 +184,7 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """Read values; refuse a damaged file."""
+    """Read values; an error if the file is damaged."""
     try:
         values = parse_json(path.read_bytes())
         if not isinstance(values, dict):
@@ -261,7 +261,7 @@ def _find_checked(folder: Path) -> Iterator[Path]:
 
 
 def _has_checksum(path: Path) -> bool:
-    """Whether a file of values, or the header of a file of weights, has a checksum."""
+    """Return whether a file of values, or the header of a file of weights, has a checksum."""
     with path.open("rb") as file:
         length = -1 if path.name in JSON_FILES else int.from_bytes(file.read(8), "little")
         return b"sha256" in file.read(length)

@@ -28,7 +28,7 @@ SHOWN = 6  # values that a message lists
 
 
 class Place(NamedTuple):
-    """What one result of a table is about."""
+    """The key of one result of a table."""
 
     dataset: str
     algorithm: str
@@ -71,10 +71,10 @@ class Difference:
 
 
 def differences(runs: Iterable[RunRecords]) -> list[Difference]:
-    """Return the differences in settings, except EXPECTED ones, per data set.
+    """Return the differences in settings per data set, except in EXPECTED ones.
 
-    A setting that run.json lacks had its default. A run without run.json is left out of the comparison of a setting
-    that its records lack.
+    A setting that is missing in run.json had its default. A run without run.json is compared only by the settings in
+    its records.
     """
     differing = []
     for dataset, members in sorted(_grouped(runs, "dataset").items()):
@@ -108,7 +108,7 @@ def count_choices(runs: Iterable[RunRecords]) -> dict[Place, int]:
 
 
 def check_same_images(runs: Iterable[RunRecords]) -> None:
-    """Refuse runs on different images: the folder changed between them, so their mean and best are meaningless."""
+    """Raise an error if runs have different images: their folder has changed, so a mean or best means nothing."""
     by_images = defaultdict(list)
     for run in runs:
         if run.data is not None:

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, who may write to them, and how the run survives a crash at any moment.
+"""The folder of a run: its files, who may write to them, and how a run survives a crash at any moment.
 
     run.json            identity of the run, data set, versions
     results.jsonl       one record per evaluation
@@ -6,11 +6,10 @@
     novelty.json        norms and angles of features of validation images
     expectations.json   what to expect at a new site; `fit` writes it for its model
     model.safetensors   weights of the selected step
-    backbone.safetensors    weights of a frozen network, which the two files then lack; a link to a file in .backbones,
-                        which runs share
+    backbone.safetensors    weights of a frozen network, not in the two others; a link to a file shared in .backbones
     last.safetensors    weights of the last step; written last: a run is finished when this file is complete
     log.txt             events, in words
-    features.npz, predictions.npz, adaptation.jsonl, diagnosis.json, figures/, export/
+    features.npz, predictions.npz, embedding.npz, adaptation.jsonl, diagnosis.json, figures/, export/
                         written by the commands that analyse a finished run
 
 Progress has one commit point, the renaming of `state.pt`. The state holds the records so far; later records are dropped
@@ -55,7 +54,7 @@ class Busy(AidgnError):
 
 
 class _File:
-    """The path of a file in the folder of a run, composed when it is asked for: a table reads thousands of folders."""
+    """The path of a file in the folder of a run, composed on access, because a table reads thousands of folders."""
 
     def __init__(self, name: str):
         self.name = name
@@ -82,6 +81,7 @@ class RunFolder:
     log_file = _File(names.LOG)
     features = _File(names.FEATURES)
     predictions = _File(names.PREDICTIONS)
+    embedding = _File(names.EMBEDDING)
     adaptation = _File(names.ADAPTATION)
     adaptation_lock = _File(f".{names.ADAPTATION}.lock")
     diagnosis = _File(names.DIAGNOSIS)
@@ -100,8 +100,8 @@ class RunFolder:
 
         Args:
             folder: The folder around them.
-            patterns: Where they are in it, such as "*" or "runs/*". By default at any depth, links followed; then
-                runs of DomainBed, which have records alone, are found as well, and models without any record are not.
+            patterns: Their paths in the folder, such as "*" or "runs/*". By default any depth, and links are followed;
+                then runs of DomainBed, which have only records, are found too, and models without records are not.
         """
         if patterns:
             paths = {path for pattern in patterns for path in Path(folder).glob(f"{pattern}/{names.METADATA}")}
@@ -115,7 +115,7 @@ class RunFolder:
 
     @cached_property
     def metadata(self) -> RunMetadata:
-        """What run.json says, read once."""
+        """The content of run.json, read once."""
         return RunMetadata.read(self.metadata_file)
 
     @property
@@ -124,7 +124,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the file that is written last is as long as its header says."""
+        """Whether last.safetensors, which is written last, is as long as its header says."""
         try:
             with self.last.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
@@ -164,10 +164,8 @@ class RunFolder:
             described = args.get("domains") == run.domains and sorted(args["test_envs"]) == unseen
             lacking = [key for key in keys if not isinstance(record.get(key), float | int)]
             if lacking or not described:
-                what = (
-                    f"has no {lacking[0]}" if lacking else f"is not of the run that {self.metadata_file.name} describes"
-                )
-                raise LostRecords(f"{self.results}, line {number} {what}.{train_again(self.results)}")
+                problem = f"has no {lacking[0]}" if lacking else f"is not of the run in {self.metadata_file.name}"
+                raise LostRecords(f"{self.results}, line {number} {problem}.{train_again(self.results)}")
         if not records or records[-1]["step"] != run.steps:
             raise LostRecords(
                 f"{self.results} lacks the record of step {run.steps}, the last.{train_again(self.results)}"
@@ -196,9 +194,9 @@ class RunWriter(RunFolder):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process. The lock ends with the process, however it ends.
+        """Lock the folder for this process; the system releases the lock when the process ends.
 
-        A folder that holds nothing but the lock is removed at the end.
+        A folder with no other file than the lock is removed at the end.
         """
         if not self.enabled:
             yield
@@ -226,7 +224,7 @@ class RunWriter(RunFolder):
                         self.path.rmdir()
 
     def check_identity(self, identity: Mapping[str, Any]) -> None:
-        """Refuse a folder that holds another run."""
+        """Raise an error if the folder holds another run."""
         if not self.exists or self.identity == identity:
             return
         keys = {*self.identity, *identity}
@@ -237,7 +235,7 @@ class RunWriter(RunFolder):
         )
 
     def stale_versions(self, identity: Mapping[str, Any]) -> list[Path]:
-        """Find unfinished runs of an earlier text of the same custom algorithm, if this run is a new one."""
+        """Find unfinished runs of the same custom algorithm before its file was edited, if this run is new."""
         if not self.enabled or self.exists or "source" not in identity:
             return []
         stale = []
@@ -254,7 +252,7 @@ class RunWriter(RunFolder):
             write_text(self.metadata_file, json.dumps(metadata.to_dict(), indent=1) + "\n")
 
     def remove_temp_files(self) -> None:
-        """Remove files that killed processes left half written, and a state that a finished run does not need."""
+        """Remove temporary files of killed processes, and the state of a finished run, which needs none."""
         if not self.enabled:
             return
         remove_temp_files(self.path)
@@ -263,7 +261,7 @@ class RunWriter(RunFolder):
             self.state.unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Do `remove_temp_files` in the folder of a finished run, unless another process has it or it is read-only."""
+        """Call `remove_temp_files` for a finished run, unless the folder is locked or read-only."""
         if self.enabled and (self.state.exists() or any(self.path.glob(".*tmp*"))) and self.finished:
             with suppress(OSError, AidgnError), self.locked():
                 self.remove_temp_files()
@@ -319,7 +317,7 @@ class RunWriter(RunFolder):
             algorithm: Label of the algorithm.
             selected: Weights of the selected step.
             last: Weights of the last step.
-            backbone: Digest and weights of a frozen network, which the others lack.
+            backbone: Digest and weights of a frozen network, which are not among the others.
         """
         self._check_present(self.metadata_file)
         self.record_log.check()
@@ -338,8 +336,7 @@ class RunWriter(RunFolder):
 
 
 def _walk(folder: Path) -> Iterable[Path]:
-    """Find folders with records, and with a run.json if the run has no record yet. A model that `aidgn fit` kept has
-    weights but no records."""
+    """Find folders with records, and folders of runs that have no record yet. Models of `aidgn fit` are neither."""
     links: set[Path] = set()  # each target is visited once, because links may form a circle
     for root, folders, files in os.walk(folder, followlinks=True):
         for name in list(folders):

@@ -1,4 +1,4 @@
-"""A trained run as input of another command: the finished folder, its algorithm, and its images."""
+"""Open a trained run as input of another command: its folder, its algorithm, and its images."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from aidgn.runs.metadata import RunMetadata
 
 
 def open_run(path: str | Path) -> RunFolder:
-    """Open the folder of a finished run, and check that its run.json says what analyses need."""
+    """Open the folder of a finished run, and check that its run.json has everything that analyses need."""
     path = Path(path)
     if path.is_file():
         raise AidgnError(f"{path} is a file: give the folder of a finished run.")
@@ -59,17 +59,18 @@ def find_run(path: Path, weights: Path) -> RunFolder:
     return run
 
 
-def choose_custom_algorithm(metadata: RunMetadata, given: str | Sequence[str] | None) -> str | None:
-    """Choose the run's FILE.py:CLASS among those given for many runs: by name, then by the text of the file."""
+def choose_custom_algorithm(metadata: RunMetadata, custom: str | Sequence[str] | None) -> str | None:
+    """Choose the run's FILE.py:CLASS among those for many runs: by name, then by the digest of the file."""
     identity = metadata.identity
     if identity.get("source") is None:
         return None
 
     def score(name: str) -> tuple[bool, bool]:
-        custom = find(name)
-        return metadata.label.name == custom.name(), identity["source"] == source_of(custom)
+        algorithm = find(name)
+        return metadata.label.name == algorithm.name(), identity["source"] == source_of(algorithm)
 
-    return max([given] if isinstance(given, str) else given or (), key=score, default=None)
+    names = [custom] if isinstance(custom, str) else custom or ()
+    return max(names, key=score, default=None)
 
 
 def find_dataset(metadata: RunMetadata, data: str | Path | None, data_dir: str | Path | None = None) -> Dataset:

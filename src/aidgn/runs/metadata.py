@@ -14,7 +14,7 @@ from aidgn.runs.label import Label
 from aidgn.runs.options import MAX_NUMBER, run_options
 
 MODEL_NEEDS = ("algorithm", "average", "backbone", "weights", "target", "hyper_parameters")  # of the identity
-# The largest values that are accepted: larger ones would exhaust memory or threads.
+# The largest accepted values; larger ones would exhaust memory or threads.
 LARGEST = {"steps": MAX_NUMBER, "image_size": 1 << 14, "threads": 1 << 10}
 IDENTITY_TYPES: dict[str, Any] = {
     **dict.fromkeys(("algorithm", "dataset", "data", "precision", "source"), str),
@@ -39,7 +39,7 @@ class DamagedMetadata(AidgnError):
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """The content of run.json. Values that the writing version did not know have their defaults."""
+    """The content of run.json. Values that an earlier version did not write have their defaults."""
 
     # `RunSpec.identity` and the precision, which together distinguish the run from all others
     identity: dict[str, Any] = field(default_factory=dict)

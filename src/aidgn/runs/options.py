@@ -22,16 +22,16 @@ NO_BALANCE = "none"  # values of --balance
 SAMPLING = "sampling"
 CLASS_WEIGHTS = "weights"
 ACCURACY = "accuracy"
-# What a step or an algorithm can be selected by: values of --select-by and of `fit --metric`, names in `METRICS`
+# Metrics that select a step or an algorithm: from values of --select-by and `fit --metric` to names in `METRICS`
 CHOICES = {ACCURACY: "accuracy", "balanced": "balanced_accuracy", "macro-f1": "macro_f1"}
 
 
 @dataclass(frozen=True)
 class Option:
-    """What commands and checks know about one option, a field of `RunOptions` or of a launcher."""
+    """The description of one option, a field of `RunOptions` or of a launcher."""
 
     help: str  # the sentence that `--help` shows
-    default_help: str = ""  # what applies when the option is not given; by default the number that the option then has
+    default_help: str = ""  # the default in words; empty for the number that the field has
     metavar: str = "N"  # placeholder of the value in `--help`
     minimum: float | None = None  # smallest value of a number
     above: bool = False  # whether a number must be larger than `minimum`
@@ -86,7 +86,7 @@ class Option:
 
     @property
     def command_line_names(self) -> list[str]:
-        """All names of the option on the command line, the first of which `--help` and other texts use."""
+        """All names of the option on the command line; messages use the first."""
         names = [self.name, *self.aliases]
         return list(dict.fromkeys([self.command_line, *(f"--{name.replace('_', '-')}" for name in names)]))
 
@@ -165,9 +165,9 @@ class RunOptions:
         default_help="none",
     )
     select_by: str | None = choice(
-        "accuracy|balanced|macro-f1",
-        "What selects the step, on validation images of the sources: their accuracy, the mean accuracy of the classes, "
-        "or macro-F1",
+        "|".join(CHOICES),
+        "Metric that selects the step on validation images of the sources: accuracy, mean accuracy of the classes, or "
+        "macro-F1",
         default_help="accuracy",
     )
     batch_norm: str | None = choice(
@@ -226,13 +226,13 @@ def run_options() -> Iterator[Option]:
 
 
 def parse_schedule(schedule: str | None) -> tuple[str, list[int]]:
-    """Return the kind of a learning-rate schedule and its steps, such as ("halve", [2000, 4000]); "" for None."""
-    kind, _, numbers = (schedule or "").partition(":")
-    return kind, [int(number) for number in numbers.split(",") if number]
+    """Return the shape of a learning-rate schedule and its steps, such as ("halve", [2000, 4000]); "" for None."""
+    shape, _, numbers = (schedule or "").partition(":")
+    return shape, [int(number) for number in numbers.split(",") if number]
 
 
 def without_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name of the option, where other names of it are accepted."""
+    """Replace aliases of options by the names of the options."""
     names = {alias: option.name for option in run_options() for alias in option.aliases}
     return {names.get(name, name): value for name, value in values.items()}
 

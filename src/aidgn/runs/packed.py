@@ -1,8 +1,8 @@
-"""The runs of an experiment in one file: a zip archive of their records, without weights.
+"""Pack the runs of an experiment into one file: a zip archive of their records, without weights.
 
-Tables and pages read the file like a folder, without extracting it. Records of different runs resemble each other, so
-that they take a half to a seventh of the room when compressed together: the archive holds one archive that is not
-compressed itself. Archives without this inner archive are read as well.
+Tables and pages read the file like a folder, without extracting it. Records of different runs resemble each other and
+take a half to a seventh of the room when compressed together, so the archive holds one inner archive, which is not
+compressed. Archives without an inner archive are read as well.
 """
 
 import io
@@ -20,8 +20,8 @@ from aidgn.runs.folder import RunFolder
 PACKED = (names.METADATA, names.RECORDS, names.ADAPTATION, names.DIAGNOSIS)
 SUFFIX = ".zip"
 INNER = "runs.zip"
-MAX_BYTES = 1 << 30  # of all files, decompressed
-DATE = (1980, 1, 1, 0, 0, 0)  # of every file in the archive, so that equal runs make equal archives
+MAX_BYTES = 1 << 30  # limit of all files, decompressed
+DATE = (1980, 1, 1, 0, 0, 0)  # date of every file in the archive, so that equal runs give equal archives
 
 
 def pack(folder: str | Path, file: str | Path) -> int:
@@ -67,7 +67,7 @@ def unpack(file: Path) -> list[RunFolder]:
 
 
 def _open(file: Path, content: Path | io.BytesIO) -> zipfile.ZipFile:
-    """Open an archive whose size is sensible and whose content matches its checksums."""
+    """Open an archive; an error if it is too large or its content does not match its checksums."""
     archive = zipfile.ZipFile(content)
     archive.filename = str(file)  # paths in an inner archive name the file on disk in messages
     size = sum(member.file_size for member in archive.infolist())
@@ -80,7 +80,7 @@ def _open(file: Path, content: Path | io.BytesIO) -> zipfile.ZipFile:
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    """Describe a file in an archive without the time and rights it has on this machine."""
+    """Describe a file in an archive without its time and permissions on this machine."""
     member = zipfile.ZipInfo(name, DATE)
     member.external_attr = 0o644 << 16
     return member

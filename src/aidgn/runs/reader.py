@@ -135,8 +135,8 @@ def read_adaptation(run: Path, model: str | None) -> list[Record]:
         wrong = [
             f"{key} is {line[key]!r}"
             for line in lines
-            for key, kind in ADAPTED.items()
-            if not is_of_type(line[key], kind) or (kind is float and not 0 <= line[key] <= 1)
+            for key, value_type in ADAPTED.items()
+            if not is_of_type(line[key], value_type) or (value_type is float and not 0 <= line[key] <= 1)
         ]
         if wrong:
             raise ValueError(wrong[0])
@@ -162,7 +162,7 @@ def _metadata(folder: Path) -> RunMetadata:
 
 
 def _read_files(paths: list[Path]) -> Iterator[File]:
-    """Read files; share many files out among all cores."""
+    """Read files; split many files over all cores."""
     for path in paths:
         if isinstance(path, zipfile.Path):
             yield path, None, *_read(path.read_bytes(), path, _metadata(path.parent))
@@ -232,11 +232,10 @@ def _read(text: bytes, path: Path, metadata: RunMetadata) -> tuple[list[RunRecor
 
 
 def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | None:
-    """Read a file whose lines repeat the args and hparams of the first line to the byte and hold no other object,
-    except lists of numbers.
+    """Read a file without parsing the args and hparams of every line; return None if it must be parsed in full.
 
-    Args and hparams are nearly all of the text, and parsing them takes nearly all of the time; comparing them takes
-    none. Return None for any other file, which must be parsed in full.
+    All lines must repeat the args and hparams of the first line byte by byte, and hold no other object except lists of
+    numbers. Args and hparams are nearly all of the text, so comparing them instead of parsing saves nearly all time.
     """
     line = text[: text.find(b"\n")].decode(errors="replace")
     values: Record = {}
@@ -286,7 +285,7 @@ def _read_fast(text: bytes, path: Path, metadata: RunMetadata) -> RunRecords | N
 def _plain_accuracies(first: Record, wanted: Set[str], rest: bytes, number: int) -> dict[str, Floats] | None:
     """Return the wanted columns if all accuracies of all records are numbers like 0.93 or 1.0, None otherwise.
 
-    Records have their accuracies one after the other, and one search for all is faster than one for each and a check.
+    Accuracies follow each other in a record, so one search finds and checks all of them.
     """
     value = rb"0\.\d++|1\.0"
     group = {True: b"(" + value + b")", False: b"(?:" + value + b")"}
@@ -303,7 +302,7 @@ def _plain_accuracies(first: Record, wanted: Set[str], rest: bytes, number: int)
 def _cut_out(text: bytes, key_1: bytes, value_1: bytes, key_2: bytes, value_2: bytes) -> list[bytes] | None:
     """Return the pieces of the text around both values; None if another value follows one of the keys."""
     pieces: list[bytes] = []
-    find, has_value, keep = text.find, text.startswith, pieces.append  # this loop takes a good part of the time
+    find, has_value, keep = text.find, text.startswith, pieces.append  # local names: this loop is a bottleneck
     position = 0
     key = find(key_1)
     while key >= 0:

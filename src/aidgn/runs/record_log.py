@@ -1,4 +1,4 @@
-"""results.jsonl of a run in training: appended to, compared with what was written, restored from the saved state."""
+"""Write results.jsonl during a training: append records, notice changes by others, restore from the saved state."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ class RecordLog:
 
     @property
     def content(self) -> bytes:
-        """What the file should hold: at first what it does hold."""
+        """The expected content of the file; at first, its content."""
         if self._content is None:
             self._content = self._read()
         return self._content
@@ -51,10 +51,10 @@ class RecordLog:
     def check(self) -> None:
         """Raise `LostRecords` if another program changed or removed the file."""
         if self._read() != self.content:
-            what = "changed" if self.path.exists() else "removed"
+            change = "changed" if self.path.exists() else "removed"
             raise LostRecords(
-                f"{self.path} was {what} by another program while this run was training, so the training has stopped. "
-                "The same command restores the records and continues from the last saved state."
+                f"{self.path} was {change} by another program while this run was training, so the training has "
+                "stopped. The same command restores the records and continues from the last saved state."
             )
 
     def to_state(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class RecordLog:
         import torch
 
         self.check()
-        packed = bytearray(zlib.compress(self.content))  # most of it repeats
+        packed = bytearray(zlib.compress(self.content))  # small, because records repeat each other
         return {"results_bytes": len(self.content), "results": torch.frombuffer(packed, dtype=torch.uint8)}
 
     def clear(self) -> None:
@@ -71,30 +71,31 @@ class RecordLog:
         self._content = b""
 
     def restore(self, state: Mapping[str, Any], state_file: Path, eval_every: int | None) -> None:
-        """Bring the file back to what it held when a state was saved.
+        """Restore the content that the file had when a state was saved.
 
         Args:
             state: The state.
             state_file: Its file, for messages.
-            eval_every: Steps between evaluations. States of version 0.1.0 hold the length of the records only, which
-                are kept if they are of the steps that were evaluated until then.
+            eval_every: Steps between evaluations. States of version 0.1.0 hold only the length of the records, which
+                are kept if they are those of the steps that were evaluated until then.
         """
-        size, found = int(state["results_bytes"]), self._read()
+        size = int(state["results_bytes"])
+        present = self._read()
         if "results" in state:
             wanted = _unpack(state["results"], size)
         else:
-            wanted = found[:size]
-            if len(found) < size or not _is_complete(wanted, int(state["step"]), eval_every):
+            wanted = present[:size]
+            if len(present) < size or not _is_complete(wanted, int(state["step"]), eval_every):
                 raise LostRecords(
                     f"{self.path} was changed or removed after step {state['step']} was saved, and {state_file.name} "
                     "has no copy of the records. To train this run from the beginning, remove the state: "
                     f"`rm {shlex.quote(str(state_file))}`, then run the same command."
                 )
-        if found[:size] != wanted:
+        if present[:size] != wanted:
             log.warning("%s was changed or removed; its records were restored from the saved state.", self.path)
             with atomic_write(self.path) as temporary:
                 temporary.write_bytes(wanted)
-        elif len(found) > size:
+        elif len(present) > size:
             with translate_os_errors(self.path), open_no_link(self.path, "r+b") as file:
                 file.truncate(size)
         self._content = wanted
@@ -102,7 +103,7 @@ class RecordLog:
     def _read(self) -> bytes:
         content = b""
         with translate_os_errors(self.path), suppress(FileNotFoundError), open_no_link(self.path, "r+b") as file:
-            content = file.read()  # of the file that will be written
+            content = file.read()  # opened for writing too, so that it is the file that `append` would write
         return content
 
 
@@ -114,7 +115,7 @@ def records_digest(content: bytes) -> str:
 
 
 def _unpack(packed: Any, size: int) -> bytes:
-    """Decompress the records in a state, which anyone may have made; at most their size."""
+    """Decompress the records in a state, up to their size, because the file may come from others."""
     try:
         content = zlib.decompressobj().decompress(packed.numpy().tobytes(), size + 1)
     except (AttributeError, OverflowError, zlib.error) as error:
@@ -125,7 +126,7 @@ def _unpack(packed: Any, size: int) -> bytes:
 
 
 def _is_complete(content: bytes, step: int, eval_every: int | None) -> bool:
-    """Whether every line is a record, of the evaluated steps up to this one."""
+    """Return whether the lines are the records of the evaluated steps up to this one."""
     try:
         steps = [parse_json(line)["step"] for line in content.splitlines()]
     except (ValueError, TypeError, KeyError):

@@ -86,9 +86,8 @@ class RunRecords:
         # DomainBed's last step is args.steps - 1; records with the names of the domains are ours.
         self.steps = metadata.steps or (self.args.get("steps") if "domains" in self.args else None)
         self.metadata = metadata
-        self.described = bool(
-            metadata.identity
-        )  # whether run.json holds its settings; otherwise its args hold some of them
+        # Whether run.json holds the settings; otherwise args hold some of them
+        self.described = bool(metadata.identity)
         in_args = {name: self.args[key] for name, key in SETTINGS_IN_ARGS.items() if key in self.args}
         # Without the target: runs that differ only in the target have equal settings.
         self.settings: dict[str, Any] = {
@@ -161,12 +160,11 @@ class RunRecords:
         return len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
 
     def select(self) -> tuple[float, int]:
-        """Select a step by training-domain validation.
+        """Select a step by training-domain validation; the last step of a run that trained on the validation images.
 
         Returns:
-            The highest mean on the sources' *out* splits of the accuracy, or of the metric that the run selects by, and
-            the position of the first record that has it;
-            (-inf, 0) if no record has one. The last record of a run that trained on the validation images.
+            The highest mean over the sources' *out* splits of the accuracy, or of the metric that the run selects by,
+            and the position of the first record with this mean; (-inf, 0) if no record has one.
         """
         sources = [domain for domain in self.domains if domain not in self.targets]
         if not sources:
@@ -179,7 +177,7 @@ class RunRecords:
         return self.best(positions, validation)
 
     def best(self, positions: Integers, validation: Floats) -> tuple[float, int]:
-        """Return the highest of these accuracies, NaN left out, and the position of the first record that has it."""
+        """Return the highest of these accuracies without NaN, and the position of the first record that has it."""
         known = np.where(np.isnan(validation), -np.inf, validation)
         if not len(known):
             return -np.inf, 0
@@ -267,7 +265,7 @@ def parse(line: bytes, path: Path | None, number: int) -> Record:
 
 
 def train_again(path: Path | None) -> str:
-    """Return the sentences that say how a run whose records are damaged is repaired."""
+    """Return the sentences that say how to repair a run with damaged records."""
     if path is None or path.name != names.RECORDS:
         return ""
     last, state = path.parent / names.LAST, path.parent / names.STATE
@@ -278,17 +276,17 @@ def train_again(path: Path | None) -> str:
     return f" To train the run again: `rm {shlex.quote(str(last))}`, then the command that started it."
 
 
-def is_a(value: Any, kind: Any) -> bool:
-    """Check the type of a value from JSON, where a boolean is not a number."""
-    return isinstance(value, kind) and not isinstance(value, bool)
+def is_a(value: Any, value_type: Any) -> bool:
+    """Return whether a value from JSON has a type, where a boolean is not a number."""
+    return isinstance(value, value_type) and not isinstance(value, bool)
 
 
 def check(record: Record, where: str, written_by: str = "", accuracies: bool = True) -> None:
-    """Refuse a record that selection cannot use.
+    """Raise an error if selection cannot use a record.
 
     Args:
         record: The record.
-        where: Where it is, for messages.
+        where: The file and line, for messages.
         written_by: Version of aidgn that wrote it, for messages.
         accuracies: Whether to check the accuracies.
     """
@@ -298,10 +296,12 @@ def check(record: Record, where: str, written_by: str = "", accuracies: bool = T
             f"{where}: the record is of version {clip(version)}, this aidgn reads up to {RECORD_VERSION}. "
             "Install a newer aidgn."
         )
-    wrong = [_named(key, record) for key, kind in REQUIRED.items() if not is_a(record.get(key), kind)]
+    wrong = [_named(key, record) for key, expected in REQUIRED.items() if not is_a(record.get(key), expected)]
     if not wrong:
         args = record["args"]
-        wrong = [f"args.{_named(key, args)}" for key, kind in REQUIRED_ARGS.items() if not is_a(args.get(key), kind)]
+        wrong = [
+            f"args.{_named(key, args)}" for key, expected in REQUIRED_ARGS.items() if not is_a(args.get(key), expected)
+        ]
         if not wrong and not all(is_a(domain, int) and 0 <= domain < MAX_DOMAINS for domain in args["test_envs"]):
             wrong = [f"args.{_named('test_envs', args)} (numbers of domains)"]
         names = args.get("domains") or []

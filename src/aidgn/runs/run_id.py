@@ -1,4 +1,4 @@
-"""The names of a run, which follow from its identity: the settings in run.json that distinguish it from others."""
+"""Compose the names of a run from its identity: the settings in run.json that distinguish it from other runs."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 from aidgn.data.registry import is_registered, normalize_name
 
-# Parts of an identity that depend on images, weights or the machine, which the key of a run within a sweep leaves out.
+# Parts of an identity that depend on images, weights or the machine. The key of a run within a sweep leaves them out.
 OF_FILES = ("data", "weights", "precision", "preprocessing")
 
 
@@ -28,13 +28,23 @@ def folder_name(identity: Mapping[str, Any]) -> str:
     return name.encode(names, "replace").decode(names).replace("?", "_")
 
 
+def identify_images(fingerprint: str, content: str) -> str:
+    """Return the identity of a run's images from the fingerprint of a data set and the digest of its images.
+
+    Args:
+        fingerprint: `Dataset.fingerprint`, of names.
+        content: `DecodedDataset.content`; "" before images are decoded gives the beginning of the identity.
+    """
+    return f"{fingerprint[:32]}-{content}"
+
+
 def without_preprocessing(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the identity that version 0.1.0, which normalised every image by ImageNet's statistics, gave a run."""
+    """Return a run's identity in version 0.1.0, which normalised every image by ImageNet's statistics."""
     return {key: value for key, value in identity.items() if key != "preprocessing"}
 
 
 def sweep_key(identity: Mapping[str, Any]) -> str:
-    """Return what `RunSpec.key` returns, from the identity in a run.json."""
+    """Return the result of `RunSpec.key` from the identity in a run.json."""
     known = {key: value for key, value in identity.items() if key not in OF_FILES}
     name = normalize_name(known["dataset"])
     folder = name.removeprefix("own")  # the prefix of a user's data set that is named like a published one

@@ -1,4 +1,4 @@
-"""The specification of a run: how it is completed from the data set, and the identity that follows from it."""
+"""The specification of a run: complete it from the data set, check it, and derive the identity of the run."""
 
 import hashlib
 import json
@@ -29,12 +29,12 @@ from aidgn.runs.options import (
     parse_schedule,
     run_options,
 )
-from aidgn.runs.run_id import sweep_key
+from aidgn.runs.run_id import identify_images, sweep_key
 
 
 @dataclass(frozen=True)
 class RunSpec(RunOptions):
-    """One training. `resolved` takes what is None from the data set and the algorithm.
+    """One training. `resolved` replaces None by the values of the data set and the algorithm.
 
     Args:
         dataset: Name of a known data set, or a folder.
@@ -71,7 +71,7 @@ class RunSpec(RunOptions):
     def try_network(self, image_size: int) -> None:
         """Raise an error if the network cannot take images of this size, or the file of weights does not fit it.
 
-        A file on another disk is left to the run.
+        A file that is not on this machine is not checked: the run will check it.
         """
         if self.backbone or self.weights:
             is_file = self.weights is not None and Path(self.weights).is_file()
@@ -112,10 +112,10 @@ class RunSpec(RunOptions):
                 "`self.cross_entropy`, add `weighs_classes = True` to the class; else give balance=sampling."
             )
         check_optimization(self, algorithm, str(backbone), train_only, int(hyper_parameters["batch_size"]))
+        frozen = backbones.freezes_batch_norm(weights, self.batch_norm)
+        # Options with the effect of their default are stored as None, so that equal runs have equal identities.
         options |= {
-            "batch_norm": None
-            if backbones.freezes_batch_norm(weights, self.batch_norm) == (weights != "none")
-            else self.batch_norm,
+            "batch_norm": None if frozen == backbones.freezes_batch_norm(weights) else self.batch_norm,
             "balance": None if self.balance == NO_BALANCE else self.balance,
             "select_by": None if self.select_by == ACCURACY else self.select_by,
             "optimizer": None if self.optimizer == "adam" else self.optimizer,
@@ -127,9 +127,9 @@ class RunSpec(RunOptions):
         for name in ("warmup", "warm_start"):
             if options[name] >= steps:
                 raise ParameterError(name, options[name], f"fewer than the {plural(steps, 'step')} of the run")
-        kind, numbers = parse_schedule(self.schedule)
-        if kind in DECAYS and numbers and numbers[0] < steps:
-            raise ParameterError("schedule", self.schedule, f"{kind}:N with N at least {steps}, the steps of the run")
+        shape, numbers = parse_schedule(self.schedule)
+        if shape in DECAYS and numbers and numbers[0] < steps:
+            raise ParameterError("schedule", self.schedule, f"{shape}:N with N at least {steps}, the steps of the run")
         return replace(
             replace(self, **options),
             algorithm=canonical(self.algorithm),
@@ -149,15 +149,15 @@ class RunSpec(RunOptions):
         head = self.trains_head
         defaults = algorithm.sample(_seed_name(dataset), self.trial, self.draw, small=dataset.small, head=head)
         space = algorithm.space(dataset.name, dataset.small, head)
-        given = algorithm.with_derived(self.hyper_parameters)
-        hyper_parameters = resolve(algorithm.name(), space, {**defaults, **given})
+        chosen = algorithm.with_derived(self.hyper_parameters)
+        hyper_parameters = resolve(algorithm.name(), space, {**defaults, **chosen})
         size = int(hyper_parameters["batch_size"])  # type: ignore[arg-type]
         if size < algorithm.min_batch:
             raise ParameterError("batch_size", size, f"at least {algorithm.min_batch} for {algorithm.name()}")
         return hyper_parameters
 
     def identity(self, dataset: Dataset, content: str) -> dict[str, Any]:
-        """Return what makes this run this run, wherever data and weights are stored.
+        """Return everything that the results depend on, independent of where data and weights are stored.
 
         Args:
             dataset: The data set of this specification, which must be resolved.
@@ -167,11 +167,11 @@ class RunSpec(RunOptions):
         identity["weights"] = backbones.weights_identity(str(self.backbone), self.weights)
         if preprocessing := backbones.preprocessing(str(self.backbone), self.weights).to_record():
             identity["preprocessing"] = preprocessing
-        identity["data"] = f"{dataset.fingerprint[:32]}-{content}"
+        identity["data"] = identify_images(dataset.fingerprint, content)
         return identity
 
     def _identity_without_files(self, dataset: str) -> dict[str, Any]:
-        """Return the part of the identity that is known without reading images or weights."""
+        """Return the part of the identity that needs no images and no weights."""
         identity = {**asdict(self), "dataset": dataset, "algorithm": str(self.label())}
         if source := self.source():
             identity["source"] = source
@@ -223,7 +223,7 @@ def check_sources(algorithm: type[Algorithm], dataset: Dataset, targets: Sequenc
 def check_optimization(
     spec: RunSpec, algorithm: type[Algorithm], backbone: str, train_only: str | None, batch_size: int
 ) -> None:
-    """Refuse options of the optimization that an algorithm, a backbone or frozen layers cannot follow."""
+    """Raise an error for options of the optimization that do not suit the algorithm, backbone or trained part."""
     name = algorithm.name()
     if spec.batch_norm == "live" and train_only:
         raise ParameterError("batch_norm", "live", f"frozen with train={train_only}, which keeps layers as they are")
@@ -262,5 +262,5 @@ def refuse_features(algorithm: type[Algorithm]) -> str:
 
 
 def _seed_name(dataset: Dataset) -> str:
-    """Return the seed component that identifies the data set, whatever its folder is called."""
+    """Return the seed component that identifies the data set, whatever the name of its folder."""
     return dataset.name if dataset.name in DATASETS else dataset.fingerprint

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from aidgn.errors import AidgnError, Interrupted
 from aidgn.files import StorageError, is_of_type, open_no_link, parse_json, storage_error, translate_os_errors
+from aidgn.sweeps import names
 
 if TYPE_CHECKING:
     from aidgn.runs.spec import RunSpec
@@ -297,7 +298,7 @@ class _Log:
 
 
 def _path(out: str | Path, key: str) -> Path:
-    return Path(out) / ".sweep" / "attempts" / f"{key}.jsonl"
+    return Path(out) / names.ATTEMPTS / f"{key}.jsonl"
 
 
 def _append(path: Path, values: Mapping[str, Any]) -> None:

@@ -92,8 +92,7 @@ def _status_without_plan(folder: SweepFolder) -> Status:
     ]
     if not names:
         runs = RunFolder.find(folder.path, "*/*", "*/*/*")
-        planned = [path for depth in ("*", "*/*") for path in folder.path.glob(f"{depth}/.sweep/plan.json")]
-        sweeps = {path.parent.parent for path in planned}
+        sweeps = {sweep.path for sweep in SweepFolder.find(folder.path, "*", "*/*")}
         deeper = sorted(sweeps | {run.path.parent for run in runs if run.log_file.exists()})
         advice = ". Give the folder that `aidgn sweep` was given as --out."
         if deeper:

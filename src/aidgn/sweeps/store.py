@@ -20,6 +20,7 @@ from aidgn.files import FolderLock, is_of_type, parse_json, write_text
 from aidgn.runs.folder import RunFolder, RunWriter
 from aidgn.runs.options import MAX_NUMBER
 from aidgn.runs.run_id import sweep_key
+from aidgn.sweeps import names
 from aidgn.sweeps.journal import History, history
 
 if TYPE_CHECKING:
@@ -76,9 +77,22 @@ class SweepFolder:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.yaml = self.path / "sweep.yaml"
-        self.json = self.path / ".sweep" / "plan.json"
+        self.yaml = self.path / names.PLAN_YAML
+        self.json = self.path / names.PLAN_JSON
+        self.attempts = self.path / names.ATTEMPTS
         self._done: dict[str, RunStatus] = {}  # done runs stay done, so they are read once
+
+    @classmethod
+    def find(cls, folder: Path, *patterns: str) -> "list[SweepFolder]":
+        """Find the sweeps in a folder whose paths relative to the folder match one of the patterns."""
+        plans = [path for pattern in patterns for path in folder.glob(f"{pattern}/{names.PLAN_JSON}")]
+        return [cls(path.parent.parent) for path in plans]
+
+    @classmethod
+    def of_plan(cls, file: Path) -> "SweepFolder | None":
+        """Return the sweep whose plan a file is; None if the file is another plan."""
+        folder = cls(file.parent)
+        return folder if file.name == names.PLAN_YAML and (file.parent / names.STATE).is_dir() else None
 
     def planned(self) -> tuple[list[PlannedRun], int]:
         """Read the planned runs and the number of retries; no runs if no sweep was started here."""
@@ -102,11 +116,11 @@ class SweepFolder:
 
     def locked(self) -> FolderLock:
         """Return the lock that keeps other processes from changing the plan."""
-        return FolderLock(self.json.parent / "lock")
+        return FolderLock(self.path / names.LOCK)
 
     def join(self) -> bool:
         """Mark this process as working in the folder while this object exists; return whether it is the only one."""
-        self._at_work = FolderLock(self.json.parent / "at-work")
+        self._at_work = FolderLock(self.path / names.AT_WORK)
         alone = self._at_work.try_acquire()
         self._at_work.acquire(shared=True)
         return alone
@@ -151,12 +165,12 @@ class SweepFolder:
         return {}
 
 
-def list_runs(specs: Sequence["RunSpec"], names: Mapping[str, str]) -> list[PlannedRun]:
+def list_runs(specs: Sequence["RunSpec"], table_names: Mapping[str, str]) -> list[PlannedRun]:
     """List runs as a plan file stores them, with the hyper-parameters in which runs of one cell differ.
 
     Args:
         specs: Resolved runs.
-        names: Names of the data sets in tables, by the names that the specifications use.
+        table_names: Names of the data sets in tables, by the names that the specifications use.
     """
     cells = defaultdict(list)
     for spec in specs:
@@ -171,7 +185,7 @@ def list_runs(specs: Sequence["RunSpec"], names: Mapping[str, str]) -> list[Plan
         runs.append(
             PlannedRun(
                 spec.key(),
-                names[spec.dataset],
+                table_names[spec.dataset],
                 str(spec.label()),
                 list(spec.target),
                 spec.trial,

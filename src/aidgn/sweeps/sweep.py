@@ -17,7 +17,7 @@ from aidgn.data.cache import prepare
 from aidgn.data.dataset import check_outside
 from aidgn.errors import AidgnError, ParameterError
 from aidgn.runs.options import run_options
-from aidgn.runs.run_id import sweep_key
+from aidgn.runs.run_id import identify_images, sweep_key
 from aidgn.runs.spec import RunSpec
 from aidgn.sweeps.journal import last_line
 from aidgn.sweeps.launchers.base import OnEvent
@@ -93,7 +93,7 @@ class Sweep:
                     content = decoded.content
             shared[dataset.name] = {"precision": precision} if precision else {}
             if spec.dataset not in missing:
-                shared[dataset.name]["data"] = f"{dataset.fingerprint[:32]}-{content}"
+                shared[dataset.name]["data"] = identify_images(dataset.fingerprint, content)
             loaded[key] = datasets[spec.dataset] = dataset
             return dataset
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from aidgn.errors import AidgnError, Interrupted, ParameterError
 from aidgn.files import write_text
 from aidgn.runs.options import option
-from aidgn.sweeps import journal
+from aidgn.sweeps import journal, names
 from aidgn.sweeps.launchers.base import BUSY_SECONDS, ClusterLauncher, RunQueue
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class SlurmLauncher(ClusterLauncher):
         out = Path(queue.out).resolve()
         training = {**training, "device": "cuda" if "gpus_per_node" in parameters else "cpu"}
         tasks = [Task(spec, str(out), training, str(Path.cwd())) for spec in queue.specs]
-        jobs = JobQueue(out / ".sweep" / "slurm", parameters)
+        jobs = JobQueue(out / names.SLURM, parameters)
         watch = JobWatch(queue, jobs)
         try:
             while watch.left:
@@ -102,11 +102,12 @@ class SlurmLauncher(ClusterLauncher):
                 if watch.left:
                     time.sleep(POLL)
         except KeyboardInterrupt:
-            names = ",".join(sorted(jobs.queued or ()))
-            if not names:
+            queued = ",".join(sorted(jobs.queued or ()))
+            if not queued:
                 raise Interrupted("Stopped.") from None
             raise Interrupted(
-                f"Stopped watching; the jobs go on. The same command watches again, `scancel --name={names}` ends them."
+                "Stopped watching; the jobs go on. The same command watches again, "
+                f"`scancel --name={queued}` ends them."
             ) from None
 
 
