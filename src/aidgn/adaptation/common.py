@@ -14,7 +14,7 @@ from aidgn.errors import AidgnError, ParameterError
 def batches(n: int, size: int = 32) -> list[range]:
     """Cut the positions 0 .. n - 1 into batches, in order.
 
-    The last batch may be smaller. A single last image joins the batch before it, as one image has no batch statistics.
+    The last batch may be smaller. A single last image joins the batch before it, because one image has no statistics.
 
     Args:
         n: Number of images.
@@ -32,7 +32,7 @@ def batches(n: int, size: int = 32) -> list[range]:
 
 
 def check_classifier(algorithm: Algorithm) -> None:
-    """Refuse an algorithm without a classifier module."""
+    """Raise an error if an algorithm has no classifier module."""
     if not isinstance(getattr(algorithm, "classifier", None), nn.Module):
         raise AidgnError(
             f"{type(algorithm).__name__} has no classifier to adapt: adaptation needs `features(x)` and a module "
@@ -49,7 +49,7 @@ def compute_features(algorithm: Algorithm, x: Tensor) -> Tensor:
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch a module to evaluation mode, then give each of its parts its own mode back."""
+    """Switch a module to evaluation mode inside the context, then restore the mode of each of its parts."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -57,14 +57,14 @@ def adapt(
     """Measure adaptation methods on a finished run, unless RUN/adaptation.jsonl has their results.
 
     Args:
-        run: Folder of the run. Its model stays as it is.
+        run: Folder of the run. Its model is not changed.
         methods: Names in `aidgn.adaptation.methods.METHODS`.
         data: The data set's folder, if it is no longer where the training found it.
         data_dir: Folder in which data sets are looked for.
         device: "auto", "cpu", "cuda" or "cuda:N".
         algorithm: FILE.py:CLASS of a custom algorithm, or several of which one is the run's.
-        features: File of features of the run; else RUN/features.npz, which is made if it is missing.
-        on_progress: Called with the part of the work, what is done and the total.
+        features: File of features of the run; by default RUN/features.npz, which is computed if it is missing.
+        on_progress: Called with the part of the work, the number done and the total.
         on_message: Called with the reason if a method does not suit the run's algorithm.
 
     Returns:
@@ -77,7 +77,7 @@ def adapt(
             raise UnknownNameError("adaptation method", method, METHODS)
     if not folder.identity["target"]:
         raise AidgnError(f"{run} was trained on all domains: there is no unseen one to adapt to.")
-    given = None if features is None else Features.load(features, run)
+    loaded = None if features is None else Features.load(features, run)
     results = Results(folder)
     missing = [method for method in methods if not results.has(method)]
     total = sum(len(METHODS[method].settings) for method in methods)
@@ -87,7 +87,7 @@ def adapt(
         return results.lines
 
     options: dict[str, Any] = {"data": data, "data_dir": data_dir, "device": device, "on_progress": report}
-    known = given or extract_features(run, algorithm=algorithm, **options)
+    known = loaded or extract_features(run, algorithm=algorithm, **options)
     report("adapting", done, total)  # the time left does not depend on that of computing features
     model = load_model(run, device, choose_custom_algorithm(folder.metadata, algorithm))
     streams = Streams(known, model, lambda: open_images(folder.metadata, **options))
@@ -123,7 +123,7 @@ class Results:
         self.lines = read_adaptation(run.path, self.model)
 
     def has(self, method: str) -> bool:
-        """Whether every setting of the method is measured."""
+        """Return whether every setting of the method was measured."""
         known = [line["settings"] for line in self.lines if line["method"] == method]
         return all(settings in known for settings in (METHODS[method].settings if method in METHODS else [{}]))
 
@@ -146,7 +146,7 @@ class Results:
             }
             for number, (settings, source, target) in enumerate(measured)
         ]
-        with FolderLock(self.run.adaptation_lock):  # another process may have measured other methods meanwhile
+        with FolderLock(self.run.adaptation_lock):  # another process may have added other methods
             others = [line for line in read_adaptation(self.run.path, self.model) if line["method"] != method]
             order = {name: place for place, name in enumerate(ORDER)}  # a later version may know more methods
             self.lines = sorted(others + new, key=lambda line: order.get(line["method"], len(order)))

@@ -1,4 +1,4 @@
-"""The table of adaptation methods. It loads no PyTorch until a method's class is asked for."""
+"""The table of adaptation methods. PyTorch is imported only when the class of a method is used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class AdaptationMethod:
     """A method of test-time adaptation."""
 
     name: str  # name in tables and in adaptation.jsonl
-    title: str  # what the method adapts, in a few words
-    description: str  # how the method adapts, in a sentence
+    title: str  # the adapted part, in a few words
+    description: str  # the method in a sentence
     location: str  # module and class below `aidgn.adaptation`; the class is an `Adapter`
     settings: tuple[dict[str, Any], ...]  # settings to choose from by accuracy on source validation data
     needs_images: bool = False  # whether the method adapts the network below the features

@@ -1,4 +1,4 @@
-"""Predict while adapting to the unlabelled images of a new site, where that helped at sites that were left out."""
+"""Predict while adapting to the unlabelled images of a new site, if that helped at sites that were left out."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from aidgn.inference.model import Model
 from aidgn.inference.prediction import Outputs, Prediction, softmax
 from aidgn.new_site.monitor import SiteMonitor
 
-OFFERED = ("T3A", "Tent-C")  # they need features alone, and take one picture at a time
+OFFERED = ("T3A", "Tent-C")  # methods that need only features and work with one picture at a time
 
 
 def measure_adaptation(runs: Sequence[str | Path], **options: Any) -> dict[str, Any]:
     """Measure the offered methods at the site that each run left out.
 
-    The settings of a method are those that validation images of the seen sites choose in most runs.
+    The settings of a method are those that most runs choose on validation images of the seen sites.
 
     Args:
         runs: Folders of runs with one unseen site each.
@@ -48,22 +48,22 @@ def measure_adaptation(runs: Sequence[str | Path], **options: Any) -> dict[str, 
 
 
 def describe_adaptation(measured: Mapping[str, Any]) -> list[str]:
-    """Say what each method did at sites that were left out, a sentence each.
+    """Describe the effect of each method at sites that were left out, a sentence each.
 
     Args:
         measured: The result of `measure_adaptation`; empty if nothing was measured.
     """
     sentences = []
     for method in OFFERED if measured else ():
-        found = compare_with_none(measured, method)
-        verdict = f"`predict --adapt {method.lower()}` uses it." if found.helped else "It is not offered."
-        sentences.append(f"Adaptation to unlabelled pictures by {method}: {found}. {verdict}")
+        effect = compare_with_none(measured, method)
+        verdict = f"`predict --adapt {method.lower()}` uses it." if effect.helped else "It is not offered."
+        sentences.append(f"Adaptation to unlabelled pictures by {method}: {effect}. {verdict}")
     return sentences
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a method did at the sites that were left out."""
+    """The effect of a method at the sites that were left out."""
 
     before: float  # mean accuracy without it
     after: float  # mean accuracy with it
@@ -95,7 +95,7 @@ def compare_with_none(measured: Mapping[str, Any], method: str) -> Effect:
 
 
 def choose_settings(measured: Mapping[str, Any], method: str) -> tuple[dict[str, Any], str]:
-    """Return the settings of a method, and a sentence on what it did at sites that were left out.
+    """Return the settings of a method, and a sentence on its effect at sites that were left out.
 
     Args:
         measured: The result of `measure_adaptation`; empty if nothing was measured.
@@ -109,10 +109,10 @@ def choose_settings(measured: Mapping[str, Any], method: str) -> tuple[dict[str,
             f"Warning: {method} was not measured at sites that were left out, so it may lower the accuracy. `aidgn fit "
             "--adapt` measures it."
         )
-    found = compare_with_none(measured, method)
-    if not found.helped:
-        raise AidgnError(f"{method} is not offered for this model, because it did not help: {found}.")
-    return dict(measured[method]["settings"]), f"{method} helped: {found}."
+    effect = compare_with_none(measured, method)
+    if not effect.helped:
+        raise AidgnError(f"{method} is not offered for this model, because it did not help: {effect}.")
+    return dict(measured[method]["settings"]), f"{method} helped: {effect}."
 
 
 def predict_adapted(
@@ -129,7 +129,7 @@ def predict_adapted(
     labels.
 
     Args:
-        model: The model. It stays as it is.
+        model: The model, which is not changed.
         method: One of `OFFERED`.
         settings: Settings of the method.
         images: The images, in the order in which the model adapts.

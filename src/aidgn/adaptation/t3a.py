@@ -20,7 +20,7 @@ class T3A:
     without support has d_c = 0. Iwasawa & Matsuo, NeurIPS 2021.
 
     Args:
-        algorithm: Trained algorithm with a linear or angular classifier. It stays as it is.
+        algorithm: Trained algorithm with a linear or angular classifier; it is not changed.
         filter_k: Supports to keep per class; "all" or None keeps all of them.
     """
 

@@ -24,7 +24,7 @@ class EntropyMinimization:
     The prediction is the last logits; the step that follows serves the next batch.
 
     Args:
-        algorithm: Trained algorithm. It stays as it is; a copy adapts.
+        algorithm: Trained algorithm; a copy of it adapts.
         rate: Factor of the training's learning rate.
         updates: Steps per batch.
     """
@@ -99,8 +99,10 @@ class TentBN(TentC):
 
 
 class Tent(EntropyMinimization):
-    """Adapt scale and shift of every BatchNorm2d of the backbone. Each uses the statistics of the batch instead of the
-    training's."""
+    """Adapt scale and shift of every BatchNorm2d of the backbone, with the statistics of the batch.
+
+    Statistics from the training are not used.
+    """
 
     min_batch = 2
 

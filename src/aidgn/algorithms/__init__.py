@@ -1,7 +1,7 @@
-"""The algorithms by name, and the interface to write one.
+"""The algorithms by name, and the interface for new ones.
 
-A new algorithm subclasses `Algorithm`, in a file of the user (train it as path/to/file.py:Class) or in this package,
-with a line in `ALGORITHMS`. `examples/own_algorithm.py` shows one.
+A new algorithm is a subclass of `Algorithm`: in a user's file, which trains as path/to/file.py:Class, or in this
+package with a line in `ALGORITHMS`. `examples/own_algorithm.py` is an example.
 """
 
 from typing import Any
@@ -112,15 +112,16 @@ def find(name: str) -> type[Algorithm]:
     """Return the class of an algorithm.
 
     Args:
-        name: Name in any case, or path/to/file.py:Class of a user.
+        name: Name in any case, or path/to/file.py:Class for a user's algorithm.
     """
     by_name = {known.casefold(): algorithm for known, algorithm in ALGORITHMS.items()}
     if is_custom(name):
         custom = load_custom(name)
-        if custom.name().casefold() in by_name:
+        namesake = by_name.get(custom.name().casefold())
+        if namesake is not None:
             raise CustomAlgorithmError(
-                f"{name} calls itself {custom.name()}, as an algorithm of the package does, and records could not tell "
-                "them apart. Give the class another name."
+                f"{name} has the name of the package's algorithm {namesake.name()}, and records could not tell them "
+                "apart. Give the class another name."
             )
         return custom
     if name.casefold() not in by_name:
@@ -129,7 +130,7 @@ def find(name: str) -> type[Algorithm]:
 
 
 def canonical(name: str) -> str:
-    """Return the name as records have it; that of a custom algorithm stays as it is."""
+    """Return the name in records; the name of a custom algorithm stays the same."""
     return name if is_custom(name) else find(name).name()
 
 
@@ -137,7 +138,7 @@ def create(name: str, featurizer: nn.Module, num_classes: int, num_domains: int,
     """Create an algorithm.
 
     Args:
-        name: Name in any case, or path/to/file.py:Class of a user.
+        name: Name in any case, or path/to/file.py:Class for a user's algorithm.
         featurizer: Maps images to features [B, `num_features`].
         num_classes: Number of classes.
         num_domains: Number of source domains.

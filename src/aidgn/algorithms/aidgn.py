@@ -18,7 +18,7 @@ from aidgn.objective import RELEASE_LEAST_NORM, AngularClassifier, loss_and_marg
 NONE = (0.0, fixed(0.0, most=0.0))  # for a term that an ablation omits
 ARGUMENTS = signature(loss_and_margins).parameters
 LINEAR = ("linear", fixed("linear"))  # the exact ratio divides by beta
-AUTO = "auto"  # a mu_star
+AUTO = "auto"  # value of mu_star that scales norms, see INITIAL_NORM
 PAPER_MU_STAR = 410.0
 # Mean norm of the features of a ResNet-50 before its training, over 192 images of the four domains of PACS, with the
 # weights of He et al. (2015): 35.6 on photographs to 41.0 on paintings. With mu_star=auto, norms of other networks are

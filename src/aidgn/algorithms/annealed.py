@@ -1,4 +1,4 @@
-"""Algorithms whose objective changes during training: IRM, VREx and Fishr in a weight, EQRM to a quantile."""
+"""Base classes of algorithms whose objective changes during training: IRM, VREx and Fishr, and EQRM."""
 
 import math
 from typing import ClassVar
@@ -9,16 +9,16 @@ from aidgn.algorithms.base import Algorithm, Minibatches
 
 
 class Annealed(Algorithm):
-    """An algorithm that trains another objective first.
+    """An algorithm that trains another objective in its first updates.
 
-    Then Adam starts again from zero, because its moments do not fit the new gradients.
+    When the objective changes, Adam starts again from zero, because its moments do not fit the new gradients.
     """
 
-    anneal: ClassVar[str]  # hyper-parameter with the number of first updates
+    anneal: ClassVar[str]  # hyper-parameter with the number of updates before the full objective
 
     @property
     def anneal_updates(self) -> int:
-        """Number of first updates."""
+        """Number of updates before the full objective."""
         return math.ceil(getattr(self.hparams, self.anneal))
 
     @property
@@ -27,13 +27,13 @@ class Annealed(Algorithm):
         return self.updates > self.anneal_updates
 
     def update(self, minibatches: Minibatches) -> dict[str, Tensor]:
-        if self.updates in (0, self.anneal_updates):  # before the update is counted: the rate of EQRM depends on it
+        if self.updates in (0, self.anneal_updates):  # before `updates` counts this one: EQRM's rate depends on it
             self.optimizers = self.build_optimizers()
         return super().update(minibatches)
 
 
 class AnnealedPenalty(Annealed):
-    """An algorithm with a penalty, whose weight changes after the first updates."""
+    """An algorithm with a penalty whose weight changes after the first updates."""
 
     strength: ClassVar[str]  # hyper-parameter with the weight
     first_weight: ClassVar[float] = 1.0  # weight in the first updates

@@ -69,7 +69,7 @@ class Algorithm(nn.Module):
     trains_on_features: ClassVar[bool] = False  # whether it needs only features and logits, so that x may be features
     extra_channels: ClassVar[int] = 0  # input channels of the featurizer beyond those of the image
     mean_over_samples: ClassVar[bool] = False  # whether its loss is a mean over samples; subclasses do not inherit it
-    weighs_classes: ClassVar[bool] = False  # whether your own algorithm takes its loss from `self.cross_entropy`
+    weighs_classes: ClassVar[bool] = False  # whether a user's algorithm takes its loss from `self.cross_entropy`
     passes: ClassVar[float] = 1.0  # time of an update in forward and backward passes over the batch, for forecasts
     only_adam: ClassVar[bool] = False  # whether an update imitates steps of Adam with one learning rate
     lr_milestones: ClassVar[bool] = False  # whether the paper's learning-rate milestones belong to the algorithm
@@ -97,7 +97,7 @@ class Algorithm(nn.Module):
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", None, persistent=False)
 
-    # What a subclass gives -----------------------------------------------------------------------------------------
+    # For subclasses to override --------------------------------------------------------------------------------------
 
     def build_classifier(self) -> nn.Module:
         """Create the classifier, from features to logits."""
@@ -143,7 +143,7 @@ class Algorithm(nn.Module):
         self.step(terms["loss"], *self.optimizers)
         return {name: term.detach() for name, term in terms.items()}
 
-    # What a subclass uses ------------------------------------------------------------------------------------------
+    # For subclasses to call ------------------------------------------------------------------------------------------
 
     def features(self, x: Tensor) -> Tensor:
         """Compute the input of the classifier."""
@@ -154,7 +154,7 @@ class Algorithm(nn.Module):
         return self.classifier(self.features(x))
 
     def cross_entropy(self, logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """Compute the cross entropy as PyTorch does, but with class weights as the mean of weighted losses."""
+        """Compute PyTorch's cross entropy, but with class weights as the mean of the weighted losses."""
         if self.class_weights is None:
             return cross_entropy(logits, y, reduction=reduction)
         losses = cross_entropy(logits, y, self.class_weights.to(logits.dtype), reduction="none")
@@ -168,8 +168,8 @@ class Algorithm(nn.Module):
     def forward_per_domain(self, network: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
         """Apply `network` to batches that DomainBed passes one by one, and join the outputs.
 
-        One joined pass is faster. Only batch norm with the statistics of its batch can tell the two apart, so with
-        such layers every batch gets a pass.
+        One joined pass is faster and gives the same outputs, except with batch norms that use the statistics of their
+        batch. With such layers, every batch gets a pass.
 
         Args:
             network: Such as `self.features` or `self.predict`.
@@ -185,7 +185,7 @@ class Algorithm(nn.Module):
 
     @contextmanager
     def keep_statistics(self) -> Iterator[None]:
-        """Leave the running statistics of batch norm as they are, whatever passes inside the context."""
+        """Restore the running statistics of batch norms at the end of the context."""
         buffers = [
             (buffer, buffer.clone()) for layer in self.live_batch_norms() for buffer in layer.buffers(recurse=False)
         ]
@@ -220,16 +220,16 @@ class Algorithm(nn.Module):
 
     @cached_property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The optimizers by name. Created lazily: inference needs none."""
+        """The optimizers by name, created lazily because inference needs none."""
         try:
             optimizers = self.build_optimizers()
-        except AttributeError as error:  # nn.Module would say that there are no `optimizers`
+        except AttributeError as error:  # nn.Module would turn it into "no attribute `optimizers`"
             raise RuntimeError(f"build_optimizers of {self.name()}: {error}") from error
         checks.check_optimizers(self.name(), optimizers, self.optimization.changes_optimizers)
         return optimizers
 
     def begin_update(self, minibatches: Minibatches) -> None:
-        """Count an update, after checking the batches of the first."""
+        """Count an update; check the batches of the first one."""
         if self.updates == 0:
             checks.check_batches(self.name(), minibatches, self.num_domains, self.min_batch)
         self.updates += 1
@@ -253,11 +253,11 @@ class Algorithm(nn.Module):
             self.optimizers[name].step()
         self.zero_grad()  # gradients lie in the memory of CUDA graphs, where the next forward pass must find none
 
-    # What the trainer uses -----------------------------------------------------------------------------------------
+    # For the trainer -------------------------------------------------------------------------------------------------
 
     @property
     def group_size(self) -> int:
-        """Number of consecutive images that are predicted together; 1: each alone."""
+        """Number of consecutive images that are predicted together; 1 if each is predicted alone."""
         return 1
 
     def scale_lr(self, factor: float) -> None:
@@ -294,7 +294,7 @@ class Algorithm(nn.Module):
 
     @classmethod
     def with_derived(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return given hyper-parameters with those that follow from them."""
+        """Return the hyper-parameters of a user, with other hyper-parameters that follow from them."""
         return dict(given)
 
     @classmethod

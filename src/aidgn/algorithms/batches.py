@@ -9,7 +9,7 @@ Minibatches = Sequence[tuple[Tensor, Tensor]]  # one (x, y) per source domain
 
 
 def join(minibatches: Minibatches) -> tuple[Tensor, Tensor]:
-    """Join all domains to one (x, y), so that the network runs once."""
+    """Join the batches of all domains into one (x, y), so that the network runs once."""
     return torch.cat([x for x, _ in minibatches]), torch.cat([y for _, y in minibatches])
 
 

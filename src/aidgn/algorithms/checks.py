@@ -1,4 +1,4 @@
-"""Checks of what a user's algorithm returns, made at its first update."""
+"""Check the results of a user's algorithm at its first update."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from aidgn.errors import AidgnError
 
 
 def check_terms(owner: str, terms: object, method: str) -> None:
-    """Refuse a result of `objective` or `update` that is not a dict of scalars with `loss` among them.
+    """Raise an error if a result of `objective` or `update` is not a dict of scalars with `loss` among them.
 
     Args:
         owner: Name of the algorithm.
@@ -19,7 +19,7 @@ def check_terms(owner: str, terms: object, method: str) -> None:
     if not isinstance(terms, Mapping) or "loss" not in terms:
         result = f"a dict of {list(terms)}" if isinstance(terms, Mapping) else type(terms).__name__
         raise AidgnError(
-            f"{owner}: `{method}` must return a dict of scalar tensors with `loss` among them; it gave {result}."
+            f"{owner}: `{method}` must return a dict of scalar tensors with `loss` among them; it returned {result}."
         )
     for name, term in terms.items():
         is_number = method == "update" and isinstance(term, int | float)
@@ -33,12 +33,12 @@ def check_terms(owner: str, terms: object, method: str) -> None:
 
 
 def check_optimizers(owner: str, optimizers: object, need_settings: bool = False) -> None:
-    """Refuse a result of `build_optimizers` that is not a dict of optimizers by name.
+    """Raise an error if a result of `build_optimizers` is not a dict of optimizers by name.
 
     Args:
         owner: Name of the algorithm.
         optimizers: The result.
-        need_settings: Whether the run changes what `self.adam` makes, so that all must come from there.
+        need_settings: Whether the run has options for optimizers, so that `self.adam` must make all of them.
     """
     if not isinstance(optimizers, dict) or not all(
         isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers.values()
@@ -48,20 +48,22 @@ def check_optimizers(owner: str, optimizers: object, need_settings: bool = False
         "initial_lr" in group for optimizer in optimizers.values() for group in optimizer.param_groups
     ):
         raise AidgnError(
-            f"{owner}: `build_optimizers` makes optimizers that know nothing of `optimizer` and `layer_decay` of the "
-            "run. Make them with `self.adam`, or leave these options out."
+            f"{owner}: `build_optimizers` makes optimizers that ignore the options `optimizer` and `layer_decay` of "
+            "the run. Make them with `self.adam`, or leave these options out."
         )
 
 
 def check_optimizer_names(owner: str, names: Iterable[str], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Refuse to step an optimizer that does not exist."""
+    """Raise an error for the name of an optimizer that does not exist."""
     for name in names:
         if name not in optimizers:
-            raise AidgnError(f"{owner}: `build_optimizers` gives no optimizer {name}; it has {', '.join(optimizers)}.")
+            raise AidgnError(
+                f"{owner}: `build_optimizers` returns no optimizer {name}; it has {', '.join(optimizers)}."
+            )
 
 
 def check_trained(owner: str, module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse parameters with a gradient that no optimizer trains: a network of `build` is easily forgotten."""
+    """Raise an error if a parameter has a gradient but no optimizer: a network of `build` is easily forgotten."""
     trained = {
         id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
     }
@@ -74,7 +76,7 @@ def check_trained(owner: str, module: nn.Module, optimizers: Iterable[torch.opti
 
 
 def check_batches(owner: str, minibatches: Sequence[tuple[Tensor, Tensor]], num_domains: int, min_batch: int) -> None:
-    """Refuse another number of batches than of source domains, and batches that are too small."""
+    """Raise an error unless there is a batch of at least `min_batch` samples for each source domain."""
     if len(minibatches) != num_domains:
         raise AidgnError(
             f"{owner} was made for {num_domains} source domains and needs one batch of each; got {len(minibatches)}."
@@ -87,7 +89,7 @@ def check_batches(owner: str, minibatches: Sequence[tuple[Tensor, Tensor]], num_
 
 
 def check_moments(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse the state of an optimizer with other parameters; ValueError."""
+    """Raise ValueError if the state of an optimizer belongs to other parameters."""
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) and any(
         moments["exp_avg"].shape != parameter.shape for parameter, moments in optimizer.state.items() if moments
     ):

@@ -1,4 +1,4 @@
-"""Custom algorithms: a class in a user's file, named path/to/file.py:Class."""
+"""Load custom algorithms: classes in a user's file, named path/to/file.py:Class."""
 
 import hashlib
 import importlib.util
@@ -13,13 +13,13 @@ from aidgn.algorithms.search_space import Distribution, HyperParameterError
 from aidgn.errors import AidgnError, did_you_mean
 
 ADVICE = "Write path/to/file.py:Class."
-ARGUMENTS = {  # of the methods that are called from outside
+ARGUMENTS = {  # arguments of the methods that are called from outside
     "__init__": "featurizer, num_classes, num_domains, **hyper_parameters",
     "objective": "minibatches",
     "update": "minibatches",
     "predict": "x",
 }
-OLD_NAMES = {"called": "display_name", "implied": "with_derived"}  # of version 0.1.0, in a user's class
+OLD_NAMES = {"called": "display_name", "implied": "with_derived"}  # names of version 0.1.0, in a user's class
 
 
 class CustomAlgorithmError(AidgnError):
@@ -82,8 +82,7 @@ def _check_methods(algorithm: type[Algorithm], owner: str) -> None:
             inspect.signature(getattr(algorithm, method)).bind(None, *positional, **keywords)
         except TypeError as error:
             raise CustomAlgorithmError(
-                f"{owner}: `{method}` cannot be called as it will be ({error}). "
-                f"Write `def {method}(self, {arguments})`."
+                f"{owner}: `{method}` does not take its arguments ({error}). Write `def {method}(self, {arguments})`."
             ) from None
     if not (inspect.ismethod(algorithm.name) and isinstance(algorithm.name(), str) and algorithm.name()):
         raise CustomAlgorithmError(
@@ -135,12 +134,12 @@ def _check_defaults(algorithm: type[Algorithm], owner: str) -> None:
 
 
 def source_of(algorithm: type[Algorithm]) -> str:
-    """Return a digest of the file of a custom algorithm: functions outside the class matter as well."""
+    """Return a digest of the file of a custom algorithm, which may have functions outside the class."""
     return hashlib.sha256(Path(inspect.getfile(algorithm)).read_bytes()).hexdigest()[:16]
 
 
 def frame_in(name: str, error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame in the file of a custom algorithm, of an error or its causes, or None."""
+    """Return the innermost frame of an error, or of its causes, in the file of a custom algorithm; None without one."""
     path = str(Path(file_and_class(name)[0]).expanduser().resolve())
     cause: BaseException | None = error
     while cause is not None:

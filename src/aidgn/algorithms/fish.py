@@ -1,4 +1,4 @@
-"""Fish: gradients of the domains that point the same way, by a step towards where a walk through the domains leads."""
+"""Fish: align the gradients of the domains, by a step towards the end of a walk that descends each domain in turn."""
 
 from functools import cached_property
 
@@ -23,7 +23,7 @@ class Fish(Algorithm):
 
     @cached_property
     def start(self) -> list[Tensor]:
-        """Memory for the weights before the walk: to allocate it takes longer than a GPU takes to fill it."""
+        """Memory for the weights before the walk, kept because allocating it takes longer than filling it."""
         return [torch.empty_like(weight) for weight in self.walking()]
 
     def walking(self) -> list[Tensor]:

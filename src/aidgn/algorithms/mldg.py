@@ -89,8 +89,8 @@ class MLDG(Algorithm):
 class InnerAdam(torch.optim.Adam):
     """Make the first step of a fresh Adam, and undo it.
 
-    With betas of zero every step is a first step, w - lr g / (|g| + eps), g the gradient with weight decay. Buffers
-    serve all updates: to allocate a tensor for every parameter takes longer than a GPU takes to fill them.
+    With betas of zero every step is a first step, w - lr g / (|g| + eps), g the gradient with weight decay. The buffers
+    are kept for all updates, because allocating a tensor for every parameter takes longer than filling it.
     """
 
     def __init__(self, parameters: list[Tensor], weight_decay: float):
@@ -100,7 +100,7 @@ class InnerAdam(torch.optim.Adam):
         self.total = [torch.empty_like(parameter) for parameter in parameters]  # sum of gradients over pairs
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__  # Optimizer's own would drop the buffers
+        return self.__dict__  # Optimizer.__getstate__ would drop the buffers
 
     @torch.no_grad()
     def try_step(self, lr: float) -> None:

@@ -1,4 +1,4 @@
-"""How the optimizers of an algorithm step: Adam or AdamW, learning rates by layer, batches in parts."""
+"""Create the optimizers of algorithms (Adam or AdamW, learning rates by layer), and compute gradients in parts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 @dataclass(frozen=True)
 class Optimization:
-    """Settings of a run that are the same for every algorithm."""
+    """Settings of optimizers, the same for every algorithm."""
 
     # `adam`, whose weight decay is added to the gradient of every parameter, or `adamw`, whose weight decay shrinks
     # weights directly and leaves out biases, scales of norms and what the network names
@@ -30,7 +30,7 @@ class Optimization:
     def create(
         self, featurizer: nn.Module, parameters: Sequence[Tensor], lr: float, weight_decay: float, betas: Any
     ) -> torch.optim.Optimizer:
-        """Create an optimizer over parameters, those of the featurizer with the learning rates of their layers."""
+        """Create an optimizer over parameters; the featurizer's have the learning rates of their layers."""
         groups: list[dict[str, Any]] = [{"params": list(parameters)}]
         if self.changes_optimizers:
             groups = self.group(featurizer, parameters, lr, weight_decay)

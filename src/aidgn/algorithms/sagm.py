@@ -68,11 +68,11 @@ class SharpnessAware(Algorithm):
 class Ascent(torch.optim.Optimizer):
     """Move parameters w with gradient g to w + (rho / |g| - alpha) g, and back.
 
-    As an optimizer, so that several devices sum their gradients before the step.
+    It is an optimizer, so that several devices sum their gradients before the step.
 
     Args:
         parameters: Parameters to move; |g| is the norm over all of them.
-        rho: Length of the move, but for alpha.
+        rho: Length of the move before alpha shortens it.
         alpha: Length of a step of gradient descent within the move.
     """
 
@@ -84,7 +84,7 @@ class Ascent(torch.optim.Optimizer):
         self.alpha = alpha
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__  # Optimizer's own would drop the copies
+        return self.__dict__  # Optimizer.__getstate__ would drop the copies
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Hyper-parameters: valid values, a default, and the distribution that a random search samples from."""
+"""Hyper-parameters: their valid values, defaults, and the distributions that a random search samples from."""
 
 import hashlib
 import math
@@ -21,7 +21,7 @@ class HyperParameterError(AidgnError):
         owner: Name of the algorithm.
         name: Name of the hyper-parameter.
         value: The value that was given.
-        expected: What would be accepted, such as "a number above 0".
+        expected: Description of valid values, such as "a number above 0".
         out_of_range: Whether the value has the right type.
     """
 
@@ -38,7 +38,7 @@ class Distribution:
     """A search distribution of a hyper-parameter, and the values that are valid at all.
 
     Args:
-        text: The distribution in words or symbols, as tables show it.
+        text: The distribution in words or symbols, for tables.
         sample: Draws a value with a generator.
         kind: Type of the values: float, int or str.
         least: Smallest valid number.
@@ -47,7 +47,7 @@ class Distribution:
         below: Whether numbers must be strictly below `most`.
         options: The only valid values; None allows all within the bounds.
         optional: Whether None is valid.
-        words: Words that are valid in the place of a number.
+        words: Words that are valid instead of a number.
     """
 
     text: str
@@ -72,7 +72,7 @@ class Distribution:
         return self.text
 
     def check(self, owner: str, name: str, value: Any) -> Value:
-        """Return a value as the type of this hyper-parameter.
+        """Check a value and return it in the type of this hyper-parameter.
 
         Args:
             owner: Name of the algorithm, for the message.
@@ -122,8 +122,8 @@ class Distribution:
 def uniform(low: float, high: float, **valid: Any) -> Distribution:
     """Sample uniformly from low to high.
 
-    The range limits the search alone. Values that a user gives may be larger; `most` in `valid`, which are bounds of
-    `Distribution` here and in the other functions, limits them as well.
+    The range limits only the search. A user's values may be larger, unless `valid` has `most` or other bounds of
+    `Distribution`. The other functions have the same argument.
     """
     valid = {"least": min(low, 0.0), **valid}
     return Distribution(f"U[{low:g}, {high:g}]", lambda rng: float(rng.uniform(low, high)), **valid)
@@ -178,8 +178,8 @@ SearchSpace = Mapping[str, tuple[Value, Distribution]]  # default and distributi
 
 RATE = log_uniform(-5, -3.5, above=True)
 SMALL_RATE = log_uniform(-4.5, -2.5, above=True)
-# A classifier on features that do not change needs a larger rate: with EfficientNet-Lite0 on a tenth of PACS, accuracy
-# on held-out images of the sources is close to its final value after 500 steps from 1e-3 on, but not with 5e-5.
+# A classifier on frozen features needs a larger rate: with EfficientNet-Lite0 on a tenth of PACS, accuracy on held-out
+# images of the sources is close to its final value after 500 steps with rates of 1e-3 and more, but not with 5e-5.
 HEAD_RATE = (3e-3, log_uniform(-3.5, -2, above=True))
 COMMON: SearchSpace = {
     "lr": (5e-5, RATE),
@@ -210,13 +210,13 @@ def adapt_space(
     return adapted
 
 
-def resolve(owner: str, space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the defaults of a search space with given values in their place, after checking all."""
-    for name in given:
+def resolve(owner: str, space: SearchSpace, values: Mapping[str, Any]) -> dict[str, Value]:
+    """Check values of hyper-parameters, and return them with the defaults of the others."""
+    for name in values:
         if name not in space:
             raise UnknownNameError("hyper-parameter", name, space, f"{owner} has: {', '.join(space)}.")
     return {
-        name: distribution.check(owner, name, given.get(name, default))
+        name: distribution.check(owner, name, values.get(name, default))
         for name, (default, distribution) in space.items()
     }
 

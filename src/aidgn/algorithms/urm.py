@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import log_uniform, one_of, uniform
 
-WIDTH = 100  # of the discriminator's hidden layers
+WIDTH = 100  # width of the discriminator's hidden layers
 # Activations of the features, and the smallest value of the noise. The largest is 1.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "tanh": (torch.tanh, -1.0),

@@ -8,7 +8,7 @@ from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import SearchSpace, one_of
 from aidgn.objective import in_full_precision, no_autocast, normalized
 
-# The authors advise |vne_coef| <= 0.5 and batches of at least 32 samples. The range is ours, of both signs.
+# The authors advise |vne_coef| <= 0.5 and batches of at least 32 samples. The search range is ours; it has both signs.
 COEFFICIENT: SearchSpace = {"vne_coef": (0.01, one_of(-0.1, -0.01, 0.01, 0.1, least=-1.0))}
 LEAST = 1e-12  # eigenvalues below this count as zero
 
