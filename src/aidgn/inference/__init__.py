@@ -1,4 +1,4 @@
-"""Trained models in use: load, predict, export."""
+"""Use trained models: load, predict, export."""
 
 from aidgn.data.folders import find_images
 from aidgn.inference.ensemble import Ensemble

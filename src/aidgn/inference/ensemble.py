@@ -9,7 +9,7 @@ from aidgn.errors import AidgnError
 from aidgn.inference.model import Model
 from aidgn.inference.prediction import Outputs
 
-SMALLEST = torch.finfo(torch.float32).tiny  # probabilities below are shown as this in logarithms
+SMALLEST = torch.finfo(torch.float32).tiny  # logarithms of smaller probabilities are those of this number
 
 
 class Ensemble(Model):
@@ -52,7 +52,7 @@ class Ensemble(Model):
 
     @torch.no_grad()
     def launch(self, pixels: Sequence[np.ndarray]) -> Callable[[], Outputs]:
-        """Queue decoded images for every member; return what waits for their outputs."""
+        """Queue decoded images for every member; return a function that waits for the outputs."""
         queued = [member.launch(pixels) for member in self.members]
 
         def wait() -> Outputs:

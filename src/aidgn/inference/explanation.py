@@ -1,18 +1,18 @@
-"""Why a label: a map of the places in a picture that speak for its class.
+"""Explain a label by a heatmap of the places in a picture that support its class.
 
 With A the output of a layer with positions, C channels each, and s the log odds of the class (its logit less the
 logarithm of the sum of the exponentials of the others), the map is
 
     max(0, sum_c ds/dA_cij A_cij)   at position (i, j),
 
-divided by its maximum. The logit alone would miss what speaks against the other classes, which is all there is for one
-of two. The layer is the last one whose positions reach the logits. For a convolutional network that averages over
-positions, this is Grad-CAM (Selvaraju et al., ICCV 2017); for heads that read positions apart, the mean of gradients
-that Grad-CAM takes would point to the wrong places (HiResCAM, arXiv:2011.08891). In a transformer the positions are the
-tokens of the picture; with a class token, those that enter the last block.
+divided by its maximum. The gradient of the logit alone would miss evidence against the other classes, and with two
+classes a network may have no other evidence. The layer is the last one whose positions reach the logits. For a
+convolutional network that averages over positions, this is Grad-CAM (Selvaraju et al., ICCV 2017); for heads that read
+each position separately, Grad-CAM's mean of gradients would point to the wrong places (HiResCAM, arXiv:2011.08891). In
+a transformer the positions are the tokens of the picture; with a class token, the tokens that enter the last block.
 
-A layer norm ignores the length of its input at each position. If nothing else reads A, the sum over channels is 0 there
-but for rounding, so the output of the norm is taken in place of A.
+A layer norm ignores the length of its input at each position. If nothing else reads A, the sum over channels is 0 up
+to rounding, so the output of the norm takes the place of A.
 """
 
 import math
@@ -34,19 +34,19 @@ from aidgn.inference.image_stream import ImageLike, streamed
 from aidgn.inference.model import Model
 
 BATCH = 16  # pictures whose gradients are in memory at a time
-LONGEST_STEM = 60  # characters of a picture's name that the name of its map repeats
+LONGEST_STEM = 60  # characters of a picture's name in the name of its map
 # Colours from cold to hot, in equal steps
 COLOURS = np.array([[13, 8, 135], [126, 3, 168], [204, 71, 120], [248, 149, 64], [240, 249, 33]], np.float64)
 STRENGTH = 0.75  # share of the colour at the hottest place
-CANCELLED = 1e-3  # a sum that is so small a share of its terms is 0 but for rounding
+CANCELLED = 1e-3  # a sum smaller than this share of its terms is 0 up to rounding
 
 Maps = NDArray[np.float32]
 
 
 def explain(model: Model, pixels: Sequence[NDArray[np.uint8]], labels: Sequence[int] | None = None) -> Maps:
-    """Return where decoded pictures speak for their label, from 0 to 1: float32 [N, S, S], S the input of the network.
+    """Return heatmaps of decoded pictures, from 0 to 1: float32 [N, S, S], S the input size of the network.
 
-    The map covers the whole picture, which the network sees stretched to a square.
+    A map covers the whole picture, which the network sees stretched to a square.
 
     Args:
         model: The model.
@@ -80,7 +80,7 @@ def list_norms(network: nn.Module) -> list[str]:
 def layer_maps(
     model: Model, network: nn.Module, layers: Iterable[str], x: Tensor, labels: Sequence[int] | None
 ) -> list[Tensor]:
-    """Return the maps of those layers that have positions which reach the logits, in the order of computation."""
+    """Return the maps of the layers whose positions reach the logits, in the order of computation."""
     outputs: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: object, output: object) -> None:
@@ -103,7 +103,7 @@ def layer_maps(
 
 
 def check_explainable(model: Model) -> None:
-    """Refuse a model that has no single network."""
+    """Raise an error for an ensemble, which has several networks."""
     if isinstance(model, Ensemble):
         raise AidgnError("A heatmap explains one network, and this is the mean of several models: give one of them.")
 
@@ -128,7 +128,7 @@ def position_map(output: Tensor, gradient: Tensor | None) -> Tensor | None:
 
 
 def upscale(maps: Tensor, side: int) -> Maps:
-    """Drop what speaks against the class, divide each map by its maximum, and stretch it to side x side pixels."""
+    """Drop negative values, divide each map by its maximum, and stretch it to side x side pixels."""
     maps = maps.clamp(min=0)
     maps = maps / maps.amax(dim=(1, 2), keepdim=True).clamp(min=1e-20)
     large = interpolate(maps[:, None], (side, side), mode="bilinear", align_corners=False)[:, 0]

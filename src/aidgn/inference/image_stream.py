@@ -1,7 +1,7 @@
 """Decode images ahead of their use, in order.
 
-Threads decode a few images. Worker processes, which no interpreter lock slows down, decode many files into memory that
-they share with this process.
+Threads decode a few images. Worker processes, which share no interpreter lock, decode many files into memory shared
+with this process.
 """
 
 import mmap
@@ -40,7 +40,7 @@ loading = threading.Lock()  # a list may hold a lazily opened image twice
 
 
 class Pixels(list[np.ndarray]):
-    """Decoded images [h, w, 3]. If processes decoded all of them, they lie in rows of `memory` [.., slot, slot, 3]."""
+    """Decoded images [h, w, 3]. If processes decoded all of them, `memory` [.., slot, slot, 3] has them in `rows`."""
 
     def __init__(self, images: Iterable[np.ndarray], memory: np.ndarray | None = None, rows: Sequence[int | None] = ()):
         super().__init__(images)
@@ -131,7 +131,7 @@ class Threads:
 
 @dataclass(eq=False)
 class Worker:
-    """A process with its queued tasks and its replies, both in order."""
+    """A process with its queued tasks and its replies, each in order."""
 
     process: subprocess.Popen
     connection: Connection
@@ -157,7 +157,7 @@ class Worker:
 
 
 class Workers:
-    """Decode in processes that write into rows of an anonymous file in memory, which vanishes with its last user."""
+    """Decode in processes that write into rows of an anonymous file in memory, which its last user frees."""
 
     chunk_size = CHUNK
 

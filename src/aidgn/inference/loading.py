@@ -45,10 +45,10 @@ def load_model(
         algorithm: path/to/file.py:Class of a custom algorithm. The run does not remember it, because loading a model
             must not run code that the author of the folder chose.
         false_alarms: Share of images like those of the training domains that get a warning.
-        featurizer: What stands for the frozen network of a single model, whose weights then are not read.
+        featurizer: Replaces the frozen network of a single model, whose weights are then not read.
     """
     if not isinstance(path, str | Path):
-        members = [load_model(one, device, custom_algorithm_of(one, algorithm), false_alarms) for one in path]
+        members = [load_model(member, device, find_custom(member, algorithm), false_alarms) for member in path]
         return Ensemble(members) if len(members) > 1 else members[0]
     path = find_model(path)
     weights = RunFolder(path).model if path.is_dir() else path
@@ -95,8 +95,8 @@ def load_model(
     )
 
 
-def custom_algorithm_of(path: str | Path, algorithm: str | None) -> str | None:
-    """Return the given algorithm if the model needs one; other members of an ensemble may not."""
+def find_custom(path: str | Path, algorithm: str | None) -> str | None:
+    """Return the custom algorithm if this member of an ensemble needs it; other members may not."""
     run = RunFolder(find_model(path))
     return choose_custom_algorithm(run.metadata, algorithm) if run.exists else algorithm
 
@@ -106,7 +106,7 @@ def build_network(
 ) -> Algorithm:
     """Build the network of a run with random weights, folded and with the precision for this device.
 
-    A `featurizer` that is given stands for the run's.
+    A `featurizer` replaces the one of the run.
     """
     identity = run.identity
     name = run.label.name
@@ -138,13 +138,13 @@ def build_featurizer(run: RunMetadata, device: torch.device, in_channels: int) -
 
 
 def precision_on(device: torch.device, run: RunMetadata) -> str:
-    """Set up a run's precision, unless the run was trained on a GPU and this is none: that would be slow on a CPU."""
+    """Set up the run's precision on the kind of device that trained it, else float32; return its name."""
     same_kind = device.type == "cuda" or (device.type == "cpu" and run.device.endswith("CPU"))
     return choose_precision((run.precision if same_kind else "") or "float32", device)
 
 
 def find_preprocessing(run: RunMetadata) -> backbones.Preprocessing:
-    """Return how the run prepared its images."""
+    """Return the preprocessing of a run's images."""
     try:
         return backbones.Preprocessing.recorded(run.identity)
     except ValueError as error:
@@ -174,18 +174,25 @@ def read_values_of(weights: Path, name: str, metadata: dict[str, Any]) -> Any:
     return read_values(path) if weights.name == names.MODEL and path.exists() else None
 
 
-def find_algorithm(run_file: Path, name: str, source: str | None, given: str | None) -> type[Algorithm]:
-    """Find the class of a run's algorithm; the caller must name the file of a custom one, which has a `source`."""
-    if source is not None and given is None:
+def find_algorithm(run_file: Path, name: str, source: str | None, custom: str | None) -> type[Algorithm]:
+    """Find the class of a run's algorithm.
+
+    Args:
+        run_file: File that describes the run, for messages.
+        name: Name of the algorithm.
+        source: Digest of the file of a custom algorithm; None for an algorithm of the package.
+        custom: path/to/file.py:Class of a custom algorithm, which the caller must name.
+    """
+    if source is not None and custom is None:
         raise AidgnError(
             f"{run_file} describes a run of {name}, a custom algorithm: name its file with "
             f"--algorithm path/to/file.py:{name} (load_model(..., algorithm=...))."
         )
-    if given is None and name not in ALGORITHMS:  # `find` would load a path to code
+    if custom is None and name not in ALGORITHMS:  # `find` would run the code of a path
         raise AidgnError(f"{run_file} describes a run of {name}, which this version of aidgn does not have.")
-    algorithm_type = find(given or name)
+    algorithm_type = find(custom or name)
     if algorithm_type.name() != name:
-        raise AidgnError(f"{run_file} describes a run of {name}, not of {given}.")
+        raise AidgnError(f"{run_file} describes a run of {name}, not of {custom}.")
     if source is not None and source != source_of(algorithm_type):
-        log.warning("%s has changed since the run was trained; predictions may differ.", given)
+        log.warning("%s has changed since the run was trained; predictions may differ.", custom)
     return algorithm_type

@@ -1,4 +1,4 @@
-"""Classify images with a trained network, prepared exactly as in its evaluation."""
+"""Classify images with a trained network; images are prepared as in its evaluation."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -106,18 +106,18 @@ class Model:
         )
 
     def unfamiliar(self, outputs: Outputs) -> list[str | None] | None:
-        """Describe the images that are unlike the training images; None if the model cannot tell."""
+        """Return a warning for each image that is unlike the training images; None if the model cannot warn."""
         if self.novelty is None:
             return None
         return self.novelty.warnings(outputs.norms.numpy(), outputs.angles.numpy(), self.false_alarms)
 
     @property
     def temperature(self) -> float:
-        """What logits are divided by, so that probabilities hold at unseen sites."""
+        """The divisor of logits that calibrates probabilities for unseen sites."""
         return 1.0 if self.expectations is None else self.expectations.confidence.temperature
 
     def trust_scores(self, outputs: Outputs) -> np.ndarray:
-        """Compute the score that ranks how far labels can be trusted, float64 [N]."""
+        """Compute the score that ranks labels by trust, float64 [N]."""
         assert self.expectations is not None
         name = self.expectations.confidence.score
         if name == "norm":
@@ -157,7 +157,7 @@ class Model:
     def compute_batches(
         self, images: Iterable[ImageLike], on_broken: OnBroken | None = None
     ) -> Generator[tuple[list[ImageLike], Outputs], None, None]:
-        """Yield images with their outputs; a GPU already has the next batch then."""
+        """Yield images with their outputs, after the next batch was queued on a GPU."""
         pending: deque[tuple[list[ImageLike], Callable[[], Outputs]]] = deque()
         on_gpu = self.uploads is not None
         with closing(streamed(images, self.slot, self.batch_size, on_broken, pinned=on_gpu)) as batches:
@@ -175,9 +175,10 @@ class Model:
 
     @torch.no_grad()
     def launch(self, pixels: Sequence[np.ndarray]) -> Callable[[], Outputs]:
-        """Queue decoded images on the device, with the arithmetic of evaluation; return what waits for the outputs.
+        """Queue decoded images on the device, with the arithmetic of evaluation; return a function that waits.
 
-        This does not wait for a GPU, which may read the pixels until `uploads` is done.
+        This does not wait for a GPU, which may read the pixels until `uploads` is done. The returned function waits for
+        the outputs and returns them.
         """
         features, logits = compute_outputs(self.network, self.inputs(pixels))
         on_device = (features.float(), logits.float(), *norms_and_angles(features, logits, self.vectors))
@@ -234,7 +235,7 @@ class Model:
 
 
 def add_doubts(warnings: list[str | None], chances: np.ndarray) -> list[str | None]:
-    """Add to the warnings of images that a label is more likely wrong than right."""
+    """Add a warning to images whose label is more likely wrong than right."""
     doubted = list(warnings)
     for i in np.flatnonzero(chances < UNSURE).tolist():
         doubt = f"unsure: such labels are right in {chances[i]:.0%} of cases"

@@ -21,7 +21,7 @@ from aidgn.runs.metadata import RunMetadata
 from aidgn.runs.reader import read_runs
 from aidgn.selection import select
 
-# Runs that tell the accuracy of a model on unseen domains may differ from it in these parts of their identity.
+# Runs that measure the accuracy of a model on unseen domains may differ from it in these parts of their identity.
 FREE = ("target", "trial", "draw", "hyper_parameters", "precision", "evaluate_source_in", "augment_validation")
 
 
@@ -78,7 +78,7 @@ def write_model_card(
 
 
 def write_front_matter(metadata: RunMetadata, address: str, unseen: dict[str, list[float]]) -> str:
-    """Write what the Hub reads from a card: library, task, base model, and the accuracy on each unseen domain."""
+    """Write the metadata of a card for the Hub: library, task, base model, and the accuracy on each unseen domain."""
     from huggingface_hub import EvalResult, ModelCardData
 
     identity = metadata.identity

@@ -37,7 +37,7 @@ ONNX_FILE = "model.onnx"
 
 @dataclass(frozen=True)
 class OnnxCheck:
-    """How the logits of ONNX differ from the model's on the same pictures."""
+    """The comparison of ONNX's logits with the model's on the same pictures."""
 
     pictures: int  # number of pictures
     real: bool  # whether the pictures are from the data set, not generated
@@ -76,7 +76,7 @@ class OnnxModel(nn.Module):
         self.eval()
 
     def resize_weights(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights [slot, n] and [size, slot] of the two resizings of a side, whose n pixels are numbered."""
+        """Return the weights [slot, n] and [size, slot] of the two resizings of a side with pixels 0 to n - 1."""
         length = pixels[-1:] + 1
         shrunk_length = length.clamp(max=self.slot)
         scale = length / shrunk_length
@@ -134,7 +134,7 @@ def copy_in_float32(model: Model) -> Algorithm:
 
 
 def check_exportable(model: Model) -> None:
-    """Refuse a model that ONNX cannot represent, and any model if packages are missing."""
+    """Raise an error if ONNX cannot represent a model, or packages are missing."""
     for member in model.members if isinstance(model, Ensemble) else ():
         check_exportable(member)
     group_size = model.network.group_size

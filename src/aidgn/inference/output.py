@@ -1,4 +1,4 @@
-"""Predictions as lines of JSON, CSV or text."""
+"""Format predictions as lines of JSON, CSV or text."""
 
 import csv
 import io
@@ -19,10 +19,10 @@ class PredictionRow(NamedTuple):
     file: str
     top: list[tuple[str, float]]  # the most probable classes with their probabilities
     warning: str | None  # '' without a warning; None if the model cannot warn
-    chance: float | None = None  # that the label is right at an unseen site; None if the model does not know
-    abstained: bool = False  # the chance is too low for a label
+    chance: float | None = None  # chance that the label is right at an unseen site; None if the model does not know
+    abstained: bool = False  # whether the chance is too low for a label
     given: Mapping[str, Any] | None = None  # the row of the table that named the file
-    unread: bool = False  # the file could not be read, so there is no prediction
+    unread: bool = False  # whether the file could not be read, so that there is no prediction
 
 
 @dataclass
@@ -31,14 +31,14 @@ class TableRows:
 
     columns: Mapping[str, Sequence[Any]]
     files: Sequence[str]
-    number: int = 0  # of the next row
+    number: int = 0  # index of the next row
 
     def merge(self, rows: Sequence[PredictionRow], last: bool = False) -> list[PredictionRow]:
-        """Return the rows from where the last call ended, up to the last of these, or to the end of the table.
+        """Return the rows of the table since the last call, up to the last of `rows` or to the end of the table.
 
         Args:
             rows: Predictions in the order of the table, without those of files that cannot be read; at least one.
-            last: Whether to add the rows after them, which have no prediction, and not these.
+            last: Whether to return the remaining rows of the table, which have no prediction, instead of `rows`.
         """
         merged = []
         for row in [] if last else rows:

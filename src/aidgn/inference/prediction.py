@@ -18,8 +18,8 @@ class Prediction:
         classes: Names of the classes.
         logits: float32 [N, C], on the CPU.
         features: float32 [N, n], on the CPU: input of the classifier.
-        warnings: For each image why to doubt its label, or None; None if the model cannot warn.
-        chances: Chance that each label is right, float64 [N]; None if no runs of other sites tell.
+        warnings: A reason to doubt the label of each image, or None; None if the model cannot warn.
+        chances: Chance that each label is right, float64 [N]; None if it was not measured on unseen sites.
     """
 
     labels: list[str]
@@ -48,8 +48,8 @@ class Outputs(NamedTuple):
 
     features: Tensor  # float32 [N, n]
     logits: Tensor  # float32 [N, C]
-    norms: Tensor  # float64 [N], of the features
-    angles: Tensor  # float64 [N], to the vector of the predicted class
+    norms: Tensor  # norms of the features, float64 [N]
+    angles: Tensor  # angles to the vector of the predicted class, float64 [N]
 
 
 def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Who may use the server: its own page and programs, with the token if there is one, but no page of another site."""
+"""Control access to the server: allow its own page and programs, with the token if there is one, no other pages."""
 
 import base64
 import hashlib
@@ -50,7 +50,7 @@ class Access:
 
 
 class AccessMiddleware:
-    """Answer requests of the server's own page and of programs, and forbid other pages to use the answers.
+    """Answer requests of the server's page and of programs, and forbid other pages to use the answers.
 
     A foreign page can make a browser send requests to this server, under a foreign name (DNS rebinding) or under its
     own (cross-site requests). Host reveals the first: it must be an address or a name of this machine. Origin and
@@ -63,7 +63,7 @@ class AccessMiddleware:
         self.app = app
         self.access = access
         self.names = {"localhost", socket.gethostname().lower(), *(host.lower() for host in access.hosts)}
-        # The ports of a machine share their cookies, so the name tells servers apart.
+        # Servers on other ports of the machine share cookies, so each has another name for its cookie.
         self.cookie = f"aidgn-{hashlib.sha256((access.token or '').encode()).hexdigest()[:8]}"
         self.headers = {
             "Content-Security-Policy": policy,
@@ -118,8 +118,8 @@ class AccessMiddleware:
         if token is None or path == HEALTH:
             return None
 
-        def is_token(given: str) -> bool:
-            return secrets.compare_digest(given.encode(), token.encode())
+        def is_token(text: str) -> bool:
+            return secrets.compare_digest(text.encode(), token.encode())
 
         root = self.access.root_path
         is_page = path in ("", "/")

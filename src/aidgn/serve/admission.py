@@ -1,4 +1,4 @@
-"""Which requests are read and answered at a time, so that no sender keeps the others out."""
+"""Limit the requests that are read and answered at a time, so that no sender keeps others out."""
 
 import asyncio
 import ipaddress
@@ -27,15 +27,15 @@ class Admitted:
 
     @property
     def due(self) -> float:
-        """Time at which a sender at the minimum rate would have sent as much."""
+        """Time at which a sender at the minimum rate would have sent the same number of bytes."""
         return self.began + self.received / MIN_RATE
 
 
 class Admission:
     """The places of a server.
 
-    If all places are taken, or all that one address may have, a new request takes the place of the slowest to
-    arrive. If none is slow, the new request is refused.
+    If all places are taken, or all places of one address, a new request takes the place of the request that arrives
+    most slowly. If none is slow, the new request is refused.
     """
 
     def __init__(self, places: int):
@@ -68,7 +68,7 @@ class Admission:
 
 
 def network_of(address: str) -> str:
-    """Return what one sender can hardly leave: an IPv4 address, or the first half of an IPv6 address."""
+    """Return the network of one sender: an IPv4 address, or the first half of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:  # a Unix socket, a test

@@ -37,7 +37,7 @@ from aidgn.serve.neighbors import LatentSpace, build_latent_space
 
 PAGE = Path(__file__).with_name("page.html")
 INTERFACE = Path(__file__).with_name("openapi.yaml")
-WAITS = 6  # for a place, of `LATE` seconds each; several, as others that wait take the first places
+WAITS = 6  # times that a request waits `LATE` seconds for a place; others that wait may take the first free one
 
 
 def create_app(
@@ -54,7 +54,7 @@ def create_app(
     Args:
         model: From `aidgn.load_model`.
         space: Training images for the map and the nearest neighbours, from `build_latent_space`.
-        limits: What requests may ask for.
+        limits: Limits of requests.
         name: Name of the model on the page.
         access: The addresses and the token of the server.
         note: Reason for a missing `space`, shown on the page.
@@ -102,7 +102,7 @@ def load_app(
         map_images: Number of training images on the map; 0: no map.
         algorithm: path/to/file.py:Class of a custom algorithm.
         device: Device of the model.
-        limits: What requests may ask for.
+        limits: Limits of requests.
         on_progress: Receives a description, the number of images so far and their total.
         on_warning: Receives the reason if there can be no map.
     """
@@ -193,7 +193,7 @@ class Server:
         return JSONResponse({"images": images, "seconds": round(time.monotonic() - began, 3)}, status)
 
     async def admit(self, request: Request, timeout: asyncio.Timeout) -> Admitted:
-        """Give a request a place. If all are taken, wait until requests that arrive slowly can be told from others."""
+        """Give a request a place. If all are taken, wait until the slow requests can be recognised."""
         address = request.client.host if request.client else ""
         for _ in range(WAITS):
             with suppress(RequestError):
@@ -222,7 +222,7 @@ class Server:
                 self.working -= 1
 
     async def classify_file(self, upload: UploadFile, turn: asyncio.Semaphore, explain: bool) -> dict[str, Any]:
-        """Classify an uploaded file. The name from the sender is sent back and has no other use."""
+        """Classify an uploaded file. The sender's name of the file is only repeated in the answer."""
         name = upload.filename or "picture"
         with tempfile.NamedTemporaryFile(dir=self.folder) as file:
             await asyncio.to_thread(shutil.copyfileobj, upload.file, file)

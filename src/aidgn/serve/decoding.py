@@ -1,7 +1,7 @@
 """Decode uploaded files in other processes, which end when a file takes too much time or its sender leaves.
 
-A small file can take seconds of computing, for instance because of a comment of 30 MB in its header. Pictures that are
-slow to decode wait for each other only, and the others pass them.
+A small file can take seconds of CPU time, for instance because of a comment of 30 MB in its header. Slow pictures have
+a separate queue, so that fast ones need not wait for them.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from aidgn.data.images import FORMAT_NAMES
 from aidgn.serve.errors import RequestError
 
 FAST_DECODERS = 2
-FAST_SECONDS = 0.5  # of computing; a picture that takes longer is slow
-SLOW_SECONDS = 10.0  # of computing
-LARGE = 4_000_000  # pixels; larger pictures are slow without a trial
-LEAVING_SECONDS = 0.5  # for a picture whose sender has left: often less than a new process takes
+FAST_SECONDS = 0.5  # CPU time; a picture that takes longer is slow
+SLOW_SECONDS = 10.0  # CPU time limit of slow pictures
+LARGE = 4_000_000  # pixels; larger pictures go to the slow queue at once
+LEAVING_SECONDS = 0.5  # time to finish a picture whose sender has left; starting a new process often takes longer
 # Modes that need few bytes per pixel on their way to RGB. Other modes, such as transparency, have a lower limit.
 LEAN_MODES = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
 OTHER_MODES_SHARE = 1 / 4  # share of the pixel limit for other modes
@@ -35,14 +35,15 @@ Result = TypeVar("Result")
 
 
 class OutOfTime(Exception):
-    """A file took more computing than it may."""
+    """A file took more CPU time than its limit."""
 
 
 class Decoder:
-    """A process that decodes a file at a time, and is replaced when it dies."""
+    """A process that decodes one file at a time, and is replaced when it dies."""
 
     def __init__(self, slot: int, seconds: float):
-        self.slot, self.seconds = slot, seconds
+        self.slot = slot
+        self.seconds = seconds
         self.stack = ExitStack()
         self.connection: Connection | None = None
         self.closed = False
@@ -55,7 +56,7 @@ class Decoder:
         self.stack.close()
 
     async def read_header(self, path: Path) -> list:
-        """Return what `decode_pool.read_header` does."""
+        """Call `decode_pool.read_header` in the process."""
         return await self.run(lambda: self.call(read_header, str(path)))
 
     async def decode(self, path: Path) -> np.ndarray | str:
@@ -69,7 +70,7 @@ class Decoder:
         return await self.run(work)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in the thread; if this is cancelled, end it soon."""
+        """Run `work` in the thread; after a cancellation, end it soon."""
         future = asyncio.get_running_loop().run_in_executor(self.thread, work)
         try:
             return await asyncio.shield(future)
@@ -77,7 +78,7 @@ class Decoder:
             if not (await asyncio.wait([future], timeout=LEAVING_SECONDS))[0]:
                 self.process.terminate()
                 await asyncio.wait([future])
-            future.exception()  # nobody asks for it
+            future.exception()  # marks it as retrieved, so that asyncio does not log it
             raise
 
     # In the thread ---------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class Decoder:
         return self.connection
 
     def call(self, task: Callable[..., list], *arguments: object) -> list:
-        """Have the process run a task. If the process dies of it, the next call starts another one."""
+        """Run a task in the process. If the process dies, the next call starts another one."""
         connection = self.connect()
         try:
             send_task(connection, run_limited, self.seconds, task.__name__, arguments)
@@ -158,7 +159,7 @@ async def lent(queue: asyncio.Queue[Decoder]) -> AsyncIterator[Decoder]:
 
 
 def check_header(header: list, path: Path, megapixels: float) -> int:
-    """Return the number of pixels from a header; refuse a file that is no picture, damaged or too large.
+    """Return the number of pixels in a header; raise RequestError if the file is no picture, damaged or too large.
 
     Args:
         header: From `decode_pool.read_header`.

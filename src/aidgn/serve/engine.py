@@ -1,6 +1,6 @@
 """Decode uploaded files in a few processes, within limits, and classify them in batches in one thread.
 
-Whatever the number of requests, at most `DECODED` decoded pictures wait for the network.
+At most `DECODED` decoded pictures wait for the network, whatever the number of requests.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from aidgn.serve.errors import RequestError
 from aidgn.serve.neighbors import LatentSpace
 
 DECODED = 64
-MONITORED = 500  # latest pictures, which are compared with the training sites
+MONITORED = 500  # number of latest pictures that are compared with the training sites
 BATCH = 32  # pictures that go through the network together
 
 
@@ -50,10 +50,13 @@ class Waiting(NamedTuple):
 
 
 class Engine:
-    """One model and its training images, for any number of tasks of one event loop."""
+    """One model with its training images, used by any number of tasks of one event loop."""
 
     def __init__(self, model: Model, space: LatentSpace | None, limits: Limits, root_path: str = ""):
-        self.model, self.space, self.limits, self.root_path = model, space, limits, root_path
+        self.model = model
+        self.space = space
+        self.limits = limits
+        self.root_path = root_path
         self.decoders = Decoders(model.slot, limits.megapixels)
         self.room = asyncio.Semaphore(DECODED)
         self.monitor = model.site_monitor(MONITORED)
@@ -72,7 +75,7 @@ class Engine:
             path: The file.
             name: Its name, for the answer.
             turn: Limits how many pictures of a request are decoded at a time, so that requests take turns.
-            explain: Whether to show where the picture speaks for its label.
+            explain: Whether to add a heatmap that explains the label.
         """
         async with contextlib.AsyncExitStack() as until_answered:
             try:
@@ -146,7 +149,7 @@ class Engine:
         return answers
 
     def draw_heatmap(self, pixels: np.ndarray) -> str | None:
-        """Return where a picture speaks for its label as a data: URI; None if the network has no positions."""
+        """Return the heatmap of a picture's label as a data: URI; None if the network has no positions."""
         try:
             (heat,) = explain(self.model, [pixels])
         except AidgnError:

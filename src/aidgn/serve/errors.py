@@ -1,4 +1,4 @@
-"""Errors of requests: each becomes a JSON object with a message."""
+"""Turn errors of requests into JSON objects with a message."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request

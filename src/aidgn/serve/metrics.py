@@ -1,4 +1,4 @@
-"""Numbers for Prometheus: requests, their time, predicted classes, warnings, and the process."""
+"""Metrics for Prometheus: requests, their time, predicted classes, warnings, and the process."""
 
 import time
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
-        def make(kind: Any, name: str, text: str, *labels: str) -> Any:
-            return kind(name, text, labels, registry=self.registry)
+        def make(metric_type: Any, name: str, text: str, *labels: str) -> Any:
+            return metric_type(name, text, labels, registry=self.registry)
 
         self.answers = make(Counter, "aidgn_predict_requests", "Answers of POST /api/predict by status.", "status")
         self.seconds = make(Histogram, "aidgn_predict_seconds", "Time from the header of a request to its answer.")

@@ -1,4 +1,4 @@
-"""Training images in the model's feature space: a map in two dimensions, and the nearest ones to a new picture."""
+"""Show training images in the model's feature space: a map in two dimensions, and the nearest ones to a new picture."""
 
 import io
 from collections.abc import Callable
@@ -44,8 +44,8 @@ class LatentSpace:
     def locate(self, feature: np.ndarray) -> tuple[list[float], list[tuple[int, float]]]:
         """Return the position of a picture on the map, and its nearest training images with their cosine distances.
 
-        t-SNE has no position for new points. The position is the mean of those of the nearest images on the map,
-        weighted by 1 / distance, so that a training image keeps its own.
+        t-SNE has no position for new points. The position is the mean position of the nearest images on the map,
+        weighted by 1 / distance, so that a training image keeps its position.
         """
         distances = 1 - self.directions @ normalize(feature[None])[0]
         neighbors = find_smallest(distances[: len(self.positions)], POSITION_NEIGHBORS)

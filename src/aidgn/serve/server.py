@@ -22,9 +22,9 @@ from aidgn.serve.admission import network_of
 from aidgn.serve.errors import RETRY_SECONDS
 
 HEADER_SECONDS = 10.0
-STOP_SECONDS = 10  # for the requests that are here when the server is told to stop
-WRITE_SECONDS = 30.0  # for a client to read what is sent
-MAX_CONNECTIONS = 256  # of one address, before those that send nothing are closed
+STOP_SECONDS = 10  # time for pending requests when the server is told to stop
+WRITE_SECONDS = 30.0  # time for a client to read the answer
+MAX_CONNECTIONS = 256  # connections of one address; with more, those that send nothing are closed
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -62,7 +62,7 @@ def local_address() -> str:
 def run_server(
     app: ASGIApp, bound: socket.socket, proxies: Sequence[str] = (), header_seconds: float = HEADER_SECONDS
 ) -> None:
-    """Serve an application until SIGINT, SIGTERM or SIGHUP, and answer the requests that are here then.
+    """Serve an application until SIGINT, SIGTERM or SIGHUP; answer pending requests before the end.
 
     Args:
         app: The application, from `create_app`.
@@ -106,10 +106,10 @@ class PatientServer(uvicorn.Server):
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP that gives clients limited time for the header, for the rest of a refused request and for reading.
+    """HTTP with limited time for the header, for the rest of a refused request and for reading the answer.
 
-    A client with more than `MAX_CONNECTIONS`, unless it is a proxy, loses those that have waited for a header for a
-    second. Errors are JSON.
+    If an address other than a proxy has more than `MAX_CONNECTIONS`, its connections that have sent no header for a
+    second are closed. Errors are JSON.
     """
 
     seconds = HEADER_SECONDS
