@@ -35,7 +35,7 @@ def steps(start: float, stop: float, per_second: float, number: int = 0) -> list
 
 
 def test_compiling_before_the_first_step_is_no_speed(last_line: Show) -> None:
-    assert last_line([(0, 0, "step", 0), (40, 0, "step", 1)]) == "0/2 runs, 0%, starting"
+    assert last_line([(0, 0, "step", 0), (40, 0, "step", 1)]) == "0/2 runs, 0%, time left unknown"
     events = [(0.0, 0, "step", 0), *steps(40, 50, 20)]
     assert last_line(events) == "0/2 runs, 10%, 20 steps/s, 90 s left"  # 1799 of 2000 steps, at 20 a second
 
@@ -48,7 +48,7 @@ def test_the_speed_is_that_of_the_last_minute(last_line: Show) -> None:
 
 def test_steps_of_an_earlier_call_are_no_speed(last_line: Show) -> None:
     resumed = [(0.0, 0, "step", 900), (1.0, 1, "step", 800)]
-    assert last_line(resumed) == "0/2 runs, 85%, starting"
+    assert last_line(resumed) == "0/2 runs, 85%, time left unknown"
     later = [(10.0 + second, 0, "step", 901 + second) for second in range(11)]
     assert last_line([*resumed, *later]).startswith("0/2 runs, 86%, 1 steps/s, ")
 

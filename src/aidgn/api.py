@@ -1,4 +1,4 @@
-"""The functions at the top of the package that train."""
+"""The training functions at the top of the package: `aidgn.train`, `aidgn.sweep` and `aidgn.list_algorithms`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -65,11 +65,11 @@ def train(
         domain: Column with the domains, by default `domain`.
         group: Column with groups, such as patients, whose images stay on one side of splits.
         layout: Levels of a folder, if they are not {domain}/{class}, such as {domain}/{group}/{class}.
-        out: Where run folders are.
-        data_dir: Where data sets are.
+        out: Folder of the run folders.
+        data_dir: Folder of data sets.
         device: cuda, cuda:1, mps or cpu.
         precision: Arithmetic of the network: bfloat16, tf32 or float32.
-        devices: GPUs that share each step.
+        devices: Number of GPUs that share each step.
         trackers: Names of trackers that show the records: tensorboard, wandb, mlflow.
         progress: Whether to show progress.
         options: Options of a run (fields of `aidgn.RunSpec`, such as `steps`), and hyper-parameters of the algorithm
@@ -131,24 +131,24 @@ def sweep(
     Args:
         datasets: Names of data sets, folders, or tables.
         algorithms: Names of algorithms, or path/to/file.py:Class.
-        file: Columns of the tables: image files,
-        label: ... classes,
-        domain: ... domains,
-        group: ... groups whose images stay on one side of splits.
+        file: Column of tables with the image files.
+        label: Column with the classes.
+        domain: Column with the domains.
+        group: Column with groups whose images stay on one side of splits.
         layout: Levels of the folders, if they are not {domain}/{class}.
         out: Folder of the sweep; `aidgn status` and `aidgn sweep` read it too.
-        workers: Runs that are trained at a time on this machine; by default one per GPU, on the CPU one per core, or
-            one for large images.
-        launcher: Where to train, such as `aidgn.sweeps.launchers.slurm.SlurmLauncher()`, in place of `workers`.
+        workers: Number of runs that are trained at a time on this machine; by default one per GPU, on the CPU one per
+            core, or one for large images.
+        launcher: Where to train, such as `aidgn.sweeps.launchers.slurm.SlurmLauncher()`; replaces `workers`.
         retries: How often a run that fails is tried again before it is set aside.
         retry_failed: Whether to try again the runs that an earlier call set aside.
-        data_dir: Where data sets are.
+        data_dir: Folder of data sets.
         device: cuda, cuda:1, mps or cpu.
         precision: Arithmetic of the network: bfloat16, tf32 or float32.
         trackers: Names of trackers that show the records: tensorboard, wandb, mlflow.
         progress: Whether to show progress.
-        options: What to train, as fields of `SweepPlan` (`targets`, `trials`, `draws`, `steps`, ...), and
-            hyper-parameters of the algorithms; a list of values is varied.
+        options: Fields of `SweepPlan` (`targets`, `trials`, `draws`, `steps`, ...), and hyper-parameters of the
+            algorithms; a list gives values to try.
 
     Returns:
         The sweep, with `table()`, `records`, `failures` and `to_pandas()`.
@@ -205,10 +205,10 @@ def train_plans(
     dry_run: bool = False,
     confirm: Callable[[Sweep, list[int]], bool] = lambda *_: True,
 ) -> Sweep | None:
-    """Train the runs of plans that are not done. Arguments that are not listed here are those of `sweep`.
+    """Train the unfinished runs of plans. `sweep` describes the other arguments.
 
     Args:
-        plans: What to train.
+        plans: The plans.
         dry_run: Plan the runs without writing or training anything.
         confirm: Called with the sweep and the numbers of the runs to train, before they are trained.
 
@@ -265,22 +265,22 @@ def train_plans(
 
 
 def split_options(
-    given: Mapping[str, Any], options: type[Any], algorithms: Iterable[str]
+    values: Mapping[str, Any], options: type[Any], algorithms: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate the options from hyper-parameters.
 
     Args:
-        given: Both, by name. `hyper_parameters` may hold a mapping with more of the latter.
+        values: Options and hyper-parameters by name. `hyper_parameters` may hold a mapping with more of the latter.
         options: The dataclass whose fields are the options.
         algorithms: The algorithms that have the hyper-parameters.
     """
     known = [field.name for field in fields(options)]
-    given = without_aliases(given)
-    settings = {name: value for name, value in given.items() if name in known}
+    values = without_aliases(values)
+    settings = {name: value for name, value in values.items() if name in known}
     hyper_parameters = dict(settings.pop("hyper_parameters", None) or {})
-    hyper_parameters |= {name: value for name, value in given.items() if name not in known}
+    hyper_parameters |= {name: value for name, value in values.items() if name not in known}
     spaces = {name: None for algorithm in algorithms for name in find(algorithm).search_space}
-    for name in given:
+    for name in values:
         if name not in known and name not in spaces:
             raise UnknownNameError(
                 "option or hyper-parameter",

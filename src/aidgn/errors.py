@@ -17,8 +17,8 @@ class AidgnError(Exception):
         return _rebuild, (type(self), str(self), self.__dict__)
 
 
-def _rebuild(kind: type[AidgnError], message: str, attributes: dict[str, Any]) -> AidgnError:
-    error = kind.__new__(kind, message)
+def _rebuild(error_type: type[AidgnError], message: str, attributes: dict[str, Any]) -> AidgnError:
+    error = error_type.__new__(error_type, message)
     error.__dict__.update(attributes)
     return error
 
@@ -32,7 +32,7 @@ class ParameterError(AidgnError):
     Args:
         parameter: Name in the Python interface, such as `eval_every`. The command line prints `--eval-every`.
         value: The value that was given.
-        expected: What would be accepted, such as "a whole number of at least 1".
+        expected: Description of valid values, such as "a whole number of at least 1".
     """
 
     def __init__(self, parameter: str, value: object, expected: str):
@@ -46,7 +46,7 @@ class UnknownNameError(AidgnError):
     """A name is unknown.
 
     Args:
-        kind: What was looked for, such as "algorithm".
+        kind: Kind of thing that has a name, such as "algorithm".
         name: The name that was given.
         known: Names that exist.
         advice: A sentence that says how to list or give names.
@@ -61,7 +61,7 @@ class UnknownNameError(AidgnError):
 
 
 class FormatError(AidgnError):
-    """A picture's format cannot be read here; the message goes on after the name of the file."""
+    """The format of a picture cannot be read here. The message continues after the name of the file."""
 
 
 class Interrupted(AidgnError):
@@ -78,7 +78,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def some(things: Iterable[object], most: int = 3, separator: str = ", ") -> str:
-    """List the first few things and the number of the others; all within `lists_uncut`."""
+    """List the first few things and the number of the others, or all things inside `lists_uncut`."""
     names = [str(thing) for thing in things]
     most = len(names) if _uncut.get() else most
     return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -89,7 +89,7 @@ _uncut = ContextVar("uncut", default=False)
 
 @contextmanager
 def lists_uncut(uncut: bool = True) -> Iterator[None]:
-    """Have `some` list everything."""
+    """Let `some` list everything inside the context."""
     token = _uncut.set(uncut)
     try:
         yield

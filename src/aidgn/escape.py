@@ -1,4 +1,4 @@
-"""Make names that anyone may have chosen, of classes, folders or files, harmless where they are shown.
+"""Escape names of classes, folders or files, which anyone may have chosen, wherever they are shown.
 
 One function per medium. On the terminal it is applied where text leaves the program: `aidgn.terminal` wraps standard
 output and standard error, and `aidgn.progress.Output` is rich's console.
@@ -48,7 +48,7 @@ def for_markdown(text: str) -> str:
 
 
 def for_markdown_code(text: str) -> str:
-    """Return text as code in Markdown, where nothing but a backtick and a line break means anything."""
+    """Return text as code in Markdown, without the backticks and line breaks that would end the code."""
     text = _one_line(text).replace("`", "'")
     return f"`{text}`"
 
@@ -82,7 +82,7 @@ def for_latex(text: str) -> str:
 
 
 def for_csv(value: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would run as a formula; leave numbers as they are.
+    """Put an apostrophe before text that a spreadsheet would run as a formula; return other values unchanged.
 
     >>> for_csv("=HYPERLINK(...)"), for_csv(-1.5)
     ("'=HYPERLINK(...)", -1.5)

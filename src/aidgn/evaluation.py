@@ -1,4 +1,4 @@
-"""Measure a model on labelled pictures of a new site, and compare with what `fit` promised."""
+"""Measure a model on labelled pictures of a new site, and compare the result with the promise of `fit`."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -27,9 +27,9 @@ from aidgn.new_site.monitor import SiteReport
 
 __all__ = ["Comparison", "Evaluation", "LabelledPictures", "evaluate", "find_labelled"]
 
-BINS = 10  # of the reliability diagram
-OTHER_SHARES = 0.05  # change of the promise by the shares of classes that is worth a sentence
-UNUSUAL = 0.1  # a difference from the promise that fewer new sites have is called below or above
+BINS = 10  # number of bins of the reliability diagram
+OTHER_SHARES = 0.05  # a sentence mentions the shares of classes if they change the promise by at least this
+UNUSUAL = 0.1  # a site is below or above the promise if its difference has a smaller chance than this
 
 Progress = Callable[[str, int, int], None]
 
@@ -80,7 +80,7 @@ class Bin:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How a model does on labelled pictures of a site."""
+    """The measurements of a model on labelled pictures of a site."""
 
     model: str  # name of the model
     site: str  # name of the site
@@ -99,8 +99,8 @@ class Evaluation:
     warned: float | None  # share of pictures with a warning
     warned_wrong: float | None  # share of pictures with a warning whose label is wrong
     comparison: Comparison | None  # with the promise of `fit`; None if the model has none
-    site_report: SiteReport | None  # what the pictures tell without their labels
-    temperature: float = 1.0  # what the model divides logits by
+    site_report: SiteReport | None  # results from the pictures without their labels
+    temperature: float = 1.0  # divides the logits of the model
     # Mean accuracy of each class at the sites that `fit` left out; without classes they lacked
     promised_classes: dict[str, float] = field(default_factory=dict)
     trained_on: int = 0  # number of pictures in folders that the model was trained on
@@ -117,68 +117,68 @@ class Evaluation:
         return [(self.classes[right], self.classes[label], count) for right, label, count, _ in mistakes]
 
     def sentences(self, without_labels: bool = True) -> list[str]:
-        """Say what was found.
+        """Describe the results, a sentence or two each.
 
         Args:
-            without_labels: Whether to say what the pictures tell without their labels.
+            without_labels: Whether to include results from the pictures without their labels.
         """
         scores, interval = self.scores, self.interval
-        found = [
+        sentences = [
             f"{self.model} on {self.site}: {scores.accuracy:.1%} of {plural(self.images, 'picture')} right (95 % "
             f"confidence interval of the site {interval.low:.1%} to {interval.high:.1%}), balanced accuracy "
             f"{scores.balanced_accuracy:.1%}, macro-F1 {scores.macro_f1:.1%}."
         ]
         if self.left_out:
-            found.append(f"{plural(len(self.left_out), 'file')} left out: {some(self.left_out)}.")
+            sentences.append(f"{plural(len(self.left_out), 'file')} left out: {some(self.left_out)}.")
         if self.trained_on:
-            found.append(
+            sentences.append(
                 f"{self.trained_on} of the pictures are in folders that the model was trained on: right labels there "
                 "say nothing about a new site."
             )
         if self.comparison:
-            found.append(str(self.comparison))
-            found += self._describe_shares(self.comparison)
+            sentences.append(str(self.comparison))
+            sentences += self._describe_shares(self.comparison)
         else:
-            found.append("The model has no promise to compare with: `aidgn fit` with two or more sites makes one.")
+            sentences.append("The model has no promise to compare with: `aidgn fit` with two or more sites makes one.")
         before = f" ({self.ece_before:.1%} without calibration)" if self.temperature != 1 else ""
-        found.append(
+        sentences.append(
             f"Calibration error of the probabilities: {scores.ece:.1%}{before}, negative log-likelihood "
             f"{scores.nll:.2f}."
         )
         if self.warned is not None:
             wrong = "" if self.warned_wrong is None else f"; {self.warned_wrong:.0%} of these labels are wrong"
-            found.append(f"With a warning: {self.warned:.1%} of the pictures{wrong}.")
+            sentences.append(f"With a warning: {self.warned:.1%} of the pictures{wrong}.")
         if self.surest and self.promised_surest:
-            found.append(
+            sentences.append(
                 f"The surest 80 % of the pictures: {self.surest[0.8]:.1%} right, promised "
                 f"{percent(self.promised_surest[0.8])}; the surest half: {self.surest[0.5]:.1%}, promised "
                 f"{percent(self.promised_surest[0.5])}."
             )
         if self.confusions:
             listed = (f"{right} as {label} ({count})" for right, label, count in self.confusions)
-            found.append(f"Most frequent mistakes: {some(listed, 5)}.")
+            sentences.append(f"Most frequent mistakes: {some(listed, 5)}.")
         if self.site_report and without_labels:
-            found.append(f"Without the labels: {self.site_report}")
-        return found
+            sentences.append(f"Without the labels: {self.site_report}")
+        return sentences
 
     @property
     def promised_here(self) -> float | None:
-        """What `fit` promised for classes in the shares that they have here; None if it did not see one of them."""
+        """The promise of `fit` with the shares of classes at this site; None if it has none for one of the classes."""
         counts = {name: row.images for name, row in zip(self.classes, self.class_metrics, strict=True) if row.images}
         if not counts.keys() <= self.promised_classes.keys():
             return None
         return sum(count * self.promised_classes[name] for name, count in counts.items()) / self.images
 
     def _describe_shares(self, comparison: Comparison) -> list[str]:
-        """Say what the classes of this site do to the promise, if they do much."""
+        """Describe how the shares of classes at this site change the promise, if they change it much."""
         absent = [name for name, row in zip(self.classes, self.class_metrics, strict=True) if not row.images]
         here = self.promised_here
         if not absent and (here is None or abs(here - comparison.promised) < OTHER_SHARES):
             return []
-        found = f"There are no pictures of {some(absent, 5)}." if absent else "Classes have other shares here."
+        difference = f"There are no pictures of {some(absent, 5)}." if absent else "Classes have other shares here."
         if here is None:
-            return [f"{found} The promise is for all {len(self.classes)} classes."]
-        return [f"{found} With the shares of this site the promise would have been {percent(here)}."]
+            return [f"{difference} The promise is for all {len(self.classes)} classes."]
+        return [f"{difference} With the shares of this site the promise would have been {percent(here)}."]
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
@@ -188,7 +188,7 @@ class Evaluation:
         return values | {
             **scores,
             "promised_here": self.promised_here,
-            "classes": {name: asdict(found) for name, found in zip(self.classes, self.class_metrics, strict=True)},
+            "classes": {name: asdict(metrics) for name, metrics in zip(self.classes, self.class_metrics, strict=True)},
             "confusion": self.confusion.tolist(),
             "reliability": values.pop("bins"),
             "site_alarm": self.site_report.to_dict() if self.site_report else None,
@@ -204,7 +204,7 @@ def evaluate(
         model: The model.
         pictures: From `find_labelled`.
         name: Name of the model in sentences.
-        on_progress: Called with the part of the work, what is done and the total.
+        on_progress: Called with the part of the work, the number done and the total.
     """
     label_of = dict(zip(pictures.files, pictures.labels.tolist(), strict=True))
     left_out: list[str] = []
@@ -236,7 +236,7 @@ def evaluate(
     scores = measure(labels, predicted, confidences, losses, len(model.classes))
     chances, warned, expected = joined["chances"], joined["warned"], model.expectations
     by_class = {} if expected is None else expected.classes
-    promised_classes = {name: found.mean for name, found in by_class.items() if found.accuracies}
+    promised_classes = {name: measured.mean for name, measured in by_class.items() if measured.accuracies}
     folders = [folder.resolve() for folder in model.training_folders]
     return Evaluation(
         model=name,

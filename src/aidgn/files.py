@@ -1,4 +1,4 @@
-"""Atomic writes: write to a temporary file in the same folder, then rename it. Locks on folders. Temporary folders."""
+"""Atomic writes (to a temporary file in the same folder, which is then renamed), folder locks, temporary folders."""
 
 import errno
 import fcntl
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-MAX_DEPTH = 32  # of nested objects and lists in JSON
-TEMP_NAME = re.compile(r"\..+\.tmp|\.tmp\w{6}")  # ours, and those of safetensors
-ABANDONED_SECONDS = 3600.0  # a temporary file not written to for so long has no writer
+MAX_DEPTH = 32  # levels of nested objects and lists in JSON
+TEMP_NAME = re.compile(r"\..+\.tmp|\.tmp\w{6}")  # names of our temporary files and of those of safetensors
+ABANDONED_SECONDS = 3600.0  # a temporary file that was not written for so long has no writer
 
 
 class StorageError(AidgnError):
@@ -47,7 +47,7 @@ def open_no_link(path: Path, mode: str, **options: Any) -> IO[Any]:
 
 
 def check_no_link(*folders: Path) -> None:
-    """Refuse folders that are symbolic links.
+    """Raise an error if a folder is a symbolic link.
 
     A folder from someone else must not choose the folder in which files are removed.
     """
@@ -88,7 +88,7 @@ def remove_temp_files(folder: Path, *, in_use: bool = False) -> None:
 
     Args:
         folder: The folder, which need not exist.
-        in_use: Whether other processes may be writing there: old files are removed only.
+        in_use: Whether other processes may be writing there; then only old files are removed.
     """
     for path in folder.glob(".*tmp*"):
         if TEMP_NAME.fullmatch(path.name):
@@ -104,7 +104,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     A process holds a lock on its folder, which the system releases however the process ends.
 
     Args:
-        prefix: Beginning of the folder's name; no other program's folders should begin so.
+        prefix: Beginning of the folder's name; folders of other programs must not have it.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError), ExitStack() as locks:
@@ -114,7 +114,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name, ExitStack() as locks:
             try:
                 _lock_folder(Path(name), fcntl.LOCK_EX, locks)
-            except FileNotFoundError:  # another process has just taken it for one left behind
+            except FileNotFoundError:  # another process took it for a left-over and removed it
                 continue
             yield Path(name)
             return
@@ -132,22 +132,24 @@ def _lock_folder(path: Path, operation: int, locks: ExitStack) -> None:
 
 @contextmanager
 def written_at_last(path: Path) -> Iterator[IO[str]]:
-    """Open a text file that becomes `path` if the block succeeds. It has no name until then, so that a killed process
-    leaves no temporary file."""
-    normalize_unicode: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    """Open a text file that becomes `path` if the block succeeds.
+
+    The file has no name until then, so that a killed process leaves no temporary file.
+    """
+    text_options: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     with atomic_write(path) as target:
         if target == path:  # a device or a pipe
-            with path.open("w", **normalize_unicode) as file:
+            with path.open("w", **text_options) as file:
                 yield file
             return
-        with open(_open_unnamed(target), "w+", **normalize_unicode) as file:
+        with open(_open_unnamed(target), "w+", **text_options) as file:
             yield file
             file.flush()
             try:
                 os.link(f"/proc/self/fd/{file.fileno()}", target, follow_symlinks=True)
             except OSError:  # this system cannot give it a name
                 file.seek(0)
-                with target.open("w", **normalize_unicode) as whole:
+                with target.open("w", **text_options) as whole:
                     shutil.copyfileobj(file, whole)
 
 
@@ -176,7 +178,7 @@ def link_or_copy(file: Path, path: Path) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON from a file that anyone may have changed; raise ValueError for nesting that no file of ours has."""
+    """Parse JSON from a file that may come from others; raise ValueError if it is nested deeper than our files."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -198,13 +200,16 @@ def _children(value: Any) -> list[Any]:
 
 
 def is_of_type(value: Any, hint: Any) -> bool:
-    """Whether a value from JSON is of a type such as `list[str] | None`; a boolean is no number, an integer a float."""
+    """Return whether a value from JSON has a type such as `list[str] | None`.
+
+    A boolean is not a number here, and an integer is a float.
+    """
     if get_origin(hint) in (Union, UnionType):
         return any(is_of_type(value, option) for option in get_args(hint))
     if get_origin(hint) is list:
         return isinstance(value, list) and all(is_of_type(entry, get_args(hint)[0]) for entry in value)
-    kind = get_origin(hint) or hint
-    return kind is Any or type(value) is kind or (kind is float and type(value) is int)
+    expected = get_origin(hint) or hint
+    return expected is Any or type(value) is expected or (expected is float and type(value) is int)
 
 
 def for_json(value: Any) -> Any:
@@ -293,7 +298,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 
 def check_finite(path: Path, tensors: "Mapping[str, Tensor]") -> None:
-    """Refuse weights that are NaN or infinite."""
+    """Raise an error if weights are NaN or infinite."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue

@@ -45,7 +45,7 @@ def download(address: str, file: str) -> Path:
 
 
 def check_login(address: str) -> None:
-    """Raise an error unless the Hub knows who uploads."""
+    """Raise an error unless the user is logged in to the Hub."""
     from huggingface_hub import HfApi
 
     with translated_errors(address):
@@ -79,7 +79,7 @@ def translated_errors(address: str, file: str = "") -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError:
-        reason = "its owner lets in only those who asked on its page and logged in with `hf auth login`"
+        reason = "its owner must grant access: ask for it on the model's page and log in with `hf auth login`"
     except errors.RepositoryNotFoundError:
         reason = "the Hub has no such model, or it is private: log in with `hf auth login`, or set HF_TOKEN"
     except errors.RevisionNotFoundError:

@@ -11,12 +11,12 @@ Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]
 
 CALIBRATION_BINS = 15
-UNEVEN = 10  # times the images of the smallest class, from which accuracy says little about the rare classes
+UNEVEN = 10  # if the largest class has so many times the images of the smallest, accuracy hides the rare classes
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is shown."""
+    """The names of a metric, and how to show it."""
 
     title: str  # name in captions
     key: str  # last part of its name in records
@@ -30,7 +30,7 @@ class Metric:
 
     @property
     def factor(self) -> float:
-        """What a value is multiplied with to be shown."""
+        """The factor that values are multiplied by when they are shown."""
         return 100.0 if self.percent else 1.0
 
     @property
@@ -83,7 +83,7 @@ def measure(labels: Integers, predicted: Integers, confidences: Floats, losses: 
 
 
 def are_uneven(class_images: Sequence[int] | Integers) -> bool:
-    """Whether the largest class has at least `UNEVEN` times the images of the smallest."""
+    """Return whether the largest class has at least `UNEVEN` times the images of the smallest."""
     return len(class_images) > 0 and max(class_images) >= UNEVEN * min(class_images)
 
 

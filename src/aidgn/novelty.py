@@ -1,7 +1,7 @@
-"""Recognise images unlike anything the model was trained on, with a conformal p-value.
+"""Recognise images that are unlike the training images, with a conformal p-value.
 
-It compares the norm of an image's feature and the angle to the predicted class's vector with those of source images
-that were set aside. This module is at the top level because training writes these values and inference reads them.
+The norm of an image's feature and its angle to the predicted class's vector are compared with those of validation
+images of the sources. This module is at the top level because training writes these values and inference reads them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from aidgn.errors import AidgnError
 from aidgn.runs import names
 
 FALSE_ALARM_RATE = 0.01  # share of images like the sources' that get a warning
-CALIBRATION_IMAGES = 4000  # at most; with this number a rate of 1 % is 1 +- 0.16 %
+CALIBRATION_IMAGES = 4000  # the most images to compare with; with this number a rate of 1 % is 1 +- 0.16 %
 MAX_NORM = 1e30  # replaces infinite norms
 MAX_CACHED_SCORES = 100
 
@@ -117,7 +117,7 @@ class Novelty:
     def warnings(
         self, norms: np.ndarray, angles: np.ndarray, false_alarms: float = FALSE_ALARM_RATE
     ) -> list[str | None]:
-        """Return for each image a description of what is unusual, or None.
+        """Return for each image a description if it is unusual, or None.
 
         Args:
             norms: Norms of the images' features, float64 [N].

@@ -1,7 +1,7 @@
-"""How long work will take, from what was done so far; unknown until that says something about the rest.
+"""Forecast how long work will take, from the work done so far; unknown until enough is done.
 
-The first unit of work also loads and compiles, so time is measured from its end. Training steps are followed by an
-evaluation every so often, so whole cycles of both are measured.
+The first unit of work also loads and compiles, so time is measured from its end. Evaluations interrupt training steps
+regularly, so whole cycles of steps and their evaluation are measured.
 """
 
 import heapq
@@ -37,7 +37,7 @@ class Pace:
         self.latest: Sample = (0.0, 0.0)
 
     def add(self, now: float, done: float, cycle_end: bool = True) -> None:
-        """Take note of the units done.
+        """Add the units done so far.
 
         Args:
             now: The time.
@@ -58,7 +58,7 @@ class Pace:
 
     @property
     def speed(self) -> float | None:
-        """Units per second, None while too little is known."""
+        """Units per second; None while too little is known."""
         if not self.samples:
             return None
         (began, before), (ended, after) = self.samples[0], self._measured_until()

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a bar in a terminal or notebook, elsewhere a line every ten seconds."""
+"""Show the progress of long work on standard error: a bar in a terminal or notebook, else a line every ten seconds."""
 
 import sys
 import time
@@ -45,7 +45,7 @@ UNITS = {
     "predicting": "images",
     "computing features": "images",
     "adapting": "settings",
-    "looking inside": "runs",
+    "analysing features": "runs",
     "making thumbnails": "images",
     "verifying": "files",
     "writing pages": "files",
@@ -54,7 +54,7 @@ UNITS = {
 }
 
 
-PHASES = {"prepare": "decoding images", "features": "computing features", "train": "training"}  # of a run
+PHASES = {"prepare": "decoding images", "features": "computing features", "train": "training"}  # phases of a run
 
 
 class Output(Console):
@@ -80,7 +80,7 @@ class Output(Console):
 
 
 def wide_console(columns: int) -> Output:
-    """Return standard output as wide as the terminal, or with so many columns if there is none."""
+    """Return standard output, as wide as the terminal; with this number of columns if there is no terminal."""
     return Output() if sys.stdout.isatty() else Output(width=columns, height=25)  # no height: TERM=dumb makes it 80
 
 
@@ -129,7 +129,7 @@ class Display:
 
 
 class RunDisplay(Display):
-    """Shows the parts of one piece of work, each with speed and time left."""
+    """Show the parts of one piece of work, each with speed and time left."""
 
     def __init__(self, enabled: bool = True) -> None:
         columns = [
@@ -156,7 +156,7 @@ class RunDisplay(Display):
         record: Mapping[str, Any] | None = None,
         cycle_end: bool = True,
     ) -> None:
-        """Show how much of a part is done.
+        """Show the progress of a part.
 
         Args:
             work: The part, a key of `UNITS`.
@@ -193,7 +193,7 @@ class RunDisplay(Display):
 
 
 class SweepDisplay(Display):
-    """Shows many runs as one bar; `update` is a launcher's `on_event`.
+    """Show many runs as one bar; `update` is a launcher's `on_event`.
 
     Args:
         specs: The runs.
@@ -227,7 +227,7 @@ class SweepDisplay(Display):
             number: The run.
             event: "prepare" or "features" with (done, total), "step" with the steps done, "retry" with the error,
                 "done" with the folder, "failed" with the error.
-            value: What belongs to the event.
+            value: Value of the event.
         """
         spec = self.specs[number]
         now = time.monotonic()
@@ -266,7 +266,7 @@ class SweepDisplay(Display):
         self.print_line(line)
 
     def _time_left(self, event: str, done: int, total: int) -> str:
-        """Return the time left of what comes before training, in words, once it can be told."""
+        """Return the time left of a phase before training in words; "" while it is unknown."""
         before, pace = self.preparing.get(event, (total + 1, Pace()))
         if before > done:  # the first, or the same for another run
             pace = Pace()
@@ -276,7 +276,7 @@ class SweepDisplay(Display):
         return "" if seconds is None else f", {in_words(seconds)} left"
 
     def _estimate(self, done: int) -> tuple[float, str]:
-        """Return the steps per second of the last minute, 0 before it can be told, and the time left in words."""
+        """Return the steps per second of the last minute, 0 while unknown, and the time left in words."""
         now, steps = time.monotonic(), done - self.earlier_steps
         if steps > 0 and (not self.samples or now - self.samples[-1][0] >= 1):
             self.samples.append((now, steps))
@@ -290,7 +290,7 @@ class SweepDisplay(Display):
             self.forecast_at = now
             self.seconds_left = self.pace.seconds_left(now)
         if self.seconds_left is None:
-            return speed, "starting"
+            return speed, "time left unknown"
         return speed, f"{in_words(max(self.seconds_left - (now - self.forecast_at), 0))} left"
 
     def _print_error(self, spec: "RunSpec", event: str, error: str) -> None:

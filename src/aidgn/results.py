@@ -1,4 +1,4 @@
-"""Results of training, which notebooks display as tables."""
+"""Results of training. Notebooks display them as tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class RunResult:
     """A trained run.
 
     Args:
-        folder: Where the run is stored.
+        folder: Folder of the run.
     """
 
     folder: Path
@@ -119,7 +119,7 @@ class SweepResult:
     """The runs of a sweep.
 
     Args:
-        folder: Where they are stored.
+        folder: Folder of the sweep.
         folders: The folders of the finished runs.
         failures: The runs that failed, with the reason.
     """
@@ -139,7 +139,7 @@ class SweepResult:
         return read_runs(*self.folders) if self.folders else Records([])
 
     def tables(self, selection: str = "training", spread: str = "sd", metric: str | None = None) -> "list[Table]":
-        """Return a table for each data set and, of several, one over all of them.
+        """Return a table for each data set and, if there are several, one over all of them.
 
         Args:
             selection: Selection method: training, leave-one-out or oracle.
@@ -156,7 +156,7 @@ class SweepResult:
         """Return a table of results on unseen domains, which `str` formats as Markdown.
 
         Args:
-            dataset: Name of a data set; by default the only one, or the table over all of several.
+            dataset: Name of a data set; by default the only data set, or all data sets together.
             selection: Selection method: training, leave-one-out or oracle.
             spread: "sd" for the standard deviation over trials, "se" for the standard error.
             metric: accuracy, balanced_accuracy, macro_f1, nll or ece; by default that of the data set.

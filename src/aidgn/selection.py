@@ -40,11 +40,11 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class SelectionMethod:
-    """A way of choosing a run and a step."""
+    """A method of choosing a run and a step."""
 
     title: str  # name in the captions of tables
     short_title: str  # name where there is little space
-    description: str  # what is chosen by what, without a verb or full stop
+    description: str  # how step and draw are chosen, without a verb or full stop
     # Function from a target and runs to the best record of every run that the method can judge
     candidates: Callable[[int, list[RunRecords]], Iterator[Candidate]]
     needs: str = ""  # a sentence on the runs that the method needs, if it needs other runs than those to choose from

@@ -47,9 +47,9 @@ class InputError(AidgnError, ValueError):
 class DomainGeneralizationClassifier(ClassifierMixin, BaseEstimator):
     """A classifier for domains that it never saw, such as another hospital, camera or shop.
 
-    `fit` takes the domain of each sample as `groups`. It sets a fifth of every domain aside and keeps the weights of
-    the step that classifies these samples best, as a run does whose unseen domain is none of those given. Hence
-    `LeaveOneGroupOut` measures what `aidgn fit` and a sweep measure.
+    `fit` takes the domain of each sample as `groups`. A fifth of every domain validates, and `fit` keeps the weights of
+    the step that classifies these samples best, like a run on all domains. So `LeaveOneGroupOut` measures the same
+    accuracies as `aidgn fit` and a sweep.
 
     X is either features, numbers [N, n], on which the algorithm trains its classifier, or pictures: a list of paths,
     PIL images or arrays, or an array [N, H, W] or [N, H, W, 3]. Pictures train a network with the settings that
@@ -57,7 +57,7 @@ class DomainGeneralizationClassifier(ClassifierMixin, BaseEstimator):
 
     Args:
         algorithm: Name of an algorithm, or path/to/file.py:Class.
-        steps: Training steps. By default 500 on features; on pictures what `aidgn fit` chooses.
+        steps: Training steps. By default 500 on features; on pictures the number that `aidgn fit` would choose.
         hyper_parameters: Hyper-parameters of the algorithm by name, such as {"lr": 1e-3}.
         options: Options of a run by name (fields of `aidgn.RunSpec`), such as {"backbone": "resnet50.tv_in1k"}.
         random_state: Seed of splits, batches and initial weights.
@@ -218,8 +218,8 @@ class DomainGeneralizationClassifier(ClassifierMixin, BaseEstimator):
         return Dataset(info, list(map(str, self.classes_)), list(files), labels, domains, root)
 
     def _spec(self, dataset: Dataset, **options: Any) -> RunSpec:
-        given = dict(self.hyper_parameters or {})
-        spec = RunSpec(dataset.name, self.algorithm, (), self._trial(), hyper_parameters=given, **options)
+        values = dict(self.hyper_parameters or {})
+        spec = RunSpec(dataset.name, self.algorithm, (), self._trial(), hyper_parameters=values, **options)
         return spec.resolved(dataset)
 
     def _trial(self) -> int:
@@ -268,7 +268,7 @@ def save_pictures(pictures: Sequence[Any], folder: Path) -> list[str]:
 
 @contextmanager
 def global_state_kept(device: torch.device) -> Iterator[None]:
-    """Put the global random generators and the number of threads back at the end."""
+    """Restore the global random generators and the number of threads at the end of the context."""
     state, threads = random_state(device), torch.get_num_threads()
     try:
         yield

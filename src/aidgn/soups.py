@@ -37,12 +37,12 @@ class Soup:
     """A model whose weights are the average of those of several runs.
 
     Args:
-        folder: Its folder, which commands read like that of a run.
-        runs: The runs that were given.
-        used: Those that are in the average.
-        run_accuracies: Mean accuracy of each given run on the validation images of the source domains; empty if these
+        folder: Folder of the model, which commands read like the folder of a run.
+        runs: All runs that the caller chose.
+        used: The runs in the average.
+        run_accuracies: Mean accuracy of each of `runs` on the validation images of the source domains; empty if these
             were not available.
-        accuracy: The same of the soup; None if the images were not available.
+        accuracy: Mean accuracy of the soup on the same images; None if they were not available.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ def soup(
 ) -> Soup:
     """Average the weights of runs that share their initial weights, and write the model to a folder.
 
-    The vectors of an angular classifier are scaled to unit length first, because only their directions mean anything.
+    The vectors of an angular classifier are scaled to unit length first, because only their directions matter.
     Batch norm with frozen statistics is averaged like any layer; statistics that training changed are computed again
     for the averaged weights from training images.
 
@@ -89,7 +89,7 @@ def soup(
         data_dir: Folder in which data sets are looked for.
         device: "auto", "cpu", "cuda" or "cuda:N".
         algorithm: path/to/file.py:Class of a custom algorithm.
-        on_progress: Called with the part of the work, what is done and the total.
+        on_progress: Called with the part of the work, the number done and the total.
     """
     report = on_progress or (lambda *_: None)
     folders = [open_run(run) for run in runs]
@@ -117,8 +117,8 @@ def soup(
 
     accuracies: list[float] = []
     if mixer.validation:
-        for number, one in enumerate(weights):
-            accuracies.append(mixer.accuracy([one]))
+        for number, ingredient in enumerate(weights):
+            accuracies.append(mixer.accuracy([ingredient]))
             report("measuring runs", number + 1, len(weights))
     used = list(range(len(weights)))
     if greedy:
@@ -167,7 +167,7 @@ def average_weights(weights: Sequence[Weights], angular: str | None = None) -> d
         if not first.is_floating_point():
             mixed[name] = first.clone()
             continue
-        members = [one[name].double() for one in weights]
+        members = [ingredient[name].double() for ingredient in weights]
         if name == angular:
             members = [normalize(member, dim=0) for member in members]
         mixed[name] = (sum(members[1:], start=members[0]) / len(members)).to(first.dtype)
@@ -226,7 +226,7 @@ class Mixer:
         ]
 
     def mix(self, weights: Sequence[Weights]) -> dict[str, Tensor]:
-        """Return the averaged weights, which the network then has."""
+        """Load the averaged weights into the network, and return them."""
         mixed = average_weights(weights, self.angular)
         self.network.load_state_dict(mixed, strict=False)
         if self.needs_images and len(weights) > 1:
@@ -262,7 +262,7 @@ class Mixer:
 
 
 def check_shared_start(runs: Sequence[RunFolder]) -> None:
-    """Refuse runs that did not start from the same weights, or whose models are of different domains."""
+    """Raise an error unless all runs started from the same weights and have the same classes and domains."""
     if len(runs) < 2:
         raise AidgnError("A soup needs at least two runs.")
     if len({run.path.resolve() for run in runs}) < len(runs):
@@ -288,7 +288,7 @@ def check_shared_start(runs: Sequence[RunFolder]) -> None:
 
 
 def _start(run: RunMetadata) -> Iterator[tuple[str, Any]]:
-    """List what the initial weights and the task depend on, but for the trial."""
+    """List everything that the initial weights and the task depend on, except the trial."""
     yield "the algorithm", run.label.name
     titles = {
         "target": "the unseen domain",
@@ -310,7 +310,7 @@ def _text(value: Any) -> str:
 
 
 def check_out(out: Path, runs: Sequence[RunFolder]) -> None:
-    """Refuse a folder that holds anything but a soup."""
+    """Raise an error if a folder holds a run or a model that is no soup."""
     folder = RunFolder(out)
     if out.is_file():
         raise AidgnError(f"{out} is a file: give a folder.")
@@ -319,7 +319,7 @@ def check_out(out: Path, runs: Sequence[RunFolder]) -> None:
 
 
 def describe_soup(first: RunMetadata, used: Sequence[Path], greedy: bool) -> RunMetadata:
-    """Return the metadata of a soup: those of its first run, with the names of all."""
+    """Return the metadata of a soup: those of its first run, with the names of all runs."""
     label = first.label
     average = "+".join(filter(None, [label.average, "soup"]))
     members = {"runs": [path.resolve().name for path in used], "selection": "greedy" if greedy else "uniform"}

@@ -10,7 +10,7 @@ log = logging.getLogger("aidgn")  # of all modules
 
 
 class SafeStream:
-    """A text stream that makes harmless what it writes, see `for_terminal`. All else is the stream's.
+    """A text stream that shows control characters as codes, see `for_terminal`.
 
     Args:
         stream: The stream, which writes codes for colours and cursor movements if it is used directly.
@@ -32,7 +32,7 @@ class SafeStream:
 
 
 class SafeLog(logging.Filter):
-    """Make messages of a logger harmless in every process, whose standard error may be the terminal."""
+    """Show control characters in log messages as codes, in every process that may write to the terminal."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg = for_terminal(record.getMessage())
@@ -41,7 +41,7 @@ class SafeLog(logging.Filter):
 
 
 def protect_streams() -> None:
-    """Make what this process prints harmless, tracebacks included."""
+    """Show control characters as codes in everything that this process prints, tracebacks included."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, SafeStream):
@@ -49,5 +49,5 @@ def protect_streams() -> None:
 
 
 def direct(stream: TextIO) -> TextIO:
-    """Return the stream behind a `SafeStream`, for our own codes of colours, and for files that programs read."""
+    """Return the stream behind a `SafeStream`, for codes of colours, and for output that programs read."""
     return cast(TextIO, getattr(stream, "stream", stream)) if isinstance(stream, SafeStream) else stream

@@ -1,5 +1,7 @@
-"""The paper's theory as numbers, in float64: von Mises-Fisher, polar coordinates, density ratio, posterior, KL,
-theorem 3 and the gradient of the loss. Functions broadcast over leading axes; the last axis is features or classes."""
+"""The paper's theory in float64: von Mises-Fisher, polar coordinates, density ratio, posterior, KL, theorem 3.
+
+Functions broadcast over leading axes; the last axis is features or classes.
+"""
 
 from typing import NamedTuple
 

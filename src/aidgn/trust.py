@@ -1,4 +1,4 @@
-"""Scores that rank predictions by how far each can be trusted, from the features and logits of images.
+"""Scores that rank predictions by trust, from the features and logits of images.
 
 This module is at the top level because analyses of runs choose a score and inference computes the chosen one.
 """
@@ -25,7 +25,7 @@ SCORES = {
     "angle": "the angle to the vector of the predicted class",
     "distance": "the angle to the nearest feature of a training image",
 }
-REFERENCES = 1000  # at most this many training features are kept; 4 MB of a ResNet-50's
+REFERENCES = 1000  # the most training features that are kept; 4 MB with a ResNet-50
 CHUNK = 1024  # images whose distances to all references are in memory at a time
 
 

@@ -1,4 +1,4 @@
-"""The command line. Each command parses, calls a function and prints; its module is imported when it is used."""
+"""The command line. A command parses, calls a function and prints; its module is imported only when it is used."""
 
 import codecs
 import errno
@@ -23,7 +23,7 @@ COMMANDS = {
     "sweep": "Train many runs: algorithms, unseen domains, trials.",
     "status": "Show how far a sweep is: done, running, failed, left, speed, time left.",
     "table": "Show the results of runs, ours or DomainBed's, as a table.",
-    "report": "Write runs as one HTML page to send around.",
+    "report": "Write one HTML page about runs, which works offline.",
     "adapt": "Adapt trained runs at test time: T3A, Tent.",
     "features": "Write features, labels, domains and splits of a run to one open file.",
     "diagnose": "Test angular invariance and norm shift: figures and numbers.",
@@ -69,10 +69,10 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # the reader has ended (| head); click would exit with 1
+        except BrokenPipeError:  # the reader has ended (such as | head); click would exit with 1
             discard_output()
             sys.exit(PIPE_CLOSED)
-        except OSError as error:  # from the first look at a file of that name, wherever that is
+        except OSError as error:  # raised wherever a file of that name is first looked up
             if error.errno != errno.ENAMETOOLONG:
                 raise
             raise AidgnError(f"{clip(error.filename)} is longer than the name of a file can be.") from None
@@ -95,7 +95,7 @@ def load_command(name: str) -> click.Command:
 
 
 def main() -> None:
-    """Run the command line. A user's mistake is one message and exit code 2, Ctrl-C is 130."""
+    """Run the command line. A user's mistake prints one message and exits with 2, Ctrl-C exits with 130."""
     prepare_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's & ignores it
         for number in (signal.SIGINT, signal.SIGALRM):
@@ -118,7 +118,7 @@ def main() -> None:
         click.echo(f"Interrupted{'; the same command continues' if continues else ''}.", err=True)
         sys.exit(130)
     except OSError as error:
-        # Only standard output gets here: files are written with an error that says which file it is.
+        # This is an error of standard output: errors of files are AidgnErrors that name the file.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         click.echo(
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def describe_error(error: AidgnError) -> str:
-    """Return the message, with the command-line option instead of the parameter that an error names."""
+    """Return the message of an error, with command-line options instead of names of parameters."""
     if not isinstance(error, ParameterError):
         return str(error)
     options = {param.name: param.opts[0] for command in map(load_command, COMMANDS) for param in command.params}
@@ -140,7 +140,7 @@ def describe_error(error: AidgnError) -> str:
 
 
 def prepare_streams() -> None:
-    """Open streams that are closed, as some daemons start programs, and print every file name, harmless."""
+    """Open closed streams, with which some daemons start programs, and let all file names print safely."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -55,18 +55,18 @@ Examples:
   aidgn data check PACS
   aidgn data check photos/ --all > findings.txt
   aidgn data check pictures.csv --file path --label diagnosis --domain hospital
-Exit code 0: all is in order. 1: `fit` would train, but without broken files, or on copies across domains, or counts
-differ from the published ones. 2: `fit` would stop, or FOLDER cannot be read.""",
+Exit code 0: everything is in order. 1: `fit` would train, but files are broken, copies lie in several domains, or
+counts differ from the published ones. 2: `fit` would stop, or FOLDER cannot be read.""",
 )
 @click.argument("folder")
 @source_options()
 @data_dir_option
-@click.option("--all", "uncut", is_flag=True, help="List all findings, where the list is cut otherwise.")
+@click.option("--all", "uncut", is_flag=True, help="List all findings; by default long lists are cut.")
 def check(folder: str, data_dir: str | None, uncut: bool, **columns: str | None) -> None:
     """Decode and count every image of FOLDER, a folder, a table or the name of a data set.
 
     The command reports everything at once: empty and too small domains, empty classes, names written in two ways,
-    broken files, copies within and across domains, and whatever else `fit` would refuse."""
+    broken files, copies within and across domains, and everything else that `fit` would refuse."""
     from rich.table import Table
     from rich.text import Text
 

@@ -7,9 +7,9 @@ import click
 from aidgn.errors import AidgnError, plural
 
 ALGORITHMS = ("ERM", "AIDGN")
-LEARNING_RATE = 2e-3  # the same for both, so that the objectives are compared
+LEARNING_RATE = 2e-3  # the same for both, so that only the objectives differ
 BATCH_SIZE = 32  # per domain; half of the default gives the same table in half the time
-POINTS = 500  # images in the report's maps of features; fewer than otherwise, to save time
+POINTS = 500  # images in the report's maps of features; fewer than the default, to save time
 PERMUTATIONS = 199
 MAX_WORKERS = 8
 

@@ -55,7 +55,7 @@ def diagnose(
     from aidgn.report.run_figures import draw_diagnosed, embed_ahead
     from aidgn.runs.folder import RunFolder
 
-    features = [_open_features(given, not no_figures, **options) for given in map(Path, runs)]
+    features = [_open_features(path, not no_figures, **options) for path in map(Path, runs)]
     folders = [folder for folder, _ in features]
     diagnoses: list[Diagnosis] = []
     figures: list[Path] = []
@@ -74,7 +74,7 @@ def diagnose(
         click.echo(f"Written: {run.diagnosis}" + (f", {number} figures in {run.figures}" if figures else ""))
 
 
-def _open_features(given: Path, draw: bool, **options: Any) -> "tuple[Path, Features]":
+def _open_features(path: Path, draw: bool, **options: Any) -> "tuple[Path, Features]":
     """Return the folder for the results and the features of a run or a file."""
     from aidgn.analysis.extraction import extract_features
     from aidgn.analysis.features import Features
@@ -82,25 +82,25 @@ def _open_features(given: Path, draw: bool, **options: Any) -> "tuple[Path, Feat
     from aidgn.report.run_figures import draw_curves
     from aidgn.runs.folder import RunFolder
 
-    if given.is_file() and given.suffix in (".npz", ".parquet"):
-        run = RunFolder(given.parent)
+    if path.is_file() and path.suffix in (".npz", ".parquet"):
+        run = RunFolder(path.parent)
         if run.exists and run.model.is_file():
-            return run.path, Features.load(given, run.path)
-        return given.with_suffix(""), Features.load(given)
-    if not given.is_dir():
+            return run.path, Features.load(path, run.path)
+        return path.with_suffix(""), Features.load(path)
+    if not path.is_dir():
         raise AidgnError(
-            f"{given} {'is something else' if given.exists() else 'does not exist'}: expected the folder of a finished "
+            f"{path} {'is something else' if path.exists() else 'does not exist'}: expected the folder of a finished "
             "run, or a file of features (.npz or .parquet) that `aidgn features` wrote."
         )
-    if draw and RunFolder(given).exists and not RunFolder(given).model.is_file():
-        curves = draw_curves(given)
+    if draw and RunFolder(path).exists and not RunFolder(path).model.is_file():
+        curves = draw_curves(path)
         raise AidgnError(
-            f"The run {given} is not finished, so it has no features to diagnose. "
+            f"The run {path} is not finished, so it has no features to diagnose. "
             + (f"Its curves so far are in {curves[0]}. " if curves else "It has no records yet either. ")
             + "The `aidgn train` command that started it continues it."
         )
     with RunDisplay() as display:
-        return given, extract_features(given, on_progress=display.update, **options)
+        return path, extract_features(path, on_progress=display.update, **options)
 
 
 def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) -> None:
@@ -119,7 +119,7 @@ def _print_diagnoses(diagnoses: "Sequence[Diagnosis]", folders: Sequence[Path]) 
     def echo(line: object) -> None:
         click.echo(textwrap.fill(str(line), columns, subsequent_indent="    "))
 
-    # A file of features alone names no network.
+    # A file of features without a run does not name its network.
     metadata = [RunFolder(folder).metadata for folder in folders if RunFolder(folder).exists]
     notes = [describe_fixed_norm(str(run.identity["backbone"]), run.image_size) for run in metadata]
     fixed_norms = list(filter(None, dict.fromkeys(notes)))

@@ -28,7 +28,7 @@ A table (CSV, TSV, JSON Lines, Parquet) has a row per picture; its files are rel
 @source_options("file", "label")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or a list for several models.")
 @click.option("--page", metavar="FILE.html", help="Also write a page with figures to FILE.html.")
-@click.option("--mean", is_flag=True, help="Of several models, also measure the mean of their probabilities.")
+@click.option("--mean", is_flag=True, help="Also measure the mean of the probabilities of several models.")
 @custom_algorithm_option
 @device_option
 def evaluate(
@@ -57,9 +57,9 @@ def evaluate(
         measured.append((f"The mean of {len(models)} models", list(models)))
     for name, paths in measured:
         model = load_model(paths, device, algorithm)
-        found = find_labelled(pictures, model.classes, file, label)
+        labelled = find_labelled(pictures, model.classes, file, label)
         with RunDisplay() as display:
-            results.append(evaluate_model(model, found, name, on_progress=display.update))
+            results.append(evaluate_model(model, labelled, name, on_progress=display.update))
     if as_json:
         values = [for_json(result.to_dict()) for result in results]
         json.dump(values[0] if len(values) == 1 else values, sys.stdout, indent=1, allow_nan=False)
@@ -80,8 +80,8 @@ def print_evaluation(result: "Evaluation") -> None:
     width = max(map(len, ["class", *result.classes]))
     promise = f"{'promised':>8}  " if result.promised_classes else ""
     click.echo(f"{'class':<{width}}  pictures   right  {promise}precision      F1")
-    for name, found in zip(result.classes, result.class_metrics, strict=True):
-        shares = (found.accuracy, result.promised_classes.get(name), found.precision, found.f1)
+    for name, metrics in zip(result.classes, result.class_metrics, strict=True):
+        shares = (metrics.accuracy, result.promised_classes.get(name), metrics.precision, metrics.f1)
         right, promised, precision, f1 = ("-" if share is None else f"{share:.1%}" for share in shares)
         promise = f"{promised:>8}  " if result.promised_classes else ""
-        click.echo(f"{name:<{width}}  {found.images:>8}  {right:>6}  {promise}{precision:>9}  {f1:>6}")
+        click.echo(f"{name:<{width}}  {metrics.images:>8}  {right:>6}  {promise}{precision:>9}  {f1:>6}")

@@ -28,7 +28,7 @@ def features(run: str, out: str | None, **options: Any) -> None:
     from aidgn.runs.folder import RunFolder
 
     if out is not None and Path(out).suffix not in (".npz", ".parquet"):
-        raise AidgnError(f"--out {out} should end in .npz or .parquet, the two forms that features are written in.")
+        raise AidgnError(f"--out {out} should end in .npz or .parquet, the two formats of feature files.")
     with RunDisplay() as display:
         computed = extract_features(run, must_keep=out is None, on_progress=display.update, **options)
     path = RunFolder(run).features if out is None else computed.save(out)

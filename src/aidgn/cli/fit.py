@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from aidgn.cli.options import device_option, hyper_parameter_options, precision_option, run_options, source_options
+from aidgn.runs.options import CHOICES
 
 
 @click.command(
@@ -38,8 +39,8 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 @click.option(
     "--refit",
     is_flag=True,
-    help="Train the final model on the validation images too, for as many steps as the estimate chose. It has no "
-    "warnings and no calibrated probabilities.",
+    help="Train the final model on the validation images too, for the number of steps that the estimate chose. The "
+    "model has no warnings and no calibrated probabilities.",
 )
 @click.option(
     "--adapt",
@@ -48,11 +49,11 @@ After Ctrl-C, a crash or a reboot, the same command continues where it stopped."
 )
 @click.option(
     "--metric",
-    type=click.Choice(["accuracy", "balanced", "macro-f1"]),
-    help="What chooses the algorithm on the domains left out, and the step of each run on validation pictures of the "
-    "others. balanced (the mean accuracy of the classes) and macro-f1 are for classes of uneven size, and also try "
-    "balanced samples unless --balance is given  [default: accuracy; macro-f1 if the largest class has ten times the "
-    "images of the smallest].",
+    type=click.Choice(list(CHOICES)),
+    help="Metric that chooses the algorithm on the domains left out, and the step of each run on validation pictures "
+    "of the others. balanced (the mean accuracy of the classes) and macro-f1 are for classes of uneven size, and also "
+    "try balanced samples unless --balance is given  [default: accuracy; macro-f1 if the largest class has ten times "
+    "the images of the smallest].",
 )
 @click.option("--out", metavar="DIR", help="Folder for model, report and runs  [default: runs/fit-NAME].")
 @click.option(

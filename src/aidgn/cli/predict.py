@@ -75,7 +75,7 @@ right. Models of `aidgn fit` also compare all images with those of the training 
     type=click.Choice(["t3a", "tent-c"]),
     help="Adapt to the unlabelled images while predicting, if that helped at the sites that `aidgn fit` left out.",
 )
-@click.option("--explain", metavar="DIR", help="Write to DIR where each picture speaks for its label, as heatmaps.")
+@click.option("--explain", metavar="DIR", help="Write heatmaps to DIR that show where each picture supports its label.")
 @custom_algorithm_option
 @device_option
 def predict(
@@ -241,12 +241,13 @@ def open_outputs(
 
 
 def adapted_batches(model: "Model", adapt: str, monitor: "SiteMonitor | None") -> Callable[..., Any]:
-    """Return a function like `Model.batches` that adapts; say what this method did at sites that were left out."""
+    """Return a function like `Model.batches` that adapts; print the results of the method at sites left out."""
     from aidgn.adaptation.predict import OFFERED, choose_settings, predict_adapted
 
     method = next(name for name in OFFERED if name.lower() == adapt)
-    settings, found = choose_settings({} if model.expectations is None else model.expectations.adaptation, method)
-    click.echo(found, err=True)
+    adaptation = {} if model.expectations is None else model.expectations.adaptation
+    settings, description = choose_settings(adaptation, method)
+    click.echo(description, err=True)
     return partial(predict_adapted, model, method, settings, monitor=monitor)
 
 
@@ -263,6 +264,7 @@ def read_names(images: Sequence[str]) -> list[str]:
 
 
 def describe_warnings(model: "Model", warned: int, total: int, adapted: bool) -> str:
+    """Say how many images got a warning, and how many would by chance."""
     from aidgn.inference import Ensemble
 
     if isinstance(model, Ensemble):
@@ -273,7 +275,7 @@ def describe_warnings(model: "Model", warned: int, total: int, adapted: bool) ->
             "training writes."
         )
     rate = model.novelty.false_alarm_rate(model.false_alarms)
-    least = f" (the least that {len(model.novelty)} validation images allow)" if rate > model.false_alarms else ""
+    least = f" (the lowest rate that {len(model.novelty)} validation images allow)" if rate > model.false_alarms else ""
     if model.expectations is not None and not adapted:
         return (
             f"{warned} with a warning, {warned / total:.1%}: unsure, as {model.expectations.mean('warned'):.1%} of the "

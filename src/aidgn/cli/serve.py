@@ -11,7 +11,7 @@ from aidgn.cli.options import Command, custom_algorithm_option, device_option, m
 def number_option(
     name: str, default: int, least: int, most: int, description: str, *parameter: str
 ) -> Callable[[Command], Command]:
-    """Make an option that is a whole number within bounds."""
+    """Return an option for a whole number within bounds."""
     bounds = click.IntRange(least, most)
     return click.option(name, *parameter, default=default, type=bounds, metavar="N", help=description)
 
@@ -108,7 +108,7 @@ def serve(
     from aidgn.progress import RunDisplay
     from aidgn.serve import Access, Limits, is_loopback, listen, load_app, local_address, name_model, run_server
 
-    secret = ""  # a given token stays out of logs
+    secret = ""  # only a random token is printed: a chosen one must not appear in logs
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
         secret = f"?token={token}"

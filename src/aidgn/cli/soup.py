@@ -32,7 +32,7 @@ several draws of a sweep do. Runs of several trials do if all have --warm-start.
 @custom_algorithm_option
 @device_option
 def soup(runs: tuple[str, ...], out: str, **options: Any) -> None:
-    """Average the weights of RUN... into one model, which other commands read like that of a run."""
+    """Average the weights of RUN... into one model, which other commands read like the model of a run."""
     from aidgn.progress import RunDisplay
     from aidgn.soups import soup as mix
 

@@ -69,7 +69,7 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
 
 
 def verify_files(folder: str) -> None:
-    """Print which files below the folder are damaged."""
+    """Print the damaged files below the folder."""
     from aidgn.progress import RunDisplay
     from aidgn.runs.checkpoints import verify
 

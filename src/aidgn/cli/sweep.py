@@ -77,10 +77,10 @@ def sweep(
     from aidgn.data.source import DataSource
 
     columns = {name: values.pop(name) for name in SOURCE_HELP}
-    given = {name: value for name, value in values.items() if is_given(ctx, name)}
+    options = {name: value for name, value in values.items() if is_given(ctx, name)}
     if any(columns.values()):
         data = tuple(str(DataSource.parse(name, **columns)) for name in data)
-    plans, places = find_plans(data, plan_file, out if is_given(ctx, "out") else None, given)
+    plans, places = find_plans(data, plan_file, out if is_given(ctx, "out") else None, options)
     out = out if is_given(ctx, "out") else places.get("out", out)
 
     def confirm(todo: "Sweep", numbers: list[int]) -> bool:
@@ -115,7 +115,7 @@ def sweep(
 
 
 def is_given(ctx: click.Context, name: str) -> bool:
-    """Whether the command line has the option."""
+    """Return whether the command line has the option."""
     return ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
 
 
@@ -130,6 +130,7 @@ def find_plans(
 
     from aidgn.sweeps.plan import SweepPlan
     from aidgn.sweeps.plan_file import read_plans
+    from aidgn.sweeps.store import SweepFolder
 
     hyper_parameters = {name: parse_number(value) for name, value in options.pop("hyper_parameters").items()}
     files = [name for name in data if name.endswith((".yaml", ".yml"))] + ([plan_file] if plan_file else [])
@@ -137,10 +138,10 @@ def find_plans(
     if len(files) > 1:
         raise AidgnError(f"Give one plan, not {' and '.join(files)}.")
     if not files and not names:
-        path = Path(out or "runs") / "sweep.yaml"
+        path = SweepFolder(out or "runs").yaml
         if not path.exists():
             raise AidgnError(
-                f"Say which data sets, or give a plan: {path.parent} has no sweep.yaml to continue. For "
+                f"Say which data sets, or give a plan: {path.parent} has no {path.name} to continue. For "
                 "example: aidgn sweep digits --algorithm ERM --algorithm AIDGN"
             )
         files = [str(path)]
@@ -150,12 +151,12 @@ def find_plans(
         return [SweepPlan(datasets=names, **options, hyper_parameters=hyper_parameters)], {}
     path = Path(files[0])
     plans, places = read_plans(path)
-    if path.name == "sweep.yaml" and (path.parent / ".sweep").is_dir():
-        places.setdefault("out", str(path.parent))
+    if sweep_folder := SweepFolder.of_plan(path):
+        places.setdefault("out", str(sweep_folder.path))
     if names:
         options["datasets"] = names
     if options.keys() & {"targets", "leave_one_out", "trials", "draws"}:
-        options["runs"] = ()  # of the plan, which these replace
+        options["runs"] = ()  # these options replace the runs of the plan
     return [
         replace(plan, **options, hyper_parameters={**plan.hyper_parameters, **hyper_parameters}) for plan in plans
     ], places
@@ -270,12 +271,11 @@ def describe_failures(todo: "Sweep", out: str) -> str:
     if len(errors) > 20:
         lines.append(f"  and {len(errors) - 20} more; `aidgn status {quote(out)}` lists them all")
     verb = "was" if len(errors) == 1 else "were"
-    attempts = todo.folder.path / ".sweep" / "attempts"
     return "\n".join(
         [
             f"{plural(len(errors), 'run')} failed and {verb} set aside:",
             *lines,
-            f"Their logs say more, or {attempts} if a run did not begin. The same command with --retry-failed tries "
-            "them again.",
+            f"Their logs say more, or {todo.folder.attempts} if a run did not begin. The same command with "
+            "--retry-failed tries them again.",
         ]
     )

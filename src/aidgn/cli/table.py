@@ -91,7 +91,7 @@ def table(
         raise AidgnError(f"--{'json' if json else 'figures'} goes with --compare: add it.")
     if adaptation and (compare or algorithms or tidy):
         option = "--compare" if compare else "--algorithm" if algorithms else "--tidy"
-        raise AidgnError(f"{option} does not go with --adaptation, which has a table of other runs.")
+        raise AidgnError(f"{option} does not go with --adaptation, whose table is of other runs.")
     if adaptation and selection.lower() != "training":
         raise AidgnError(
             f"--selection {selection} does not go with --adaptation: the runs to adapt are selected by "
@@ -132,7 +132,7 @@ def table(
         if tidy:
             click.echo(f"{write_tidy(records, method, tidy)} lines in {tidy}", err=True)
     format_table = FORMATS[formats[0] if formats else "terminal"]
-    # The formats have made names harmless; the terminal's has codes for bold and underlined.
+    # The formats have escaped names, and the terminal's has codes for bold and underlined: print the text directly.
     click.echo("\n\n".join(map(format_table, made)), file=direct(sys.stdout))
 
 
@@ -144,12 +144,13 @@ def _compare(records: "Records", method: str, metric: str, files: list[Path], fi
     comparisons = compare(records, method, metric)
     for file in files:
         write_comparisons(comparisons, file)
-        click.echo(f"{sum(len(found.differences) for found in comparisons)} differences in {file}", err=True)
+        count = sum(len(comparison.differences) for comparison in comparisons)
+        click.echo(f"{count} differences in {file}", err=True)
     if figures:
         from aidgn.report.figures import save
         from aidgn.report.rank_figure import draw_ranks
 
-        for found in comparisons:
-            if figure := draw_ranks(found):
-                click.echo(save(figure, Path(figures), f"ranks-{found.dataset or 'all'}")[0], err=True)
+        for comparison in comparisons:
+            if figure := draw_ranks(comparison):
+                click.echo(save(figure, Path(figures), f"ranks-{comparison.dataset or 'all'}")[0], err=True)
     return format_comparisons(comparisons, records, method)

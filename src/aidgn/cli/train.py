@@ -98,7 +98,7 @@ def train(
     for name in resolved.target:
         click.echo(f"{name} (never seen in training): {best.accuracies[name]:.1%}")
     click.echo(
-        f"Images of the seen domains that were set aside: {best.validation:.1%} at step {best.step}, selected by "
+        f"Validation images of the seen domains: {best.validation:.1%} at step {best.step}, selected by "
         f"{METRICS[CHOICES[resolved.select_by or ACCURACY]].noun} on them."
     )
     click.echo(f"Run folder: {folder}")
