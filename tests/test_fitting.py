@@ -147,9 +147,7 @@ def test_the_first_line_has_the_forecast(tmp_path: Path) -> None:
     assert "about" not in describe_frozen(plan, whole, dataset, "cpu", measured=False)
 
 
-def test_the_pass_through_a_frozen_network_is_measured_without_gradients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pass_of_frozen_network_is_measured_without_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training step of a few images takes several times as long per image."""
     network = backbones.create("small", weights="none")
     delay = {True: 0.02, False: 0.001}  # seconds per image, by whether gradients are computed

@@ -46,7 +46,7 @@ def test_steps_with_evaluations_are_measured_by_whole_cycles() -> None:
     assert all(within(left, true) for left, true in told if true > 30)
 
 
-def test_work_without_the_end_of_a_cycle_is_measured_after_a_minute() -> None:
+def test_unfinished_cycle_is_measured_after_a_minute() -> None:
     pace = Pace()
     for second in range(63):
         pace.add(float(second), second, False)
@@ -138,7 +138,7 @@ def test_runs_on_workers(seconds: list[float], workers: int) -> None:
     assert all(within(left, true) for left, true in told if true > 5)
 
 
-def test_a_sweep_without_any_evaluation_is_measured_after_a_minute() -> None:
+def test_sweep_without_evaluations_is_measured_after_a_minute() -> None:
     told = Simulated([1.0], steps=500, eval_every=500, workers=1).forecasts()
     assert told[0][1] <= 500.5 - 60 and within(*told[0])
 
@@ -163,7 +163,7 @@ def test_a_run_that_is_tried_again_starts_over() -> None:
     assert pace.seconds_left(50.0) == pytest.approx(100)
 
 
-def test_an_algorithm_that_has_not_begun_is_slower_by_its_passes() -> None:
+def test_waiting_algorithm_is_slower_by_its_passes() -> None:
     specs = [RunSpec("digits", name, ("ink",), steps=100, eval_every=10) for name in ("ERM", "SagNet")]
     pace = SweepPace(specs, {"SagNet": 7 / 3})
     for second in range(51):

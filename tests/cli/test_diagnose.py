@@ -169,9 +169,7 @@ def test_a_last_layer_norm_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "test_vit ends in a layer norm" in " ".join(capsys.readouterr().out.split())
 
 
-def test_figures_wait_for_positions_that_another_thread_computes_once(
-    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_wait_for_positions_of_another_thread(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     compute, computed = embedding._compute, []
 
     def count(values: np.ndarray, seed: int) -> np.ndarray:

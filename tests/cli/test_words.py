@@ -205,7 +205,7 @@ def test_a_narrow_terminal_cuts_no_name_off() -> None:
     assert "TerraIncognita" in said and "586575" in said
 
 
-def test_what_is_piped_is_as_wide_as_it_is_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_output_ignores_the_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")  # as in many a pipeline
     row = Row("AIDGN", [Cell(12.34 * n, 10.0, 3) for n in range(1, 9)])
     (line,) = (line for line in to_terminal(Table("T", list("ABCDEFGH"), [row])).splitlines() if "AIDGN" in line)

@@ -26,7 +26,7 @@ def test_a_step_is_drawn_alike_from_wherever_one_starts() -> None:
     assert not torch.equal(indices, other)
 
 
-def test_every_domain_gives_its_share_uniformly_with_replacement() -> None:
+def test_domains_are_sampled_uniformly_with_replacement() -> None:
     indices, uniforms = BatchSampler(POOLS, 4, seed=0).steps(0, 3000)
     for domain, pool in enumerate(POOLS):
         drawn = indices[:, 4 * domain : 4 * domain + 4].numpy()

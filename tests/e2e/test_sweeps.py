@@ -64,7 +64,7 @@ def test_start_add_continue_and_look(tmp_path: Path) -> None:
     assert "time left" not in status
 
 
-def test_what_only_some_algorithms_have_is_set_for_them_and_said() -> None:
+def test_hyper_parameter_is_set_for_algorithms_that_have_it() -> None:
     result = aidgn(
         "sweep",
         "digits",
@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert "runs" in str(result.exception) and "could not be written" in str(result.exception)
 
 
-def test_when_the_first_runs_fail_alike_the_others_are_not_tried() -> None:
+def test_sweep_stops_if_the_first_runs_fail_alike() -> None:
     seen: list[int] = []
     on_event = stop_if_all_fail(lambda number, kind, what: seen.append(number))
     for number in range(4):

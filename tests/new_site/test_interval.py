@@ -78,7 +78,7 @@ def test_sampling_interval_is_wilsons() -> None:
     assert (interval.low, interval.high) == pytest.approx((0.8256, 0.9448), abs=1e-4)
 
 
-def test_an_interval_that_excludes_hardly_anything_is_called_wide() -> None:
+def test_interval_that_excludes_little_is_wide() -> None:
     far = SiteAccuracies({"a": [0.2], "b": [0.6], "c": [0.95]}, dict.fromkeys("abc", 100))
     near = SiteAccuracies({"a": [0.9], "b": [0.92], "c": [0.95]}, dict.fromkeys("abc", 100))
     wide, narrow = far.interval(), near.interval()

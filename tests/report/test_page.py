@@ -204,9 +204,9 @@ def test_tables_bars_answer_and_curves_say_what_the_records_say(tmp_path: Path, 
         assert cells[3]["values"] == pytest.approx(100 * table.mean(0))
         assert cells[3]["mean"] == pytest.approx(100 * table.mean())
     # AIDGN is +10, -10, +10 points from ERM in the three trials, on every target alike.
-    assert "AIDGN gets 60.3 % of the images right on average over three unseen domains (three trials)." in text
-    assert "3.3 points ahead of ERM, the next in the table, and ahead in six of nine pairs of domain and trial." in text
-    assert "By a paired test: no clear difference." in text
+    assert re.search(r"AIDGN [^.]*60\.3 %.* three unseen domains .*three trials", text)
+    assert re.search(r"3\.3 points ahead of ERM,[^.]* six of nine pairs", text)
+    assert "no clear difference" in text
     run = next(run for run in found["runs"] if (run["algorithm"], run["targets"], run["trial"]) == ("ERM", [1], 2))
     assert run["steps"] == [2, 4] and run["terms"] == {"loss": [0.5, 0.25]}
     assert run["accuracies"]["env0_out_acc"] == pytest.approx([0.8, 0.9])
@@ -216,7 +216,7 @@ def test_tables_bars_answer_and_curves_say_what_the_records_say(tmp_path: Path, 
     assert not list(page.parent.glob(".*")) and str(tmp_path) not in page.read_text()
 
 
-def test_runs_that_differ_in_what_was_set_by_hand_are_told_apart(tmp_path: Path, images: Path) -> None:
+def test_values_set_by_hand_distinguish_runs(tmp_path: Path, images: Path) -> None:
     for number, kappa in enumerate((30.0, 10.0)):
         folder = make_run(tmp_path / f"sweep{number}", images, "AIDGN", 0, with_features=False, kappa=kappa)
         if kappa == 10:  # better on images of the sources that were set aside, so it is the one selected
@@ -250,7 +250,7 @@ def test_a_tie_is_called_one(tmp_path: Path, images: Path) -> None:
         for target, trial in product((0, 1), (0, 1)):
             make_run(tmp_path / "sweep", images, algorithm, target, trial, with_features=False)
     text = visible(report(tmp_path, tmp_path / "sweep"))
-    assert "level with CORAL, the next in the table, and ahead in none of four pairs of domain and trial." in text
+    assert re.search(r"level with CORAL,[^.]* none of four pairs", text)
 
 
 def test_runs_that_differ_in_a_setting_are_told_apart(tmp_path: Path, images: Path) -> None:
@@ -294,7 +294,7 @@ def test_unequal_budgets_are_told_in_the_answer(tmp_path: Path, images: Path) ->
         for target, trial, draw in product(range(3), range(3), range(draws)):
             make_run(tmp_path / "sweep", images, algorithm, target, trial, draw, with_features=False)
     text = visible(report(tmp_path, tmp_path / "sweep"))
-    assert "This comparison is not fair: results of AIDGN were chosen from one run, results of ERM from two." in text
+    assert re.search(r"not fair:[^.]* AIDGN [^.]* one run,[^.]* ERM from two", text)
     assert "By a paired test" not in text
 
 
@@ -302,20 +302,16 @@ def test_algorithms_are_compared_in_the_trials_that_both_have(tmp_path: Path, im
     erm = {("ERM", target, trial): 0.5 + 0.1 * trial for target in range(3) for trial in range(3)}
     coral = {("CORAL", target, 0): value for target, value in enumerate((0.4, 0.5, 0.45))}
     said = made_up(tmp_path / "one", images, erm | coral)["answer"]
-    assert said == (
-        "ERM gets 60.0 % of the images right on average over three unseen domains (three trials). "
-        "In the one trial that both have, it is 5.0 points ahead of CORAL, the next in the table, and ahead in two of "
-        "three pairs of domain and trial. One trial cannot tell a difference of the algorithms from chance."
-    )
+    assert re.search(r"ERM [^.]*60\.0 %.* three unseen domains .*three trials", said)
+    assert re.search(r"one trial that both have,[^.]* 5\.0 points ahead of CORAL,[^.]* two of three pairs", said)
+    assert "One trial cannot tell a difference" in said
     coral = {("CORAL", target, trial): 0.55 for target in range(3) for trial in range(2)}
     said = made_up(tmp_path / "two", images, erm | coral)["answer"]
-    assert "In the two trials that both have, it is level with CORAL, the next in the table, and ahead in three" in said
+    assert re.search(r"two trials that both have,[^.]* level with CORAL,[^.]* ahead in three", said)
     coral = {("CORAL", target, 3): 0.9 for target in range(3)}
     said = made_up(tmp_path / "none", images, erm | coral)["answer"]
-    assert said == (
-        "CORAL gets 90.0 % of the images right on average over three unseen domains (one trial). "
-        "No trial has all domains of both CORAL and ERM, the next in the table, so there is no comparison yet."
-    )
+    assert re.search(r"CORAL [^.]*90\.0 %.* three unseen domains .*one trial", said)
+    assert re.search(r"No trial has [^.]* CORAL and ERM,[^.]* no comparison", said)
 
 
 def test_an_average_of_different_trials_says_so(tmp_path: Path, images: Path) -> None:
@@ -325,9 +321,7 @@ def test_an_average_of_different_trials_says_so(tmp_path: Path, images: Path) ->
     found = made_up(tmp_path / "sweep", images, missing_runs)
     # The targets' means are 65, 50 and 65 %: 60 % on average. The one trial with all of them has 50 %.
     assert found["bars"]["ERM"]["mean"] == pytest.approx(60) and found["bars"]["ERM"]["values"] == []
-    assert found["answer"].startswith(
-        "ERM gets 60.0 % of the images right on average over three unseen domains (whose trials differ)."
-    )
+    assert re.match(r"ERM [^.]*60\.0 %.* three unseen domains .*trials differ", found["answer"])
     assert "its number in brackets are of the trials that have every target: ERM." in found["text"]
     assert "photos lacks 1 finished runs: ERM, dusk, trial 1." in found["text"]
 
@@ -378,7 +372,7 @@ def test_every_thumbnail_is_its_image(tmp_path: Path, images: Path) -> None:
             assert np.abs(middle - np.array(image.getpixel((5, 5)))).max() < 16
 
 
-def test_no_picture_from_outside_the_data_set_gets_into_the_page(tmp_path: Path, images: Path) -> None:
+def test_page_has_no_picture_from_outside_the_data_set(tmp_path: Path, images: Path) -> None:
     Image.new("RGB", (30, 20), "red").save(tmp_path / "private.png")
     folder = make_run(tmp_path / "sweep", images, "ERM", 0)
     made = made_features(images, "ERM", 0, 0)  # as anybody may have written it
@@ -457,7 +451,7 @@ def test_unfinished_runs_holes_and_missing_data_are_said(tmp_path: Path, images:
     assert "photos-AIDGN-dusk-trial0-draw0: step 2 of 4" in text
     assert re.search(r"AIDGN 60.0 X", text) and "night" not in payload(page)["bars"]["training"][0]["columns"]
     assert "is neither in photos-AIDGN-day-trial0-draw0." in text
-    assert "AIDGN lacks a result on some of these domains, so there is no average to compare." in text
+    assert re.search(r"AIDGN lacks a result [^.]*no average", text)
     assert "photos lacks 1 finished runs: AIDGN, dusk, trial 0." in text
     assert [view["algorithm"] for view in payload(page)["views"]] == ["ERM", "ERM"]
     assert payload(page)["runs"][-1]["finished"] is False

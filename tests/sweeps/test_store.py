@@ -431,7 +431,7 @@ def test_a_folder_of_sweeps_says_where_they_are(tmp_path: Path) -> None:
             read_status(SweepFolder(path))
 
 
-def test_a_done_run_whose_folder_was_removed_is_to_be_done_again(tmp_path: Path) -> None:
+def test_done_run_without_its_folder_is_left_to_train(tmp_path: Path) -> None:
     path = with_one_run(tmp_path)
     todo = planned(tmp_path, trials=1)
     write(todo.folder, todo.runs[0], started(), {"kind": "done", "what": str(path)})
@@ -440,7 +440,7 @@ def test_a_done_run_whose_folder_was_removed_is_to_be_done_again(tmp_path: Path)
     assert todo.count("left") == 1
 
 
-def test_the_status_of_fifteen_thousand_runs_is_quick(tmp_path: Path) -> None:
+def test_status_of_three_thousand_runs_is_quick(tmp_path: Path) -> None:
     number = 3000
     folder = SweepFolder(tmp_path)
     items = [

@@ -216,7 +216,7 @@ def test_preempted_jobs_and_a_stopped_launcher_change_nothing(
 
 @real_slurm
 @pytest.mark.slow
-def test_broken_and_cancelled_jobs_are_tried_again_and_set_aside(
+def test_broken_and_cancelled_jobs_are_retried_then_set_aside(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More runs than an array may have here (2); one raises, one is killed, one is cancelled."""
