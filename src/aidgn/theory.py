@@ -141,9 +141,9 @@ def to_polar(z: ArrayLike) -> tuple[Array, Array]:
 def from_polar(r: ArrayLike, phi: ArrayLike) -> Array:
     """Return z [..., n], the inverse of `to_polar`."""
     r, phi = floats(r), floats(phi)
-    one = np.ones_like(phi[..., :1])
-    sines = np.cumprod(np.concatenate([one, np.sin(phi)], axis=-1), axis=-1)
-    z: Array = r[..., None] * sines * np.concatenate([np.cos(phi), one], axis=-1)
+    ones = np.ones_like(phi[..., :1])
+    sines = np.cumprod(np.concatenate([ones, np.sin(phi)], axis=-1), axis=-1)
+    z: Array = r[..., None] * sines * np.concatenate([np.cos(phi), ones], axis=-1)
     return z
 
 

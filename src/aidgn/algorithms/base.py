@@ -293,9 +293,9 @@ class Algorithm(nn.Module):
         return vars(cls).get("display_name", cls.__name__)  # a subclass does not inherit it
 
     @classmethod
-    def with_derived(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def with_derived(cls, hyper_parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the hyper-parameters of a user, with other hyper-parameters that follow from them."""
-        return dict(given)
+        return dict(hyper_parameters)
 
     @classmethod
     def space(cls, dataset: str, small: bool | None = None, head: bool = False) -> SearchSpace:

@@ -46,10 +46,10 @@ class DANN(Algorithm):
     }
 
     @classmethod
-    def with_derived(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def with_derived(cls, hyper_parameters: Mapping[str, Any]) -> dict[str, Any]:
         sources = {"lr_g": "lr", "lr_d": "lr", "weight_decay_g": "weight_decay"}
-        derived = {name: given[source] for name, source in sources.items() if source in given}
-        return {**derived, **given}
+        derived = {name: hyper_parameters[source] for name, source in sources.items() if source in hyper_parameters}
+        return {**derived, **hyper_parameters}
 
     def build(self) -> None:
         widths = [self.num_features] + [self.hparams.mlp_width] * (self.hparams.mlp_depth - 1)

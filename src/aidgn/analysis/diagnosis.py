@@ -91,17 +91,17 @@ class Diagnosis:
         return {"angular invariance": ANGULAR_VERDICTS[self.angular.size], "norm shift": NORM_VERDICTS[self.norm.size]}
 
     def to_dict(self) -> dict[str, Any]:
-        found = asdict(self)
+        fields = asdict(self)
         for name in TESTS:
-            if found[name] is not None:
-                found[name] |= {
+            if fields[name] is not None:
+                fields[name] |= {
                     "size": getattr(self, name).size,
                     "classes": {
                         self.class_names[c]: {"effect": effect, "p_holm": p}
-                        for c, (effect, p) in found[name]["classes"].items()
+                        for c, (effect, p) in fields[name]["classes"].items()
                     },
                 }
-        return for_json({"verdicts": self.verdicts, **found})
+        return for_json({"verdicts": self.verdicts, **fields})
 
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
@@ -109,25 +109,25 @@ class Diagnosis:
     @classmethod
     def load(cls, path: Path) -> "Diagnosis":
         """Read a file of `save`; raise ValueError, KeyError, TypeError or AttributeError for another file."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             key: None if key in TESTS and value is None else _with_nan(value)
             for key, value in parse_json(path.read_bytes()).items()
             if key != "verdicts"
         }
-        for fit in found["von_mises_fisher"]:  # JSON has no infinity: a kappa of null was infinite
+        for fit in fields["von_mises_fisher"]:  # JSON has no infinity: a kappa of null was infinite
             fit["kappa"] = float("inf") if np.isnan(fit["kappa"]) else fit["kappa"]
         for name in TESTS:
-            if found[name] is not None:
-                found[name] = Shift(
-                    **{key: value for key, value in found[name].items() if key != "size"}
+            if fields[name] is not None:
+                fields[name] = Shift(
+                    **{key: value for key, value in fields[name].items() if key != "size"}
                     | {
                         "classes": {
-                            found["class_names"].index(c): (entry["effect"], entry["p_holm"])
-                            for c, entry in found[name]["classes"].items()
+                            fields["class_names"].index(c): (entry["effect"], entry["p_holm"])
+                            for c, entry in fields[name]["classes"].items()
                         }
                     }
                 )
-        return cls(**found)
+        return cls(**fields)
 
     def mean(self, names: Sequence[str], key: str) -> float:
         return float(np.mean(known(self.domains[name][key] for name in names)))

@@ -112,10 +112,10 @@ def shift(
         null.append(energy_distances(group_means(distances, weights))[:, compared])
         counts = np.zeros((len(domains), len(here), BOOTSTRAPS), np.float32)
         for k, domain in enumerate(here):
-            own = np.flatnonzero(domains == domain)
-            drawn = rng.multinomial(len(own), np.full(len(own), 1 / len(own)), BOOTSTRAPS)
+            members = np.flatnonzero(domains == domain)
+            drawn = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), BOOTSTRAPS)
             drawn[(drawn > 0).sum(1) < 2] = 1  # one image alone has no distance to another
-            counts[own, k] = drawn.T
+            counts[members, k] = drawn.T
         resampled.append(energy_distances(group_means(distances, counts))[:, compared])
         compared_classes.append(number)
     if not compared_classes:

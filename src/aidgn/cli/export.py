@@ -30,7 +30,7 @@ def export(models: tuple[str, ...], out: str | None, no_onnx: bool, **options: A
     from aidgn.inference.export import export as write
     from aidgn.inference.export import export_ensemble
 
-    options["on_progress"] = lambda what: click.echo(f"{what} ...", err=True)
+    options["on_progress"] = lambda step: click.echo(f"{step} ...", err=True)
     if len(models) > 1:
         if no_onnx or out is None:
             problem = "--no-onnx leaves nothing to write" if no_onnx else "give a folder with --out"

@@ -28,5 +28,5 @@ def push(model: str, repository: str, no_onnx: bool, **options: Any) -> None:
     The files are model.safetensors, model.onnx and a model card with the accuracy on every unseen domain."""
     from aidgn.inference.export import push as upload
 
-    options["on_progress"] = lambda what: click.echo(f"{what} ...", err=True)
+    options["on_progress"] = lambda step: click.echo(f"{step} ...", err=True)
     click.echo(upload(model, repository, onnx=not no_onnx, **options))

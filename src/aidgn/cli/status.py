@@ -56,7 +56,7 @@ def status(sweep: str, watch: bool, every: float, verifying: bool, everything: b
         while watch and not now.over:
             time.sleep(every)
             now = read_status(folder)
-            counts = ", ".join(f"{now.counts[kind]} {kind}" for kind in ("done", "running", "failed", "left"))
+            counts = ", ".join(f"{now.counts[state]} {state}" for state in ("done", "running", "failed", "left"))
             click.echo(f"{time.strftime('%H:%M:%S')} {counts}; time left: {now.time_left}")
         return
     with Live(console=Output(), refresh_per_second=4) as live:

@@ -21,7 +21,7 @@ class PredictionRow(NamedTuple):
     warning: str | None  # '' without a warning; None if the model cannot warn
     chance: float | None = None  # chance that the label is right at an unseen site; None if the model does not know
     abstained: bool = False  # whether the chance is too low for a label
-    given: Mapping[str, Any] | None = None  # the row of the table that named the file
+    table_row: Mapping[str, Any] | None = None  # the row of the table that named the file
     unread: bool = False  # whether the file could not be read, so that there is no prediction
 
 
@@ -50,23 +50,23 @@ class TableRows:
         return merged
 
     def _next(self, row: PredictionRow, unread: bool) -> PredictionRow:
-        given = {name: values[self.number] for name, values in self.columns.items()}
+        table_row = {name: values[self.number] for name, values in self.columns.items()}
         self.number += 1
         if not unread:
-            return row._replace(given=given)
+            return row._replace(table_row=table_row)
         return PredictionRow(
             self.files[self.number - 1],
             [("", math.nan)] * len(row.top),
             None if row.warning is None else "",
             None if row.chance is None else math.nan,
-            given=given,
+            table_row=table_row,
             unread=True,
         )
 
 
-def prediction_columns(names: Sequence[str], given: Mapping[str, Any] | None) -> list[str]:
+def prediction_columns(names: Sequence[str], table_row: Mapping[str, Any] | None) -> list[str]:
     """Name the columns of predictions; one that the table has too becomes predicted_NAME."""
-    return [f"predicted_{name}" if given and name in given else name for name in names]
+    return [f"predicted_{name}" if table_row and name in table_row else name for name in names]
 
 
 def make_rows(
@@ -107,10 +107,10 @@ def format_json(rows: Sequence[PredictionRow], header: bool) -> str:
             entry["warning"] = row.warning or None
         if len(top) > 1:
             entry["top"] = top
-        if row.given is not None:
+        if row.table_row is not None:
             del entry["file"]
-            names = prediction_columns(list(entry), row.given)
-            entry = {**row.given, **dict(zip(names, entry.values(), strict=True))}
+            names = prediction_columns(list(entry), row.table_row)
+            entry = {**row.table_row, **dict(zip(names, entry.values(), strict=True))}
         lines.append(json.dumps(for_json(entry), allow_nan=False, default=str) + "\n")
     return "".join(lines)
 
@@ -124,8 +124,8 @@ def format_csv(rows: Sequence[PredictionRow], header: bool) -> str:
         columns = ["file", *(f"{column}{rank}" for rank in ranks for column in ("label", "probability"))]
         columns += [] if rows[0].warning is None else ["warning"]
         columns += [] if rows[0].chance is None else ["chance"]
-        if rows[0].given is not None:
-            columns = [*rows[0].given, *prediction_columns(columns[1:], rows[0].given)]
+        if rows[0].table_row is not None:
+            columns = [*rows[0].table_row, *prediction_columns(columns[1:], rows[0].table_row)]
         table.writerow(columns)
     for row in rows:
         # A spreadsheet would run a name like =... as a formula; ./=... is the same file.
@@ -136,7 +136,7 @@ def format_csv(rows: Sequence[PredictionRow], header: bool) -> str:
         cells += [] if row.warning is None else [row.warning]
         if row.chance is not None:
             cells.append("" if row.unread else f"{row.chance:.6f}")
-        table.writerow(cells if row.given is None else [*row.given.values(), *cells[1:]])
+        table.writerow(cells if row.table_row is None else [*row.table_row.values(), *cells[1:]])
     return text.getvalue()
 
 

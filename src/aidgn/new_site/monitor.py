@@ -37,33 +37,35 @@ class SiteReport:
             "on average at sites that were left out"
         )
         less = f"less than the promised {percent(self.promised)}:" if self.predicted < self.promised else "less than"
-        found = self.comparison
-        if found is None:
+        result = self.comparison
+        if result is None:
             return f"Too few pictures to compare with the training sites: {self.pictures}, and {FEWEST_NEW} are needed."
-        if not found.differs:
-            return f"These pictures look like those of the training sites (p = {found.p_value:.2g}): expect {expected}."
-        if found.ratio is None:
+        if not result.differs:
             return (
-                f"These pictures differ from those of the training sites (p = {found.p_value:.2g}); how far is "
+                f"These pictures look like those of the training sites (p = {result.p_value:.2g}): expect {expected}."
+            )
+        if result.ratio is None:
+            return (
+                f"These pictures differ from those of the training sites (p = {result.p_value:.2g}); how far is "
                 f"unknown, because no site was left out: {expected}."
             )
         if self.alarm:
             return (
                 "Site alarm: this site differs from your sites more than they differ from each other "
-                f"({found.ratio:.1f} times their mean distance, at most {found.farthest:.1f} among them; the nearest "
-                f"is {found.nearest}; one like them would by chance in one of {found.left_out + 1} cases). Expect "
+                f"({result.ratio:.1f} times their mean distance, at most {result.farthest:.1f} among them; the nearest "
+                f"is {result.nearest}; one like them would by chance in one of {result.left_out + 1} cases). Expect "
                 f"{less} {expected}."
             )
-        if found.other_classes:
+        if result.other_classes:
             return (
-                f"These pictures differ from those of the training sites (p = {found.p_value:.2g}), because they show "
+                f"These pictures differ from those of the training sites (p = {result.p_value:.2g}), because they show "
                 "other classes, or in other shares. Compared with training pictures of the same classes they differ no "
-                f"more than the sites from each other ({found.matched:.1f} times their mean distance, up to "
-                f"{found.farthest:.1f} among them): expect {expected}."
+                f"more than the sites from each other ({result.matched:.1f} times their mean distance, up to "
+                f"{result.farthest:.1f} among them): expect {expected}."
             )
         return (
-            f"These pictures differ from those of the training sites (p = {found.p_value:.2g}), no more than the "
-            f"sites differ from each other ({found.ratio:.1f} times their mean distance, up to {found.farthest:.1f} "
+            f"These pictures differ from those of the training sites (p = {result.p_value:.2g}), no more than the "
+            f"sites differ from each other ({result.ratio:.1f} times their mean distance, up to {result.farthest:.1f} "
             f"among them): expect {expected}."
         )
 

@@ -51,10 +51,10 @@ class Latent:
     notes: list[str] = field(default_factory=list)  # which parts are missing, and why
 
 
-def look_inside(
+def collect_views(
     folders: Sequence[Path],
     *,
-    points: int = 2000,
+    points: int,
     permutations: int = 999,
     on_progress: Progress | None = None,
     **extraction: Any,
@@ -106,9 +106,11 @@ def look_inside(
             if key not in chosen:
                 images = choose_images(features.domains, features.labels, points)
                 chosen[key] = len(latent.points), run.path, features, images
-                latent.points.append(_images(features, chosen[key][3]))
-            which, _, _, indices = chosen[key]
-            pending.append(pool.submit(_view, run.path, features, indices, which, permutations, latent.notes))
+                latent.points.append(_describe_images(features, chosen[key][3]))
+            points_index, _, _, indices = chosen[key]
+            pending.append(
+                pool.submit(_make_view, run.path, features, indices, points_index, permutations, latent.notes)
+            )
             latent.views += _take_finished(pending, workers, partial(report_views, len(latent.views)))
         latent.views += _take_finished(pending, 0, partial(report_views, len(latent.views)))
     report("analysing features", len(runs), len(runs))
@@ -149,7 +151,7 @@ def _shorten_paths(folder: Path, error: AidgnError) -> str:
     return f"{folder.name}: {str(error).replace(str(folder), folder.name)}"
 
 
-def _images(features: Features, indices: np.ndarray) -> dict[str, Any]:
+def _describe_images(features: Features, indices: np.ndarray) -> dict[str, Any]:
     return {
         "dataset": features.dataset,
         "classes": features.class_names,
@@ -162,7 +164,7 @@ def _images(features: Features, indices: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _view(
+def _make_view(
     folder: Path, features: Features, indices: np.ndarray, points: int, permutations: int, notes: list[str]
 ) -> dict[str, Any]:
     logits = features.logits.astype(np.float64)

@@ -69,29 +69,26 @@ def write_report(
         on_progress: Called with the part of the work, the number done and the total.
         extraction: Arguments of `extract_features`: where images are, where to compute, custom algorithms.
     """
-    from aidgn.report.latent_view import look_inside
+    from aidgn.report.latent_view import collect_views
 
     records = read_runs(*folders)
     if not records.runs:
         raise AidgnError(f"There is nothing to report: the runs in {', '.join(map(str, folders))} have no record yet.")
     finished = records.finished()
-    orders = dataset_order(), paper_order()
-    names = [
-        in_order({run.args[key] for run in records.runs}, order)
-        for key, order in zip(("dataset", "algorithm"), orders, strict=True)
-    ]
+    datasets = in_order({run.args["dataset"] for run in records.runs}, dataset_order())
+    algorithms = in_order({run.args["algorithm"] for run in records.runs}, paper_order())
     for collection in (records, finished):
         collection.runs.sort(
             key=lambda run: (
-                names[0].index(run.args["dataset"]),
-                names[1].index(run.args["algorithm"]),
+                datasets.index(run.args["dataset"]),
+                algorithms.index(run.args["algorithm"]),
                 run.targets,
                 run.args["trial_seed"],
                 run.args["hparams_seed"],
             )
         )
     results, notes = make_results(records, finished)
-    latent = look_inside(
+    latent = collect_views(
         [run.path.parent for run in representatives(finished) if run.path],
         points=points,
         permutations=permutations,

@@ -21,15 +21,15 @@ def learning_rate_factor(
     """
     if step < warmup:
         return (step + 1) / warmup
-    kind, numbers = parse_schedule(schedule)
+    shape, numbers = parse_schedule(schedule)
     end = numbers[0] if numbers else steps
     progress = (step - warmup) / max(end - warmup, 1)
-    if kind == "constant":
+    if shape == "constant":
         return 1.0
-    if kind == "cosine":
+    if shape == "cosine":
         return (1 + math.cos(math.pi * progress)) / 2
-    if kind == "linear":
+    if shape == "linear":
         return 1 - progress
-    if kind == "halve":
+    if shape == "halve":
         milestones = numbers
     return 0.5 ** sum(step >= milestone for milestone in milestones)
