@@ -85,7 +85,7 @@ DIFFERENT = {("MTL", False), ("MTL", True), ("ARM", True)}
 
 
 class Network(nn.Module):
-    """Small, and with or without batch norm that learns."""
+    """A small network, with or without batch norm that learns."""
 
     def __init__(self, channels: int, norm: bool):
         super().__init__()
@@ -125,7 +125,7 @@ class SelfRegPartners:
 
 
 def load(folder: str) -> tuple[ModuleType, ModuleType]:
-    """DomainBed's algorithms and networks."""
+    """Import DomainBed's modules of algorithms and networks."""
     sys.path.insert(0, folder)
     for name in ("backpack", "backpack.extensions"):  # some versions import it, for Fishr alone
         stand_in = sys.modules[name] = ModuleType(name)
@@ -138,7 +138,7 @@ def load(folder: str) -> tuple[ModuleType, ModuleType]:
 def pair(
     name: str, theirs: ModuleType, networks: ModuleType, norm: bool
 ) -> tuple[nn.Module, nn.Module, list[tuple[nn.Module, nn.Module]]]:
-    """DomainBed's algorithm, ours with the same weights, and the parts of both that belong together."""
+    """Return DomainBed's algorithm, ours with the same weights, and pairs of their corresponding parts."""
     networks.__dict__["Featurizer"] = lambda shape, hparams: Network(shape[0], norm)
     networks.__dict__["MNIST_CNN"] = Network  # URM accepts DomainBed's classes alone
     torch.manual_seed(0)
@@ -187,7 +187,7 @@ def batches(steps: int, uneven: bool) -> Iterator[list[tuple[Tensor, Tensor]]]:
 def furthest(
     one: nn.Module, other: nn.Module, parts: list[tuple[nn.Module, nn.Module]], steps: int, uneven: bool
 ) -> tuple[float, float, bool]:
-    """The largest difference between weights after any update, how far weights moved, whether random draws agree."""
+    """Update both; return the largest difference of weights, how far weights moved, and whether random draws agree."""
     start = [parameter.detach().clone() for there, _ in parts for parameter in there.parameters()]
     gap, same = 0.0, True
     for step, batch in enumerate(batches(steps, uneven)):

@@ -1,15 +1,15 @@
-"""The step of every algorithm as a ratio to ERM's, with the passes through the network that its mathematics needs.
+"""Measure the step of every algorithm relative to ERM's, and compare with the passes through the network it needs.
 
     python benchmarks/algorithms.py
     python benchmarks/algorithms.py --weights FILE     with pretrained weights batch norm is frozen and folded
 
-A pass is one forward and backward over the whole batch of three domains, and ERM's step is one. A forward alone counts
-as a third of it, one through another network by its time. Where domains must be passed one by one, as by MLDG and, if
-batch norm is live, by all that DomainBed passes so, it is as many passes over a third of the batch, each counted by its
-time: small batches fill a GPU less. A step within 15 % of ERM's times the passes is `ok`, a longer one `over`, and then
-the exit code is 1. Blocks of steps alternate with ERM's, on the same images that lie ready on the device, through the
-code that training runs; ratios are medians over the repeats. Penalties that get their weight late
-have it from the first step.
+A pass is a forward and a backward over the whole batch of three domains; ERM's step is one pass. A forward alone counts
+as a third of a pass, and a pass through another network counts by its time. Some algorithms need a separate pass for
+each domain: MLDG, and with live batch norm all whose domains DomainBed passes separately. Each of these passes has a
+third of the batch and counts by its measured time, because small batches fill a GPU less. A step of at most 1.15 times
+ERM's times the passes is `ok`, a longer one is `over` and makes the exit code 1. Blocks of steps alternate with ERM's,
+on the same images on the device, through the code of training; ratios are medians over the repeats. Penalties that
+get their weight late in a run have it from the first step here.
 """
 
 import argparse
@@ -62,9 +62,16 @@ ONE_BY_ONE = (
 )  # domains, where batch norm is live
 
 
-def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single: float) -> tuple[float, str]:
-    """How many its mathematics needs, and why. `step` is the time of ERM's, `whole` and `single` the shares of it that
-    forward and backward take over all domains and over one."""
+def count_passes(algorithm: Algorithm, x: Tensor, step: float, whole: float, single: float) -> tuple[float, str]:
+    """Return the number of passes that the algorithm needs, and the reason.
+
+    Args:
+        algorithm: The algorithm.
+        x: Images of all domains.
+        step: Time of ERM's step.
+        whole: Share of `step` for a forward and backward over all domains.
+        single: The same over one domain.
+    """
     if isinstance(algorithm, MLDG):
         return (
             2 * DOMAINS * single + 1 - whole,
@@ -73,7 +80,7 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
     if isinstance(algorithm, Fish):
         return DOMAINS * (single + 1 - whole), f"a step on every domain: {single + 1 - whole:.2f} each"
     if isinstance(algorithm, ARM):
-        context = settled(lambda: algorithm.context(x), x.device) / step
+        context = time_after_warm_up(lambda: algorithm.context(x), x.device) / step
         return 1 + context, f"and the forward of the context network, {context:.2f}"
     if isinstance(algorithm, DANN):
         z = torch.randn(len(x), algorithm.num_features, device=x.device, requires_grad=True)
@@ -82,7 +89,7 @@ def passes_of(algorithm: Algorithm, x: Tensor, step: float, whole: float, single
         def discriminate() -> None:
             algorithm.discriminator(z).sum().backward()
 
-        discriminator = settled(discriminate, x.device) / step
+        discriminator = time_after_warm_up(discriminate, x.device) / step
         return (
             (1 + FORWARD) / 2 + discriminator,
             f"every other update needs the forward only; the discriminator {discriminator:.2f} in each",
@@ -102,8 +109,8 @@ def build(name: str, arguments: argparse.Namespace, precision: str, device: torc
     return kind(network, CLASSES, DOMAINS, **given).to(device).train()
 
 
-def timed(work: Callable[[], object], device: torch.device, times: int) -> float:
-    """Seconds each."""
+def time_calls(work: Callable[[], object], device: torch.device, times: int) -> float:
+    """Return the seconds per call of `work`."""
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize()
@@ -117,25 +124,25 @@ def timed(work: Callable[[], object], device: torch.device, times: int) -> float
     return (time.perf_counter() - began) / times
 
 
-def settled(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds each, once what the first times cost is over."""
-    timed(work, device, WARM_UP)
-    return timed(work, device, BLOCK)
+def time_after_warm_up(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds per call of `work` after a warm-up."""
+    time_calls(work, device, WARM_UP)
+    return time_calls(work, device, BLOCK)
 
 
 def seconds(algorithm: Algorithm, batch: Minibatches, steps: int) -> float:
-    """Per step."""
-    return timed(lambda: algorithm.update(batch), batch[0][0].device, steps)
+    """Return the seconds per step."""
+    return time_calls(lambda: algorithm.update(batch), batch[0][0].device, steps)
 
 
 def gradient_seconds(algorithm: Algorithm, batch: Minibatches, steps: int) -> float:
-    """Per forward and backward, without the optimiser."""
+    """Return the seconds per forward and backward, without the optimiser."""
 
     def work() -> None:
         algorithm.objective(batch)["loss"].backward()
         algorithm.zero_grad()
 
-    return timed(work, batch[0][0].device, steps)
+    return time_calls(work, batch[0][0].device, steps)
 
 
 def main() -> bool:
@@ -201,7 +208,7 @@ def main() -> bool:
         )
         ratio = float(np.median(pairs[:, 0] / pairs[:, 1]))
         with torch.no_grad():
-            passes, why = passes_of(algorithm, x, float(np.median(pairs[:, 1])), float(whole), float(single))
+            passes, why = count_passes(algorithm, x, float(np.median(pairs[:, 1])), float(whole), float(single))
         step = 1e3 * float(np.median(pairs[:, 0]))
         verdict = "ok" if ratio <= ALLOWED * passes else "over"
         over += [name] * (verdict == "over")

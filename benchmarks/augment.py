@@ -1,4 +1,4 @@
-"""Speed of the augmentation of a batch against torchvision's transforms of PIL images on one core.
+"""Compare the speed of the augmentation of a batch with torchvision's transforms of PIL images on one core.
 
     python benchmarks/augment.py --device cuda --batch 96 --size 224
 
@@ -19,8 +19,10 @@ from aidgn.data.transforms import MEAN, STD, UNIFORMS, augment, clean
 
 
 def milliseconds(step: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median time of a step after three for warming up; on CUDA by events, so that the host's time counts only where
-    the device waits for it."""
+    """Return the median time of a step after three warm-up steps.
+
+    On CUDA events measure the time, so that time of the host counts only if the device waits for the host.
+    """
     times = []
     for repeat in range(3 + repeats):
         if device.type == "cuda":
@@ -40,7 +42,7 @@ def milliseconds(step: Callable[[], object], device: torch.device, repeats: int)
 
 
 def torchvision_step(images: Tensor, size: int) -> Callable[[], Tensor]:
-    """The usual transforms of a loader's worker, decoding not counted."""
+    """Return a step with the usual transforms of a loader's worker, without decoding."""
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(size, scale=(0.7, 1.0)),

@@ -1,11 +1,12 @@
-"""What averaging the weights gains on one and the same training.
+"""Measure the gain of averaged weights within one and the same training.
 
     python benchmarks/averaging.py PACS --algorithm ERM --target sketch --weights resnet50.safetensors --out runs
     aidgn table runs
 
-Two trainings on a GPU differ by chance, on PACS by points. Here only the averaging differs: the run trains and writes
-what `aidgn train` writes, and every evaluation also measures averages of its weights. Their records go into further run
-folders, as `aidgn train --average sma` (or swad) would write them. The averaged weights are not kept.
+Two trainings on a GPU differ by chance, on PACS by several points. Here only the averaging differs: the run trains and
+writes the same files as `aidgn train`, and every evaluation also measures averages of its weights. Records of the
+averages go into further run folders, as `aidgn train --average sma` (or swad) would write them. The averaged weights
+are not kept.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Time of the processor that commands take with another version of the package and with this one.
+"""Compare the processor time of commands between this version of the package and another one.
 
     git worktree add ../before v0.1.0
     python benchmarks/commands.py ../before/src --rounds 3
 
-Runs `demo`, then `report`, `adapt` and `diagnose` on its runs without any stored features, by the other source tree and
-by this one in turn. Prints the time of the processor by this tree relative to the other, the median over rounds; the
-times by the clock tell nothing on a machine that others use, so they are only printed with --clock.
+The script runs `demo`, then `report`, `adapt` and `diagnose` on its runs without stored features, by the other source
+tree and by this one in turn. It prints the processor time of this tree relative to the other, the median over rounds.
+Clock times mean nothing on a machine that others use, so they are only printed with --clock.
 """
 
 import argparse

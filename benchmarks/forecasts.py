@@ -1,4 +1,4 @@
-"""How well the first forecast of the time left holds.
+"""Compare the first forecast of the time left with the time that passes then.
 
     python benchmarks/forecasts.py
     python benchmarks/forecasts.py --data PACS --weights tf_efficientnet_lite0.safetensors

@@ -1,11 +1,12 @@
-"""Time of a whole `aidgn fit` on a frozen network against the bare forward passes that it needs.
+"""Compare the time of a whole `aidgn fit` on a frozen network with the bare forward passes that it needs.
 
     python benchmarks/frozen.py data/PACS --weights resnet50-he2015.safetensors --backbone resnet50
 
-Takes a sample of the pictures of a folder DATA/<domain>/<class>/<picture>, and in each round runs, one after the other:
-a bare loop of the network over as many random images, in the batches and with the threads of `fit`; and `aidgn fit`,
-from the start of the process over decoding, features, nine trainings and the choice to the model and the report page.
-The bare loop is measured in a plain process and in one that keeps freed memory, as aidgn's do. Each has a new cache.
+The script takes a sample of the pictures of a folder DATA/<domain>/<class>/<picture>. In each round it runs, one after
+the other: a bare loop of the network over as many random images, with the batches and threads of `fit`; and `aidgn
+fit`, from the start of the process to the report page, with decoding, features, nine trainings and the final model. The
+bare loop is measured in a plain process and in one that keeps freed memory, as aidgn's processes do. Each has a new
+cache.
 
 Aim: `fit` takes at most 1.6 times as long as the bare loop.
 """

@@ -1,10 +1,11 @@
-"""A ResNet with the ReLUs and shortcuts of its blocks inside the convolutions, against one with them behind: the
-training step (forward, backward and Adam) and bare inference, side by side, and how far results differ. The step of the
-first is recorded as CUDA graphs, that of the second is compiled.
+"""Compare a ResNet that fuses the ReLUs and shortcuts of its blocks into the convolutions with one that does not.
+
+The script measures the training step (forward, backward and Adam) and bare inference of both in turn, and how far their
+results differ. The step of the fused network is recorded as CUDA graphs, the step of the other is compiled.
 
     python benchmarks/fusion.py --weights resnet50-he2015.safetensors
 
-Only on CUDA is there a difference: elsewhere both compute the same.
+The networks differ only on CUDA: elsewhere both compute the same.
 """
 
 import argparse

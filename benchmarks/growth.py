@@ -1,4 +1,4 @@
-"""How processor time and memory of commands grow with the number of images and of runs.
+"""Measure how processor time and memory of commands grow with the number of images and of runs.
 
     python benchmarks/growth.py --images 250 --runs 4
 

@@ -1,4 +1,4 @@
-"""Cost of the training loop without the network, on the CPU; ratios in one run.
+"""Measure the cost of the training loop without the network, on the CPU, as ratios within one process.
 
     python benchmarks/loop.py
 
@@ -24,7 +24,7 @@ from aidgn.training.trainer import Trainer
 
 
 def dataset(images: int, size: int) -> Dataset:
-    """Random pixels in four domains and five classes."""
+    """Return a data set of random pixels in four domains and five classes."""
     domain_of = np.sort(np.arange(images) % 4)
     labels = np.arange(images) % 5
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3), dtype=np.uint8)
@@ -52,7 +52,7 @@ def create_trainer(data: Dataset, backbone: str, batch_size: int) -> Trainer:
 
 
 def steps_of(trainer: Trainer) -> Iterator[None]:
-    """Train, a step at a time."""
+    """Train one step for each item."""
     for minibatches in trainer.batches():
         trainer.train_step(minibatches)
         yield

@@ -1,4 +1,4 @@
-"""Speed of predicting from files, warnings and CSV rows included, against bare decoding and the bare network.
+"""Compare the speed of predicting from files, with warnings and CSV rows, with bare decoding and the bare network.
 
     python benchmarks/predict.py --backbone resnet18 --images 600
     python benchmarks/predict.py --backbone none --images 8000      # the work around a GPU, without one
@@ -48,7 +48,7 @@ from aidgn.training.featurizer import EVAL_BATCH, Featurizer
 
 
 class Nothing(nn.Module):
-    """Features that were there before."""
+    """A network without work: returns stored features."""
 
     num_features = 2048
 
@@ -78,7 +78,7 @@ def make_model(backbone: str, size: int, device: torch.device) -> Model:
 
 
 def in_memory(stack: ExitStack, model: Model, files: list[str]) -> Pixels:
-    """As worker processes leave them."""
+    """Decode the files into memory, in the layout that worker processes write."""
     memory = np.zeros((len(files), model.slot, model.slot, 3), np.uint8)
     pixels = [np.asarray(read_shrunk(file, model.slot)[0]) for file in files]
     places = [slot[: image.shape[0], : image.shape[1]] for slot, image in zip(memory, pixels, strict=True)]

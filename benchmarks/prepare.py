@@ -1,4 +1,4 @@
-"""Speed of preparing a data set against bare decoding by as many processes that store nothing.
+"""Compare the speed of preparing a data set with bare decoding by as many processes that store nothing.
 
     python benchmarks/prepare.py --images 4000 --size 227
 
@@ -27,7 +27,7 @@ from aidgn.data.row_cache import usable_cores
 
 
 def generate(root: Path, count: int, size: int) -> None:
-    """JPEGs of smooth shades with some noise: about as many bytes per pixel as photographs have."""
+    """Write JPEG files of smooth shades with some noise, which have about as many bytes per pixel as photographs."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:size, :size] / size * 8
     for number in range(count):
@@ -42,8 +42,10 @@ def generate(root: Path, count: int, size: int) -> None:
 
 
 def clocks() -> np.ndarray:
-    """Seconds by the wall clock, and of all cores' work by this process and its ended children: on a machine that is
-    busy otherwise, only the second means something."""
+    """Return the seconds of the clock, and of the processor for this process and its ended children.
+
+    On a machine that is busy with other work, only the second number means something.
+    """
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return np.array([time.perf_counter(), own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime])
 
@@ -53,7 +55,7 @@ def decode_only(slot: int, path: str) -> int:
 
 
 def bare(dataset: Dataset, workers: int, slot: int) -> np.ndarray:
-    """Seconds to decode everything to uint8, the start of the processes included, as in `prepare`."""
+    """Return the seconds to decode all images to uint8, with the start of the processes, as in `prepare`."""
     paths = [f"{dataset.root}/{file}" for file in dataset.files]
     start = clocks()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -63,7 +65,7 @@ def bare(dataset: Dataset, workers: int, slot: int) -> np.ndarray:
 
 
 def prepared(dataset: Dataset, workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds to prepare, and to find that nothing has changed."""
+    """Return the seconds to prepare the data set, and to find that nothing has changed."""
     with tempfile.TemporaryDirectory() as folder:
         seconds = []
         for expected in (len(dataset), 0):

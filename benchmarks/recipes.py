@@ -11,8 +11,8 @@ hyper-parameters are a configuration each:
        schedule: cosine, hyper_parameters: {lr: [5.0e-5, 1.0e-4]}}
 
 `train` trains every configuration with each pair of domains unseen, six runs on PACS, several at a time, and measures
-the running average of the weights (sma) of every run without a second training. The same command continues what was
-interrupted. On one GPU, several processes need NVIDIA's MPS to run side by side: `nvidia-cuda-mps-control -d`.
+the running average of the weights (sma) of every run without a second training. The same command continues interrupted
+runs. On one GPU, several processes need NVIDIA's MPS to run at the same time: `nvidia-cuda-mps-control -d`.
 
 `choose` scores a configuration for the unseen domain t by the mean, over the other domains s, of its accuracy on s in
 the run that saw neither s nor t. So the labels of t choose nothing. `--confirm` writes the plan that trains each choice

@@ -1,4 +1,4 @@
-"""Seconds from the command to the first training step and the first evaluation, stage by stage, cold and warm.
+"""Measure the seconds from the command to the first training step and evaluation, stage by stage, cold and warm.
 
     python benchmarks/start.py PACS --target sketch --weights resnet50.safetensors
     python benchmarks/start.py --generate 2000                # without a data set: images of noise in the sizes of PACS

@@ -1,4 +1,4 @@
-"""The training step of a ResNet-50 and a pass of evaluation on a GPU, and where their time goes, kernel by kernel.
+"""Measure the training step of a ResNet-50 and a pass of evaluation on a GPU, and the time of each kernel.
 
     python benchmarks/step.py --weights resnet50.safetensors
     python benchmarks/step.py --weights resnet50.safetensors --algorithm ERM --kernels 40

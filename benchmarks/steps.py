@@ -1,12 +1,14 @@
-"""How much of a result is the step at which it was read? Accuracy on the unseen domain averaged over all evaluations
-from a step on, beside that of the one step that training-domain validation chooses; as Markdown.
+"""Print accuracies on the unseen domain averaged over evaluations, and at the step that validation chooses.
+
+The Markdown table shows how much a result depends on the step at which it was read.
 
     python benchmarks/steps.py docs/results/pacs-resnet50-he2015.zip docs/results/pacs-repeated.zip
 
-Each folder or zip archive is read separately, so that runs repeated in another one count as runs of their own. The
-columns are unseen domains: the mean over runs of their average. "Chosen" is the mean over runs of the step chosen. The
-last two are standard deviations over all unseen domains: how far one evaluation lies from the average of its run, and
-how far the averages of runs of the same unseen domain lie apart.
+Each folder or zip archive is read separately, so that repetitions of a run in another archive count as separate runs.
+The columns are unseen domains: the mean over runs of their average over evaluations. "Chosen" is the mean over runs of
+the accuracy at the step that training-domain validation chooses. The last two columns are standard deviations over all
+unseen domains: how far one evaluation lies from the average of its run, and how far the averages of runs of the same
+unseen domain lie apart.
 """
 
 import argparse

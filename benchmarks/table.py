@@ -1,6 +1,6 @@
-"""Time and memory from a sweep on disk to its table: 15,000 runs of 100 records in under 10 s and 2 GB.
+"""Measure time and memory from a sweep on disk to its table. Aim: 15,000 runs of 100 records in 10 s and 2 GB.
 
-Writes 2.3 GiB to the temporary folder and removes them.
+The script writes 2.3 GiB to the temporary folder and removes them.
 
     python benchmarks/table.py --runs 15000 --records 100
 """
@@ -40,7 +40,7 @@ ALGORITHMS = (
 
 
 def write_sweep(folder: Path, runs: int, records: int) -> int:
-    """Runs in the shape of DomainBed's, in the order of data sets last, with accuracies of 16 digits; bytes written."""
+    """Write runs in DomainBed's format with accuracies of 16 digits; return the number of bytes."""
     generator = np.random.default_rng(0)
     written = 0
     sweep = product(DATASETS, ALGORITHMS, range(3), range(4), range(20))

@@ -1,4 +1,4 @@
-"""A whole training run and its parts, ours against a plain reference in DomainBed's manner, in one process on one GPU.
+"""Compare a whole training run and its parts with a plain reference in DomainBed's manner, in one process on one GPU.
 
     python benchmarks/training.py DATA --weights FILE --target sketch --steps 5000 --eval-every 50
 
@@ -40,7 +40,7 @@ from aidgn.training.featurizer import create_featurizer
 
 
 class Files(TorchDataset):
-    """Images decoded from their files by PIL, every time."""
+    """Images that PIL decodes from their files on every access."""
 
     def __init__(self, dataset, indices, transform):
         self.paths = [f"{dataset.root}/{dataset.files[i]}" for i in indices]
@@ -54,7 +54,7 @@ class Files(TorchDataset):
 
 
 def reference(dataset, arguments, device):
-    """Seconds per step and per evaluation of the plain way."""
+    """Return the seconds per step and per evaluation of the reference."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     normalise = [T.ToTensor(), T.Normalize(MEAN, STD)]
     augmented = T.Compose(
@@ -131,7 +131,7 @@ def reference(dataset, arguments, device):
 
 
 def parts(dataset, arguments, device):
-    """Seconds of our step, of its input pipeline and of an evaluation, each alone."""
+    """Return the seconds of our step, of its input pipeline and of an evaluation, each measured alone."""
     precision = choose_precision(arguments.precision, device)
     prepared = prepare(dataset)
     images = DeviceImageStore(prepared, device)
@@ -199,7 +199,7 @@ def parts(dataset, arguments, device):
 
 
 def stem(arguments, device):
-    """Seconds of a ResNet's first convolution, forward and backward, in both forms that give the same numbers."""
+    """Return the seconds of a ResNet's first convolution, forward and backward, in both equivalent forms."""
     precision = choose_precision(arguments.precision, device)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3 * arguments.batch_size, 3, arguments.stem_size, arguments.stem_size, generator=generator)
@@ -242,7 +242,7 @@ def stem(arguments, device):
 
 
 def whole_run(arguments):
-    """Wall seconds of the product's run, data on disk already decoded, code already compiled."""
+    """Return the clock seconds of the product's run, with decoded data on disk and compiled code."""
 
     def run(steps, out):
         spec = RunSpec(

@@ -1,4 +1,4 @@
-"""Ways of calibrating probabilities for unseen sites, on the runs of `experiments/new_site.py`.
+"""Compare methods that calibrate probabilities for unseen sites, on the runs of `experiments/new_site.py`.
 
     python experiments/calibration.py runs/new-site-digits runs/new-site-pacs
 

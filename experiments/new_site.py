@@ -1,14 +1,13 @@
-"""Promise against truth: each domain in turn is a new site that `fit` never saw, and `evaluate` measures there.
+"""Compare promise and truth: each domain in turn is a new site that `fit` never saw, and `evaluate` measures there.
 
     python experiments/new_site.py digits --out runs/new-site-digits
     python experiments/new_site.py PACS --data-dir data --weights resnet50.safetensors --steps 1000 --trials 2 \\
         --device cuda --workers 4 --out runs/new-site-pacs
 
 For each domain, `fit` is given the other domains alone: it leaves each of them out in turn, chooses between the
-algorithm and ERM, and trains the model on all of them. Then the model meets the domain. Nothing is chosen by the labels
-of the domain that is reported. The same command continues what was interrupted. OUT/results.json has every figure,
-OUT/results.md the table. On one GPU, several processes need NVIDIA's MPS to run side by side:
-`nvidia-cuda-mps-control -d`.
+algorithm and ERM, and trains the model on all of them. Then the model classifies the domain, whose labels choose
+nothing. The same command continues an interrupted experiment. OUT/results.json has every figure, OUT/results.md the
+table. On one GPU, several processes need NVIDIA's MPS to run at the same time: `nvidia-cuda-mps-control -d`.
 """
 
 import argparse
