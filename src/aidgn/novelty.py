@@ -177,7 +177,7 @@ def find_quantile_bounds(values: np.ndarray, quantiles: Sequence[float]) -> list
 
 
 def compute_scores(norms: np.ndarray, angles: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
-    """Return the distances from the medians, relative to those of the 5 % and 95 % quantiles: the largest of three."""
+    """Return the largest of three distances from a median, each divided by the distance of a 5 % or 95 % quantile."""
     norm_low, norm_median, norm_high, angle_median, angle_high = quantiles
     smallest = 1e-9 * (1 + abs(norm_median))  # avoids a division by 0 if all values are equal
     return np.max(

@@ -242,7 +242,7 @@ class SweepDisplay(Display):
             self.pace.add_end(now, number, event == "done")
         if event == "done":
             self.steps[number] = int(spec.steps or 0)
-        if event == "failed":  # nothing is left to do for it, and what it did not do is no progress
+        if event == "failed":  # its remaining steps are not left to do, and are no progress
             self.total -= int(spec.steps or 0) - self.steps.setdefault(number, 0)
         if event == "done":
             self.folders[number] = value

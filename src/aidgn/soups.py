@@ -34,7 +34,7 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Soup:
-    """A model whose weights are the average of those of several runs.
+    """A model whose weights are the average of the weights of several runs.
 
     Args:
         folder: Folder of the model, which commands read like the folder of a run.
@@ -156,7 +156,7 @@ def read_ingredient(run: RunFolder, network: Algorithm) -> Weights:
 
 
 def average_weights(weights: Sequence[Weights], angular: str | None = None) -> dict[str, Tensor]:
-    """Return the mean of every tensor, computed in float64; whole numbers are those of the first.
+    """Return the mean of every tensor, computed in float64; tensors of whole numbers are copied from the first.
 
     Args:
         weights: Tensors by name.
@@ -211,7 +211,7 @@ class Mixer:
 
     @property
     def needs_images(self) -> bool:
-        """Whether batch norm has statistics that training changed: their average is not that of averaged weights."""
+        """Whether training changed statistics of batch norm: averaged weights need new statistics, from images."""
         return bool(self.trained_batch_norms())
 
     def trained_batch_norms(self) -> list[_BatchNorm]:
@@ -319,7 +319,7 @@ def check_out(out: Path, runs: Sequence[RunFolder]) -> None:
 
 
 def describe_soup(first: RunMetadata, used: Sequence[Path], greedy: bool) -> RunMetadata:
-    """Return the metadata of a soup: those of its first run, with the names of all runs."""
+    """Return the metadata of a soup: the metadata of its first run, with the names of all runs."""
     label = first.label
     average = "+".join(filter(None, [label.average, "soup"]))
     members = {"runs": [path.resolve().name for path in used], "selection": "greedy" if greedy else "uniform"}

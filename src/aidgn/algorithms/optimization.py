@@ -58,7 +58,7 @@ class Optimization:
 
 
 def layer_factors(network: Any, layer_decay: float) -> dict[int, float]:
-    """Return the learning rate of each parameter, by its id, relative to that of the classifier.
+    """Return the learning rate of each parameter, by its id, relative to the classifier's.
 
     timm divides the network into layers: the stem, each block, and what follows the last block, which learns as fast
     as the classifier.

@@ -15,9 +15,10 @@ class SagNet(Algorithm):
     2. style head:          minimise CE(style(z with random content), y)
     3. f:                   minimise sag_w_adv mean of -log softmax(style(z with random content)), over classes too
 
-    Style is a feature vector's mean and (unbiased) variance over its entries, content what is left when they are
-    normalised away. Random style: a mixture, uniform in [0, 1], of the own and another sample's. Random content:
-    another sample's, as a constant. Each step has its own forward pass; f and the two heads have an Adam each."""
+    Style is the mean and the (unbiased) variance of a feature vector over its entries; content is the vector normalised
+    by them. Random style: a mixture, with a uniform share in [0, 1], of the sample's style and another sample's. Random
+    content: another sample's content, as a constant. Each step has its own forward pass; f and the two heads have an
+    Adam each."""
 
     title = "decide by content under random style; make style useless for the class"
     passes = 7 / 3  # two passes with gradients and one without
@@ -53,7 +54,7 @@ class SagNet(Algorithm):
 
 
 def random_style(z: Tensor) -> Tensor:
-    """Mix the style of every sample with that of another."""
+    """Mix the style of every sample with the style of another."""
     mean, variance, content = mean_variance_content(z)
     share, other = sample_partners(z)
     mean = share * mean + (1 - share) * mean[other]

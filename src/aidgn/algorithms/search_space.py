@@ -198,7 +198,7 @@ COMMON_SMALL: SearchSpace = {  # DomainBed's
 def adapt_space(
     space: SearchSpace, small_images: SearchSpace, dataset: str, small: bool | None, head: bool
 ) -> SearchSpace:
-    """Return an algorithm's search space for a data set; the arguments are those of `Algorithm.space`."""
+    """Return an algorithm's search space for a data set, with the arguments of `Algorithm.space`."""
     adapted = dict(space)
     if small or (small is None and dataset in DATASETS and DATASETS[dataset].image_size <= SMALL_SIDE):
         adapted.update({name: entry for name, entry in COMMON_SMALL.items() if adapted[name] == COMMON[name]})

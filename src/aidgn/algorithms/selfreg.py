@@ -1,4 +1,4 @@
-"""SelfReg: features and logits near those of other samples of the class, whatever their domain."""
+"""SelfReg: keep features and logits near those of other samples of the class, from any domain."""
 
 import numpy as np
 import torch

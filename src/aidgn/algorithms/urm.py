@@ -23,8 +23,8 @@ class URM(Algorithm):
     discriminator: minimise BCE(h(u), 1) + urm_adv_lambda BCE(h(z), 0)
 
     u is noise of the shape of z, uniform in [-1, 1] for tanh, in [0, 1] for relu and sigmoid. The discriminator h is an
-    MLP with leaky ReLUs; it steps after the network, on the same z. BCE is the mean cross entropy of a yes or no. Each
-    has an Adam; that of the discriminator has the rate urm_discriminator_lr."""
+    MLP with leaky ReLUs; it steps after the network, on the same z. BCE is the mean binary cross entropy. Both have an
+    Adam; the discriminator's has the rate urm_discriminator_lr."""
 
     title = "features that a discriminator cannot tell from uniform noise"
     paper = "Krishnamachari et al., TMLR 2024"

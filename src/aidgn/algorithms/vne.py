@@ -52,7 +52,7 @@ class AIDGNVNE(AIDGN):
 def von_neumann_entropy(z: Tensor) -> Tensor:
     """Return the von Neumann entropy of the autocorrelation of unit features.
 
-    The products of samples have the same eigenvalues other than zero as those of features; the smaller matrix is used.
+    The matrix of products of samples has the same non-zero eigenvalues; the smaller of the two matrices is used.
 
     Args:
         z: Features [B, n], of any norm.

@@ -45,7 +45,7 @@ class OutOfSite:
         return ["file", "site", "label", "predicted", "confidence", *(f"p_{name}" for name in self.class_names)]
 
     def rows(self) -> Iterator[list[Any]]:
-        """Yield a row for each picture: file, site, label, predicted class, its probability, those of all classes."""
+        """Yield a row for each picture: file, site, label, predicted class, its probability, all probabilities."""
         for file, site, label, values in zip(self.files, self.sites, self.labels, self.probabilities, strict=True):
             best = int(values.argmax())
             shown = [round(value, 6) for value in values.tolist()]

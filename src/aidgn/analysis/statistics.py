@@ -143,7 +143,7 @@ def shift(
 
 
 def permutation_p(statistics: Array) -> float:
-    """Return the share of statistics that are not below the first: the observed one, then those of permutations."""
+    """Return the share of statistics not below the first, which is the observed one; the others are of permutations."""
     tolerance = 1e-6 * np.abs(statistics).max()  # of float32 sums in another order
     return float((statistics >= statistics[0] - tolerance).mean())
 
@@ -179,7 +179,7 @@ def ks_distance(r: Array, cdf: Callable[[Array], Array]) -> Array:
 
 
 def fit_p(distance: Callable[[Array], Array], draw: Callable[[tuple[int, int]], Array], r: Array, times: int) -> float:
-    """Return the chance of a distance as large as that of r if r were of the family (Lilliefors).
+    """Return the chance of a distance at least as large as r's for samples of the family (Lilliefors).
 
     The parameters are estimated for each of `times` samples. Members of the family differ by scale and place only, so
     the samples may come from any member.

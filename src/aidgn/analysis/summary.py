@@ -79,7 +79,7 @@ def describe_fixed_norm(backbone: str, image_size: int) -> str:
 
 
 def tested(diagnosis: Diagnosis) -> list[str]:
-    """Say what the tests left out, and how they were made."""
+    """Describe the tests: the samples they left out, and their methods."""
     lines = []
     if diagnosis.skipped:
         few = some((f"{cell['class']} of {cell['domain']} ({cell['images']})" for cell in diagnosis.skipped), 6)

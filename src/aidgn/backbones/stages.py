@@ -1,4 +1,4 @@
-"""The stages of a network, and how far their outputs are from those of a frozen copy."""
+"""The stages of a network, and the distances of their outputs from the outputs of a frozen copy."""
 
 import copy
 from collections.abc import Sequence

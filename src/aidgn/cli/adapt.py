@@ -71,7 +71,7 @@ def adapt(
                 if phase == "adapting":
                     done += before
                     total = settings_per_run * len(runs)
-                # Settings of methods take different times, and features come before those of the next run.
+                # Settings take different times, and each run begins with its features: a cycle is a whole run.
                 cycle_end = phase != "adapting" or len(runs) == 1 or done % settings_per_run == 0
                 display.update(phase, done, total, cycle_end=cycle_end)
 

@@ -44,7 +44,7 @@ def soup(runs: tuple[str, ...], out: str, **options: Any) -> None:
 
 
 def describe(result: "Soup") -> list[str]:
-    """Say what the soup is made of, a line per run and one for the average."""
+    """Describe the soup: a line per run and a line for the average."""
     lines = []
     for path, accuracy in zip_longest(result.runs, result.run_accuracies):
         note = "" if path in result.used else "  left out"

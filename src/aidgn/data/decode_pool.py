@@ -145,7 +145,7 @@ def decode_into(store: int, slot: int, rows: list[int], files: list[str]) -> lis
         files: Paths.
 
     Returns:
-        Height and width of each image, or what is wrong with its file.
+        Height and width of each image, or the problem with its file.
     """
     memory = map_memory(store, slot)
     results: list[tuple[int, int] | str] = []

@@ -1,4 +1,4 @@
-"""Decode image files of common formats into upright RGB, or say what is wrong with a file."""
+"""Decode image files of common formats into upright RGB, or name the problem of a file."""
 
 import io
 import os
@@ -192,7 +192,7 @@ def count_pages(path: str | Path) -> int:
     try:
         with open_image(path) as image:
             return len(list_pages(image))
-    except Exception:  # decoding will say what is wrong
+    except Exception:  # decoding will name the problem
         return 1
 
 
@@ -260,7 +260,7 @@ def longest_side(path: str) -> int:
     try:
         with open_image(path) as image:
             return max(image.size)
-    except Exception:  # decoding will say what is wrong
+    except Exception:  # decoding will name the problem
         return 1
 
 

@@ -106,7 +106,7 @@ def inspect_dataset(dataset: Dataset, on_progress: Callable[[int, int], None] | 
     """
 
     def read(index: int) -> tuple[bytes, str]:
-        """Return a digest of the pixels, or what is wrong with the file."""
+        """Return a digest of the pixels, or the problem with the file."""
         if dataset.pixels is not None:
             return hashlib.sha256(dataset.pixels[index].tobytes()).digest(), ""
         try:

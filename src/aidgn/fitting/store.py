@@ -149,7 +149,7 @@ class FitFolder:
         write_text(self.report, report + "\n")
 
     def _write_pictures(self, pictures: DoubtfulPictures) -> None:
-        """Write CSV files of all predictions, of doubtful labels and of copies; remove those of an earlier fit."""
+        """Write CSV files of all predictions, doubtful labels and copies; remove the files of an earlier fit."""
         self.out_of_site.unlink(missing_ok=True)
         if pictures.out_of_site:
             write_rows(self.out_of_site, pictures.out_of_site.header, pictures.out_of_site.rows())

@@ -266,7 +266,7 @@ def fit(
 
 
 def check_same_images(identity: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
-    """Raise an error if the runs used other images than those of this identity: the folder changed during training."""
+    """Raise an error if the runs used images of another identity: the folder changed during training."""
     for folder in folders:
         if RunFolder(folder).identity["data"] != identity["data"]:
             raise AidgnError(

@@ -1,4 +1,4 @@
-"""Measure how far the pictures of a new site are from those of the sites that a model was trained on.
+"""Measure how far the pictures of a new site are from the pictures of the training sites.
 
 A picture is described by the logarithm of its feature's norm, the angle to the predicted class's vector and the largest
 variations of features (principal components), each in units of its standard deviation over validation images of the
@@ -106,7 +106,7 @@ class SiteComparison:
 
     @property
     def is_far(self) -> bool:
-        """Whether the distance is larger than that of every site that was left out, for any reason."""
+        """Whether the distance is larger than the distance of every left-out site, for any reason."""
         return self.ratio is not None and self.farthest is not None and self.differs and self.ratio > self.farthest
 
     @property

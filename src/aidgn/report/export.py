@@ -49,7 +49,8 @@ def write_tidy(records: Iterable[Record], method: str, path: str | Path) -> int:
     Args:
         records: Records of runs.
         method: Selection method, a name in `aidgn.selection.METHODS`. The column `selected` says whether the method
-            chose the run. A chosen run has the step that the method chose, others that of training-domain validation.
+            chose the run. Chosen runs have the step that the method chose, others the step of training-domain
+            validation.
         path: File to write; Parquet if the name ends in .parquet, else CSV.
 
     Returns:

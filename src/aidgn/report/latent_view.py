@@ -215,7 +215,7 @@ def _confusions(features: Features, predicted: np.ndarray, target: np.ndarray) -
 
 
 def _embedding(folder: Path, features: Features, indices: np.ndarray) -> np.ndarray:
-    """Compute t-SNE [n, 2] of the images, or read that of an earlier report from the run's folder."""
+    """Compute t-SNE [n, 2] of the images, or read the result of an earlier report from the run's folder."""
     stored = RunFolder(folder).embedding
     key = hashlib.sha256(features.model.encode() + indices.astype("<i8").tobytes()).hexdigest()
     try:

@@ -1,4 +1,4 @@
-"""Draw figures of runs: training curves, accuracies under test-time adaptation, and those of a diagnosis."""
+"""Draw figures of runs: training curves, accuracies under test-time adaptation, and the figures of a diagnosis."""
 
 import re
 import threading

@@ -163,7 +163,7 @@ def make_tables(
 def _fill(table: Table, results: Mapping[RowName, Trials], paper: bool) -> Table:
     """Add the rows of results by column, and the column Avg.
 
-    Avg is the mean of the column means; in the table of a data set its spread is that of the trials' averages.
+    Avg is the mean of the column means; in the table of a data set its spread is the spread of the trials' averages.
     """
     factor = METRICS[table.metric].factor
     for name, trials in results.items():

@@ -183,7 +183,7 @@ def _order(value: Any) -> tuple[float, str]:
 
 
 def _where(runs: Sequence[RunRecords], all_runs: Sequence[RunRecords]) -> str:
-    """Name the algorithms, targets and trials of these runs, if they are not those of all runs."""
+    """Name the algorithms, targets and trials of these runs, if other runs have others."""
     parts = []
     for word, places in (("", _algorithms), ("target ", _targets), ("trial ", _trials)):
         if (labels := places(runs)) != places(all_runs):

@@ -76,8 +76,8 @@ class RecordLog:
         Args:
             state: The state.
             state_file: Its file, for messages.
-            eval_every: Steps between evaluations. States of version 0.1.0 hold only the length of the records, which
-                are kept if they are those of the steps that were evaluated until then.
+            eval_every: Steps between evaluations. States of version 0.1.0 hold only the length of the records; such
+                records are kept if there is one for every evaluation until then.
         """
         size = int(state["results_bytes"])
         present = self._read()

@@ -63,7 +63,7 @@ class RunSpec(RunOptions):
         return dataset if image_size == dataset.image_size else dataset.with_image_size(image_size)
 
     def choose_image_size(self, default: int) -> int:
-        """Return the run's image size: that of the data set, unless the network needs another."""
+        """Return the run's image size: the size of the data set, unless the network needs another."""
         if self.image_size is None and self.backbone:
             return backbones.choose_image_size(self.backbone, default)
         return self.image_size or default

@@ -98,7 +98,7 @@ class AccessMiddleware:
         await (answer or self.app)(scope, receive, send_with_headers)
 
     def find_objection(self, request: Request, path: str) -> Response | None:
-        """Return an answer for requests under a foreign name and for those of foreign pages."""
+        """Return an answer for requests under a foreign name or from a foreign page."""
         headers = request.headers
         scheme = request.scope["scheme"]
         host = headers.get("host", "").removesuffix(":443" if scheme == "https" else ":80")

@@ -60,7 +60,7 @@ class Decoder:
         return await self.run(lambda: self.call(read_header, str(path)))
 
     async def decode(self, path: Path) -> np.ndarray | str:
-        """Return the pixels of a file, or what is wrong with it."""
+        """Return the pixels of a file, or the problem with the file."""
 
         def work() -> np.ndarray | str:
             self.connect()

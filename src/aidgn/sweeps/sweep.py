@@ -175,10 +175,10 @@ class Sweep:
             self._check_custom_algorithms()
 
     def _compare(self, identity: dict[str, Any], spec: RunSpec) -> dict[str, tuple[Any, Any]]:
-        """Return the settings of a run in the folder that must equal those of a new run and do not.
+        """Return the settings in which a run in the folder differs from a new run, although all runs must share them.
 
         Returns:
-            The values there and here, by name of the setting.
+            The value of the run in the folder and of the new run, by name of the setting.
         """
         here = {name: getattr(spec, name) for name in MUST_MATCH if name != "weights"}
         here |= self.shared[identity["dataset"]]

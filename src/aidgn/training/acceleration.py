@@ -31,8 +31,8 @@ def compiled_by_shape(function: Callable[..., Tensor], mode: str | None = None) 
 class TrainingGraphs:
     """Record the forward and the backward pass of a network once per shape, and replay them.
 
-    An update with several passes has a recording for each, because the backward pass needs what the forward pass left
-    in the memory of the graph. `aidgn.devices.begin_pass` starts the count again.
+    An update with several passes has a recording for each, because the backward pass needs the results of the forward
+    pass in the memory of the graph. `aidgn.devices.begin_pass` starts the count again.
 
     Args:
         network: The network, whose parameters receive the gradients.

@@ -124,7 +124,7 @@ def compute_outputs(algorithm: Algorithm, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def predicts_by_classifier(algorithm: Algorithm) -> bool:
-    """Return whether predictions are those of the classifier."""
+    """Return whether the classifier makes the predictions."""
     return type(algorithm).predict is Algorithm.predict
 
 

@@ -20,7 +20,7 @@ from aidgn.training.errors import explain_out_of_memory, report_custom_errors
 from aidgn.training.interrupt import stoppable
 from aidgn.training.trackers import Tracking
 
-# Phase ("prepare": decode images; "features": compute those of a frozen network; "train"), done, total, a new record
+# Phase ("prepare": decode images; "features": compute features of a frozen network; "train"), done, total, new record
 Progress = Callable[[str, int, int, Mapping[str, Any] | None], None]
 
 

@@ -141,7 +141,7 @@ def create_algorithm(run: PreparedRun, images: BatchStore) -> Algorithm:
 
 
 def share_threads(recorded: int | None, small: bool, processes: int) -> int:
-    """Set the number of CPU threads of this process and return that of the run.
+    """Set the number of CPU threads of this process, and return the number of threads of the run.
 
     Sums on the CPU depend on the number of threads, so it belongs to the run, wherever the run is continued.
 

@@ -215,7 +215,7 @@ def too_much(file: File, part: Path) -> MirrorError:
 
 
 def find_mismatch(path: Path, file: File) -> str:
-    """Say what is wrong with size or checksum; '' if nothing is."""
+    """Name the problem with the size or the checksum; '' if both are right."""
     if file.size is not None and size_of(path) != file.size:
         return f"has {size_of(path)} bytes, expected {file.size}"
     if file.digest:
