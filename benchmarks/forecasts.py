@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 AIM = 1.5
-LEAST_LEFT = 5.0  # seconds; of shorter times a factor says little
+MIN_SECONDS = 5.0  # seconds; of shorter times a factor says little
 CHILD = "AIDGN_FORECASTS_LOG"  # environment variable: the file that a child process writes
 
 
@@ -106,10 +106,10 @@ def measure(arguments: list[str], temporary: Path) -> tuple[dict[str, Part], str
 def describe(name: str, part: Part) -> str:
     """Return a row of the table for a part that told a time left."""
     factors = part.factors()
-    (true, first), later = factors[0], [max(f, 1 / f) for left, f in factors[1:] if left >= LEAST_LEFT]
+    (true, first), later = factors[0], [max(f, 1 / f) for left, f in factors[1:] if left >= MIN_SECONDS]
     now, told = part.told[0]
     worst = f"{max(later):.2f}" if later else "-"
-    kept = "" if 1 / AIM <= first <= AIM else ("  MISSED" if true >= LEAST_LEFT else "  too short")
+    kept = "" if 1 / AIM <= first <= AIM else ("  MISSED" if true >= MIN_SECONDS else "  too short")
     return f"{name:<40} {now - part.began:6.1f} {told:8.1f} {true:8.1f} {first:7.2f} {worst:>7}{kept}"
 
 

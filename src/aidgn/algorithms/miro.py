@@ -13,7 +13,7 @@ from aidgn.algorithms.base import COMMON, Algorithm, Minibatches, join
 from aidgn.algorithms.search_space import fixed, one_of
 from aidgn.backbones.stages import StageComparison, stage_widths
 
-FIRST_VARIANCE, LEAST_VARIANCE = 0.1, 1e-5
+FIRST_VARIANCE, MIN_VARIANCE = 0.1, 1e-5
 
 
 class MIRO(Algorithm):
@@ -39,7 +39,7 @@ class MIRO(Algorithm):
         return getattr(self.featurizer, "network", self.featurizer)
 
     def build(self) -> None:
-        first = math.log(math.expm1(FIRST_VARIANCE - LEAST_VARIANCE))
+        first = math.log(math.expm1(FIRST_VARIANCE - MIN_VARIANCE))
         self.encoders = nn.ParameterList(
             nn.Parameter(torch.full((width,), first)) for width in stage_widths(self.network)
         )
@@ -71,7 +71,7 @@ class MIRO(Algorithm):
         x, y = join(minibatches)
         z, *distances = self.compare(x).split([self.num_features, *map(len, self.encoders)], dim=1)
         risk = self.cross_entropy(self.classifier(self.dropout(z)), y)
-        variances = [softplus(encoder) + LEAST_VARIANCE for encoder in self.encoders]
+        variances = [softplus(encoder) + MIN_VARIANCE for encoder in self.encoders]
         penalty = torch.stack(
             [
                 (distance / variance + variance.log()).mean() / 2

@@ -10,7 +10,7 @@ from aidgn.objective import in_full_precision, no_autocast, normalized
 
 # The authors advise |vne_coef| <= 0.5 and batches of at least 32 samples. The search range is ours; it has both signs.
 COEFFICIENT: SearchSpace = {"vne_coef": (0.01, one_of(-0.1, -0.01, 0.01, 0.1, least=-1.0))}
-LEAST = 1e-12  # eigenvalues below this count as zero
+MIN_EIGENVALUE = 1e-12  # eigenvalues below this count as zero
 
 
 class VNE(Algorithm):
@@ -61,4 +61,4 @@ def von_neumann_entropy(z: Tensor) -> Tensor:
     with no_autocast(z):
         unit = normalized(z, dim=1)
         products = unit @ unit.T if len(z) <= z.shape[1] else unit.T @ unit
-        return torch.special.entr(torch.linalg.eigvalsh(products / len(z)).clamp_min(LEAST)).sum()
+        return torch.special.entr(torch.linalg.eigvalsh(products / len(z)).clamp_min(MIN_EIGENVALUE)).sum()

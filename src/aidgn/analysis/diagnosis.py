@@ -47,8 +47,8 @@ from aidgn.errors import AidgnError
 from aidgn.files import for_json, parse_json, write_text
 
 CELL, TOTAL = 250, 20_000  # images of a class in a domain, and of all, that are compared at most
-LEAST_APART = 1.01  # classes are apart if the angle between classes is at least so many times the angle within one
-LEAST_SPREAD = 1e-5  # a smaller spread of norms, relative to the mean norm, is rounding
+MIN_ANGLE_RATIO = 1.01  # classes are apart if the angle between classes is at least so many times the angle within one
+MIN_SPREAD = 1e-5  # a smaller spread of norms, relative to the mean norm, is rounding
 TESTS = ("angular", "angular_sources", "norm", "norm_sources")
 
 ANGULAR_VERDICTS = {
@@ -204,9 +204,9 @@ def diagnose(features: Features, *, permutations: int = 999, seed: int = 0) -> D
     mean_between = np.nanmean([domain_values[name]["between_classes"] for name in names])
     separation, spread = float(np.mean(distances)), float(np.nanmean(spreads))
     tests: dict[str, Shift | None] = {}
-    classes_are_apart = separation > 0 and mean_between > LEAST_APART * mean_within
+    classes_are_apart = separation > 0 and mean_between > MIN_ANGLE_RATIO * mean_within
     angular_unit = separation if classes_are_apart else float("nan")
-    norm_unit = spread / 2 if spread > LEAST_SPREAD * norms.mean() else float("nan")
+    norm_unit = spread / 2 if spread > MIN_SPREAD * norms.mean() else float("nan")
     for name, classes, unit in (("angular", angles, angular_unit), ("norm", lengths, norm_unit)):
         tests[name] = shift(classes, from_sources, unit, permutations, rng)
         tests[f"{name}_sources"] = shift(only_sources(classes), among_sources, unit, permutations, rng)

@@ -21,10 +21,10 @@ from aidgn.trust import unit_rows
 
 NEIGHBORS = 3  # pictures of other sites that each picture is compared with, by features and by pixels each
 SIDE = 32  # pixels of the pictures that are compared
-LEAST_CROP = 0.7  # side of the smallest crop that is looked for, as a share of the whole
+MIN_CROP = 0.7  # side of the smallest crop that is looked for, as a share of the whole
 PROMISING = 0.85  # similarity at half the side, below which pairs are not compared further
 ALIKE = 0.94  # similarity of copies; docs/own-data.md has the distribution behind it
-MOST_IMAGES = 50_000  # with more, comparing all pairs of features would take too long
+MAX_IMAGES = 50_000  # with more, comparing all pairs of features would take too long
 CHUNK = 1024  # images or pairs that are computed at a time
 BLOCK = 128  # pictures that are compared with all others at a time
 FLAT = 4.0  # standard deviation of grey levels, of 255, below which a picture shows nothing to compare
@@ -52,7 +52,7 @@ def find_near_copies(
         on_progress: Called with the part of the work, the number done and the total.
     """
     report = on_progress or (lambda *_: None)
-    if len(decoded.dataset) > MOST_IMAGES or len(decoded.dataset.domains) < 2:
+    if len(decoded.dataset) > MAX_IMAGES or len(decoded.dataset.domains) < 2:
         return []
     small, contrasts = shrink_all(decoded)
     sites = decoded.dataset.domain_of
@@ -140,7 +140,7 @@ def similarities(thumbnails: NDArray[np.float32], pairs: NDArray[np.int64]) -> N
     highest = [
         correlations(large, small, side).amax(dim=(1, 2))
         for large, small in ((first, second), (second, first))
-        for side in range(whole, round(LEAST_CROP * whole), -1)
+        for side in range(whole, round(MIN_CROP * whole), -1)
     ]
     return torch.stack(highest).amax(dim=0).clamp(-1, 1).double().numpy()
 

@@ -16,7 +16,7 @@ from aidgn.data.images import PAGED_SUFFIXES, count_pages, read_image
 from aidgn.data.registry import DATASETS, DatasetInfo
 from aidgn.errors import AidgnError, plural, some
 
-LISTED = 20  # lines shown of each type of finding
+MAX_LISTED = 20  # lines shown of each type of finding
 
 Groups = list[list[str]]  # files with the same pixels
 
@@ -52,7 +52,7 @@ class Inspection:
             ("the same image in several domains: ", (some(group, 5) for group in self.across_domains)),
             ("the same image in several classes: ", (some(group, 5) for group in self.across_classes)),
         ):
-            sentences += [line for line in some((title + line for line in lines), LISTED, "\n").split("\n") if line]
+            sentences += [line for line in some((title + line for line in lines), MAX_LISTED, "\n").split("\n") if line]
         if self.within_domains:
             groups = some((some(group, 5) for group in self.within_domains), 5, "; ")
             sentences.append(f"{plural(len(self.within_domains), 'image')} several times in one domain: {groups}")

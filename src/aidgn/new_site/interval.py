@@ -22,7 +22,7 @@ from aidgn.errors import plural
 
 LEVEL = 0.9  # nine new sites in ten
 WIDE = 0.8  # width of an interval that says hardly anything
-FEWEST_SITES = 3  # with two, the factor of the standard deviation is 7.7, and no accuracy is excluded
+MIN_SITES = 3  # with two, the factor of the standard deviation is 7.7, and no accuracy is excluded
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SiteAccuracies:
         if interval is None:
             return (
                 f"{plural(sites, 'site')} are too few for an interval around {percent(self.mean)}: nothing honest can "
-                f"be said about the next one. {FEWEST_SITES} or more make one possible."
+                f"be said about the next one. {MIN_SITES} or more make one possible."
             )
         wide = " Sites that differ this much exclude hardly any accuracy." if interval.is_wide else ""
         return (
@@ -82,7 +82,7 @@ class SiteAccuracies:
             more_sites: Assume so many more sites with the same mean and variance.
         """
         sites = len(self.accuracies) + more_sites
-        if len(self.accuracies) < FEWEST_SITES:
+        if len(self.accuracies) < MIN_SITES:
             return None
         reach = float(stdtrit(sites - 1, (1 + level) / 2)) * self._deviation(sites)
         low, high = (float(np.sin(np.clip(self._mean + side * reach, 0, np.pi / 2)) ** 2) for side in (-1, 1))
@@ -98,7 +98,7 @@ class SiteAccuracies:
             images: The number of its pictures, whose sampling variance counts.
         """
         sites = len(self.accuracies)
-        if sites < FEWEST_SITES:
+        if sites < MIN_SITES:
             return None
         deviation = np.hypot(self._deviation(sites), np.sqrt(sampling_variance(images)))
         difference = abs(float(transform(accuracy, images)) - self._mean)

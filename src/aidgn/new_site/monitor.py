@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aidgn.new_site.expectations import Expectations
 from aidgn.new_site.interval import percent
-from aidgn.new_site.shift import FALSE_ALARM_RATE, FEWEST_NEW, SiteComparison
+from aidgn.new_site.shift import FALSE_ALARM_RATE, MIN_NEW, SiteComparison
 
 Floats = NDArray[np.floating]
 
@@ -39,7 +39,7 @@ class SiteReport:
         less = f"less than the promised {percent(self.promised)}:" if self.predicted < self.promised else "less than"
         result = self.comparison
         if result is None:
-            return f"Too few pictures to compare with the training sites: {self.pictures}, and {FEWEST_NEW} are needed."
+            return f"Too few pictures to compare with the training sites: {self.pictures}, and {MIN_NEW} are needed."
         if not result.differs:
             return (
                 f"These pictures look like those of the training sites (p = {result.p_value:.2g}): expect {expected}."

@@ -30,11 +30,11 @@ Integers = NDArray[np.integer]
 
 COMPONENTS = 8  # principal components in a description
 SAMPLE = 200  # pictures that stand for a training site
-MOST_NEW = 500  # pictures of a new site that are compared
-FEWEST_NEW = 20
+MAX_NEW = 500  # pictures of a new site that are compared
+MIN_NEW = 20
 PERMUTATIONS = 999
 FALSE_ALARM_RATE = 0.01
-LEAST_MATCHED = 0.5  # a training site is compared class by class if it has the classes of this share of new pictures
+MIN_MATCHED = 0.5  # a training site is compared class by class if it has the classes of this share of new pictures
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class SiteReference:
 
     def distance(self, described: Floats) -> tuple[float, str]:
         """Return the distance to the nearest training site, and its name."""
-        sample = subsample(described, MOST_NEW)
+        sample = subsample(described, MAX_NEW)
         distances = {name: energy_distance(sample, other) for name, other in self.samples.items()}
         nearest = min(distances, key=lambda name: distances[name])
         return distances[nearest], nearest
@@ -177,7 +177,7 @@ class SiteReference:
             wanted = np.zeros(len(counts))
             wanted[: len(shares)] = shares
             weights = (wanted / np.maximum(counts, 1))[labels]
-            if weights.sum() >= LEAST_MATCHED:
+            if weights.sum() >= MIN_MATCHED:
                 distances.append(weighted_energy_distance(described, self.samples[name], weights))
         return min(distances, default=None)
 
@@ -188,10 +188,10 @@ class SiteReference:
             described: Their descriptions by `space` [N, D].
             predicted: Their classes as the model predicts them [N].
         """
-        if len(described) < FEWEST_NEW:
+        if len(described) < MIN_NEW:
             return None
-        sample = subsample(described, MOST_NEW)
-        matched = None if predicted is None else self.match_classes(sample, subsample(predicted, MOST_NEW))
+        sample = subsample(described, MAX_NEW)
+        matched = None if predicted is None else self.match_classes(sample, subsample(predicted, MAX_NEW))
         distance, nearest = self.distance(described)
         known = np.array(list(self.distances.values()))
         scale = max(float(known.mean()), 1e-9) if len(known) else None
@@ -211,7 +211,7 @@ class SiteReference:
 
         If the pictures come from one of these, its p-value alone keeps the rate of false alarms.
         """
-        together = subsample(np.concatenate(list(self.samples.values())), MOST_NEW)
+        together = subsample(np.concatenate(list(self.samples.values())), MAX_NEW)
         return max(permutation_test(sample, other) for other in (*self.samples.values(), together))
 
     def to_dict(self) -> dict[str, Any]:

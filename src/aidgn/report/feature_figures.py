@@ -23,7 +23,7 @@ from aidgn.report.figures import (
     styled,
 )
 
-LISTED = 40  # classes that a legend lists at most
+MAX_LISTED = 40  # classes that a legend lists at most
 
 Space = tuple[Features, NDArray[np.integer], NDArray[np.floating]]  # features, indices of images, their positions
 
@@ -37,7 +37,7 @@ def latent_space(spaces: Sequence[Space]) -> Figure:
     listed = len(spaces[-1][0].class_names) + 1
     longest = max(len(shorten(name)) for features, _, _ in spaces for name in features.domain_names)
     room = max(1.3, 0.7 + 0.06 * longest)  # for the legends
-    room += 0.85 * (-(-listed // LEGEND_LINES) - 1 if listed <= LISTED + 1 else 0)
+    room += 0.85 * (-(-listed // LEGEND_LINES) - 1 if listed <= MAX_LISTED + 1 else 0)
     figure, axes = grid(2, len(spaces) + 1, 2.9 * len(spaces) + room, 5.8, [2.9] * len(spaces) + [room])
     for column, (features, where, positions) in enumerate(spaces):
         colours = domain_colours(features)
@@ -72,7 +72,7 @@ def latent_space(spaces: Sequence[Space]) -> Figure:
         axis.axis("off")
     features = spaces[-1][0]
     legend(axes[0, -1], domain_entries(features, "o"), inside=True)
-    if len(features.class_names) <= LISTED:
+    if len(features.class_names) <= MAX_LISTED:
         legend(
             axes[1, -1],
             [

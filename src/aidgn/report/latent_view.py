@@ -33,7 +33,7 @@ from aidgn.runs.folder import RunFolder
 from aidgn.runs.inputs import find_dataset
 
 SHEET = 16  # thumbnails per row and column of a sheet; the browser decodes a sheet when one of them is shown
-MOST_WORKERS = 4  # threads that embed and diagnose runs
+MAX_WORKERS = 4  # threads that embed and diagnose runs
 SIDES = (80, 56, 40, 32)  # pixels of a thumbnail, by the number of data sets on the page
 FULL_MATRIX = 20  # with more classes, the most frequent confusions are listed instead of the matrix
 # Errors of a stored diagnosis that is missing, was edited, or comes from another version.
@@ -85,7 +85,7 @@ def collect_views(
                 {"dataset": known.dataset, "algorithm": known.algorithm, "targets": known.targets, **_words(known)}
             )
     # Most of the time is t-SNE, which runs on one thread and lets other threads run. Few runs are in memory at a time.
-    workers = min(MOST_WORKERS, os.cpu_count() or 1)
+    workers = min(MAX_WORKERS, os.cpu_count() or 1)
     pending: deque[Future[dict[str, Any]]] = deque()
 
     def report_views(taken: int, finished: int) -> None:

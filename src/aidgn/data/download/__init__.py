@@ -20,7 +20,7 @@ from aidgn.errors import AidgnError, some
 from aidgn.files import FolderLock, check_no_link, translate_os_errors, write_text
 
 SHOWN = 8  # differences in a message
-LARGEST_LISTING = 10_000_000  # bytes
+MAX_LISTING = 10_000_000  # bytes
 
 
 def download(
@@ -180,7 +180,7 @@ def list_repository(mirror: Mirror, downloads: Path, backoff: float) -> list[Fil
     """List the parquet files of a Hugging Face data set, with the sizes and checksums from its API."""
     path = downloads / "listing.json"
     path.unlink(missing_ok=True)
-    fetch(File(path.name, (mirror.listing,), limit=LARGEST_LISTING), downloads, backoff=backoff)
+    fetch(File(path.name, (mirror.listing,), limit=MAX_LISTING), downloads, backoff=backoff)
     try:
         files = [
             File(

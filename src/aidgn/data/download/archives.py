@@ -16,7 +16,7 @@ from aidgn.data.download.http import CHUNK
 from aidgn.errors import AidgnError
 from aidgn.files import translate_os_errors
 
-LARGEST_HEADER = 1 << 20  # bytes of a tar header: Python's tarfile reads each into memory
+MAX_HEADER = 1 << 20  # bytes of a tar header: Python's tarfile reads each into memory
 GZIP = b"\x1f\x8b"
 
 
@@ -53,7 +53,7 @@ class BoundedReader:
         self.tell = file.tell
 
     def read(self, size: int) -> bytes:
-        if size > LARGEST_HEADER:
+        if size > MAX_HEADER:
             raise tarfile.ReadError("a header is too large")
         self.last = self.file.read(size)
         return self.last

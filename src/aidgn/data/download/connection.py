@@ -16,7 +16,7 @@ from typing import Any
 
 TIMEOUT = 30.0  # seconds without a byte
 PATIENCE = 60.0  # seconds for the header of a response, redirects included
-LARGEST_PAGE = 1 << 20
+MAX_PAGE = 1 << 20
 
 
 class MirrorError(Exception):
@@ -151,7 +151,7 @@ def open_url(url: str, offset: int, validator: str | None, asks: bool) -> tuple[
             return response, hop > 0
         with response:
             page = Page()
-            page.feed(response.read(LARGEST_PAGE).decode("utf-8", "replace"))
+            page.feed(response.read(MAX_PAGE).decode("utf-8", "replace"))
         if page.action is None:
             break
         previous = response.url

@@ -21,7 +21,7 @@ from aidgn.files import translate_os_errors
 
 SPLITS = frozenset({"train", "crossval", "val", "test", "full"})  # folders inside a domain in copies of VLCS
 LOCATIONS = ("100", "38", "43", "46")
-LARGEST_ANNOTATIONS = 1 << 30
+MAX_ANNOTATIONS = 1 << 30
 MNIST_SEED = 0
 
 
@@ -126,7 +126,7 @@ def read_annotations(archive: Path) -> dict[str, list[Any]]:
     """Join the lists of all JSON files in an archive."""
     annotated: dict[str, list[Any]] = defaultdict(list)
     with damage_named(archive):
-        for name, content in read_members(archive, Limit(LARGEST_ANNOTATIONS, 1000)):
+        for name, content in read_members(archive, Limit(MAX_ANNOTATIONS, 1000)):
             if name.endswith(".json") and not PurePosixPath(name).name.startswith("."):
                 for key, values in json.load(content).items():
                     if isinstance(values, list):
