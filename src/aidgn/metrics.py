@@ -99,11 +99,18 @@ class ClassMetrics:
 
 def measure_classes(confusion: Integers) -> list[ClassMetrics]:
     """Measure every class by the number of images of each class (row) and label (column)."""
-    hits, images, labelled = np.diag(confusion).tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
+    hits = np.diag(confusion).tolist()
+    images = confusion.sum(1).tolist()
+    labelled = confusion.sum(0).tolist()
     return [
-        ClassMetrics(n, hit / n if n else None, hit / m if m else None, 2 * hit / (n + m) if n + m else None)
+        ClassMetrics(n, accuracy=_ratio(hit, n), precision=_ratio(hit, m), f1=_ratio(2 * hit, n + m))
         for hit, n, m in zip(hits, images, labelled, strict=True)
     ]
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    """Return part / whole; None if whole is 0."""
+    return part / whole if whole else None
 
 
 def calibration_error(confidences: Floats, right: NDArray[np.bool_], bins: int = CALIBRATION_BINS) -> float:

@@ -89,9 +89,9 @@ def table(
         raise AidgnError(f"--csv {csv} ends in .parquet: give the file with --parquet.")
     if (json or figures) and not compare:
         raise AidgnError(f"--{'json' if json else 'figures'} goes with --compare: add it.")
-    if adaptation and (compare or algorithms or tidy):
-        option = "--compare" if compare else "--algorithm" if algorithms else "--tidy"
-        raise AidgnError(f"{option} does not go with --adaptation, whose table is of other runs.")
+    for option, value in (("--compare", compare), ("--algorithm", algorithms), ("--tidy", tidy)):
+        if adaptation and value:
+            raise AidgnError(f"{option} does not go with --adaptation, whose table is of other runs.")
     if adaptation and selection.lower() != "training":
         raise AidgnError(
             f"--selection {selection} does not go with --adaptation: the runs to adapt are selected by "

@@ -235,13 +235,14 @@ def _again(
 
 def _letters(results: Sequence[Result]) -> dict[str, dict[str, str]]:
     """Return the domain of each letter in the tables, by data set."""
-    return {
-        name: dict(zip(entry.letters, entry.domains, strict=True))
-        for name, entry in DATASETS.items()
-        for result in results[:1]
-        for table in result.tables
-        if table.dataset == name and {*table.columns} - {"Avg"} <= {*entry.letters} and entry.letters != entry.domains
-    }
+    tables = results[0].tables if results else []
+    letters = {}
+    for name, entry in DATASETS.items():
+        has_letters = entry.letters != entry.domains
+        columns = [{*table.columns} - {"Avg"} for table in tables if table.dataset == name]
+        if has_letters and any(names <= {*entry.letters} for names in columns):
+            letters[name] = dict(zip(entry.letters, entry.domains, strict=True))
+    return letters
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
